@@ -1,0 +1,121 @@
+"""Recall@k of dense, sparse and fused search over given passages and gold ids.
+
+The data folder holds passages.jsonl.gz {id, doc, text}, passage_docs.jsonl.gz {doc_id, title} and
+queries.jsonl.gz {id, split, origin, question, gold}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ragspec.retrievers.dense import DEFAULT_EMBEDDER, DenseIndex, load_embedder
+from ragspec.retrievers.index import WEIGHTS
+from ragspec.retrievers.search import CANDIDATES, Ranking, fuse_rankings
+from ragspec.retrievers.sparse import SparseIndex
+
+CUTS = (1, 5, 20)
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a gzipped JSON-lines file."""
+    with gzip.open(path, "rt", encoding="utf-8") as stream:
+        for line in stream:
+            yield json.loads(line)
+
+
+def read_passages(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the ids of all passages and the texts that are indexed (title, then text)."""
+    titles = {doc["doc_id"]: doc["title"] for doc in read_lines(folder / "passage_docs.jsonl.gz")}
+    ids, texts = [], []
+    for record in read_lines(folder / "passages.jsonl.gz"):
+        ids.append(record["id"])
+        texts.append(f"{titles[record['doc']]}\n{record['text']}")
+    return ids, texts
+
+
+def recalls(
+    found: dict[str, list[list[int]]], queries: list[dict[str, Any]], ids: list[str]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Return recall by list name, origin of the query ("all" too) and cut."""
+    table: dict[str, dict[str, dict[str, float]]] = {}
+    for name, rows in found.items():
+        hits: dict[str, list[list[bool]]] = defaultdict(list)
+        for query, row in zip(queries, rows, strict=True):
+            gold = set(query["gold"])
+            right = [any(ids[number] in gold for number in row[:cut]) for cut in CUTS]
+            for origin in (query["origin"], "all"):
+                hits[origin].append(right)
+        table[name] = {
+            origin: {str(cut): sum(r[i] for r in rows) / len(rows) for i, cut in enumerate(CUTS)}
+            for origin, rows in sorted(hits.items())
+        }
+    return table
+
+
+def measure(folder: Path, split: str, embedder: str) -> dict[str, Any]:
+    """Index all passages, search every query of a split, and return recalls and seconds."""
+    queries = [
+        query for query in read_lines(folder / "queries.jsonl.gz") if query["split"] == split
+    ]
+    ids, texts = read_passages(folder)
+    seconds: dict[str, float] = {}
+    start = time.perf_counter()
+    dense = DenseIndex.build(texts, load_embedder(embedder))
+    seconds["embed"] = time.perf_counter() - start
+    start = time.perf_counter()
+    sparse = SparseIndex.build(texts)
+    seconds["index_words"] = time.perf_counter() - start
+    start = time.perf_counter()
+    questions = [query["question"] for query in queries]
+    by_dense = dense.search_many(questions, CANDIDATES)
+    seconds["search_dense"] = time.perf_counter() - start
+    start = time.perf_counter()
+    by_sparse = [sparse.search(question, CANDIDATES) for question in questions]
+    seconds["search_sparse"] = time.perf_counter() - start
+    fused = [
+        [number for number, _, _ in fuse_rankings({"dense": one, "sparse": other}, WEIGHTS)]
+        for one, other in zip(by_dense, by_sparse, strict=True)
+    ]
+    found = {"dense": numbers(by_dense), "sparse": numbers(by_sparse), "fused": fused}
+    return {
+        "split": split,
+        "embedder": embedder,
+        "passages": len(ids),
+        "queries": len(queries),
+        "seconds": {name: round(value, 2) for name, value in seconds.items()},
+        "recall": recalls(found, queries, ids),
+    }
+
+
+def numbers(rankings: list[Ranking]) -> list[list[int]]:
+    """Return the passage numbers of rankings."""
+    return [[number for number, _ in ranking] for ranking in rankings]
+
+
+def main() -> None:
+    """Print the table, and write it as JSON where a file is named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the passages")
+    parser.add_argument("--split", default="valid")
+    parser.add_argument("--embedder", default=DEFAULT_EMBEDDER)
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    args = parser.parse_args()
+    result = measure(args.data, args.split, args.embedder)
+    print(f"{result['passages']} passages, {result['queries']} {args.split} queries")
+    print("seconds:", result["seconds"])
+    for name, origins in result["recall"].items():
+        for origin, cuts in origins.items():
+            print(f"{name:7} {origin:6} " + "  ".join(f"@{k} {v:.3f}" for k, v in cuts.items()))
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+#!/usr/bin/env python3
+"""Set up, test and show ragspec with nothing but Python 3.11 and pip.
+
+    python3 dev.py setup          make .venv and install what constraints/tested.txt pins
+    python3 dev.py lint           ruff check, ruff format --check, mypy --strict
+    python3 dev.py test           lint, the wheel in a clean environment, and every test
+    python3 dev.py test -k tree   pytest alone, with these arguments
+    python3 dev.py demo [...]     `python -m ragspec demo` on the bundled models and documents
+
+Every command sets up first; a second run sees the stamp in .venv and installs nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
+PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
+STAMP = VENV / "ragspec-setup.json"
+CONSTRAINTS = ROOT / "constraints" / "tested.txt"
+EXTRAS = "cpu,dev"
+OLDEST = (3, 11)
+
+
+class Failure(Exception):
+    """A step that did not work; the message is all that the user needs."""
+
+
+# --- running things ---------------------------------------------------------------------------
+
+
+TESTING = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+
+
+def clean_environment() -> dict[str, str]:
+    """Return the variables for everything run inside .venv: no stray paths or packages."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+    path = f"{BIN}{os.pathsep}{kept.get('PATH', '')}"
+    return kept | {"PATH": path, "PYTHONNOUSERSITE": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def run(*command: str | Path, **variables: str) -> int:
+    """Run a command at the root, its output on the screen, and return its exit code."""
+    environment = clean_environment() | variables
+    return subprocess.call([str(part) for part in command], cwd=ROOT, env=environment)
+
+
+def must(*command: str | Path, why: str) -> None:
+    """Run a command as the tests run; Failure with `why` when it exits non-zero."""
+    code = run(*command, **TESTING)
+    if code:
+        shown = " ".join(str(part) for part in command)
+        raise Failure(f"{why}: exit code {code} from {shown}")
+
+
+# --- set-up -----------------------------------------------------------------------------------
+
+
+def right_python() -> None:
+    """Go on under a Python that is new enough; Failure when there is none."""
+    if sys.version_info >= OLDEST:
+        return
+    for minor in range(14, OLDEST[1] - 1, -1):
+        found = shutil.which(f"python3.{minor}")
+        if found:
+            os.execv(found, [found, *sys.argv])
+    got = ".".join(map(str, sys.version_info[:3]))
+    raise Failure(f"Python {got} is too old: install Python 3.11 or newer and run this with it")
+
+
+def wanted_stamp() -> dict[str, str]:
+    """Return what a finished set-up of this checkout, by this Python, leaves in .venv."""
+    digest = hashlib.sha256(EXTRAS.encode())
+    for path in (ROOT / "pyproject.toml", CONSTRAINTS):
+        digest.update(path.read_bytes())
+    return {"root": str(ROOT), "python": sys.version.split()[0], "sha256": digest.hexdigest()}
+
+
+def read_stamp() -> dict[str, str]:
+    """Return the stamp in .venv, empty where no set-up has finished."""
+    try:
+        stamp = json.loads(STAMP.read_text())
+    except (OSError, ValueError):
+        return {}
+    return stamp if isinstance(stamp, dict) else {}
+
+
+def inside_venv() -> bool:
+    """Tell whether this very process runs from .venv (then it must not be rebuilt)."""
+    return Path(sys.prefix).resolve() == VENV.resolve()
+
+
+def make_venv(moved: bool) -> None:
+    """Create .venv, also where Debian's Python has no ensurepip; rebuild it when it was moved."""
+    usable = PYTHON.exists() and run(PYTHON, "-c", "") == 0
+    if inside_venv() or (usable and not moved):
+        return
+    print(f"making {VENV}", flush=True)
+    if run(sys.executable, "-m", "venv", "--clear", VENV) == 0:
+        return
+    print("no ensurepip here: the pip of this Python fills the environment instead", flush=True)
+    made = run(sys.executable, "-m", "venv", "--clear", "--without-pip", VENV)
+    if made or run(sys.executable, "-m", "pip", "--python", PYTHON, "install", "pip"):
+        raise Failure("could not make .venv: install pip (for Debian: python3-venv) and try again")
+
+
+def set_up() -> None:
+    """Bring .venv up to date with pyproject.toml and the constraints; does nothing when it is."""
+    found, wanted = read_stamp(), wanted_stamp()
+    if inside_venv():
+        wanted["python"] = found.get("python", wanted["python"])
+    if found == wanted and PYTHON.exists():
+        return
+    began = time.monotonic()
+    make_venv(moved=any(found.get(k, wanted[k]) != wanted[k] for k in ("root", "python")))
+    STAMP.unlink(missing_ok=True)
+    pip = (PYTHON, "-m", "pip", "install", "--progress-bar", "off", "--disable-pip-version-check")
+    target = f"{ROOT}[{EXTRAS}]"
+    print("installing the pinned dependencies, 1.9 GB: a minute or more", flush=True)
+    must(*pip, "-q", "-c", CONSTRAINTS, "-e", target, why="installing the dependencies failed")
+    STAMP.write_text(json.dumps(wanted, indent=1) + "\n")
+    print(f"set up in {time.monotonic() - began:.0f} s: {VENV}", flush=True)
+
+
+# --- the stages of `test` ---------------------------------------------------------------------
+
+
+def ruff_check() -> str:
+    """Check the style rules."""
+    must(PYTHON, "-m", "ruff", "check", ".", why="ruff found something")
+    return ""
+
+
+def ruff_format() -> str:
+    """Check that every file is formatted."""
+    must(PYTHON, "-m", "ruff", "format", "--check", ".", why="run: .venv/bin/ruff format .")
+    return ""
+
+
+def mypy() -> str:
+    """Check the types, strictly."""
+    must(PYTHON, "-m", "mypy", why="mypy found something")
+    return ""
+
+
+def workers() -> int:
+    """Return how many test processes this machine can feed (each may hold a few models)."""
+    free = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(free or 1, 4)
+
+
+def pytest(arguments: Sequence[str] = ()) -> str:
+    """Run the tests and return pytest's own last line."""
+    command = [str(PYTHON), "-m", "pytest", "--color=no"]
+    if not arguments:
+        command += ["--durations=10", "-n", str(workers()), "--dist", "worksteal"]
+    last = ""
+    with subprocess.Popen(
+        [*command, *arguments],
+        cwd=ROOT,
+        env=clean_environment() | TESTING,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    ) as process:
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            if re.search(r"\b(passed|failed|errors?|skipped|no tests ran)\b.* in [\d.:]+", line):
+                last = line.strip()
+    if process.returncode:
+        raise Failure(last or f"pytest ended with exit code {process.returncode}")
+    return last
+
+
+def wheel() -> str:
+    """Build the wheel and answer a question with it, in a clean environment."""
+    must(PYTHON, ROOT / "tests" / "wheel.py", why="the wheel does not do the job")
+    return ""
+
+
+# --- commands ---------------------------------------------------------------------------------
+
+LINT: dict[str, Callable[[], str]] = {
+    "ruff check": ruff_check,
+    "ruff format": ruff_format,
+    "mypy --strict": mypy,
+}
+EVERYTHING: dict[str, Callable[[], str]] = {**LINT, "wheel": wheel, "pytest": pytest}
+
+
+def run_stages(stages: Mapping[str, Callable[[], str]]) -> int:
+    """Run all stages, then print one line for each and what it said; return the exit code."""
+    lines: list[str] = []
+    failed = 0
+    for name, action in stages.items():
+        print(f"\n== {name}", flush=True)
+        began = time.monotonic()
+        try:
+            verdict, said = "passed", action()
+        except Failure as failure:
+            verdict, said, failed = "FAILED", str(failure), 1
+        lines.append(f"{verdict}  {name:<14} {time.monotonic() - began:6.1f} s   {said}")
+    print("", *lines, sep="\n", flush=True)
+    return failed
+
+
+def command(name: str, arguments: list[str]) -> int:
+    """Run one command and return its exit code."""
+    set_up()
+    if name == "setup":
+        return 0
+    if name == "demo":
+        return run(PYTHON, "-m", "ragspec", "demo", *arguments)
+    if name == "lint":
+        return run_stages(LINT)
+    return run_stages({"pytest": lambda: pytest(arguments)} if arguments else EVERYTHING)
+
+
+def main(arguments: list[str]) -> int:
+    """Parse the command line and return the exit code."""
+    known = ("setup", "lint", "test", "demo")
+    if not arguments or arguments[0] not in known:
+        print(__doc__)
+        return 0 if arguments[:1] in ([], ["-h"], ["--help"]) else 2
+    try:
+        right_python()
+        return command(arguments[0], arguments[1:])
+    except Failure as failure:
+        print(f"dev.py: {failure}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

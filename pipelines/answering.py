@@ -1,0 +1,236 @@
+"""What `ragspec ask`, `generate` and `index` do once their options are read."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ragspec.pipelines.options import EngineOptions
+from ragspec.pipelines.terminal import Terminal
+from ragspec.sampling import Sampling
+
+if TYPE_CHECKING:
+    from ragspec.engine import Engine
+    from ragspec.output import Generation
+    from ragspec.pipelines.compare import Comparison
+    from ragspec.pipelines.docqa import Answer, DocQA
+    from ragspec.report import Report
+
+WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """One request of the command line."""
+
+    engine: EngineOptions
+    sampling: Sampling
+    max_new_tokens: int
+    json: bool = False
+    compare: bool = False
+    trace: Path | None = None
+    stream: bool = True
+
+    @property
+    def streams(self) -> bool:
+        """Whether the text is shown piece by piece."""
+        return self.stream and not self.json
+
+
+@dataclass(slots=True)
+class Result:
+    """What is shown of a request: `fields` go into the JSON object as they are."""
+
+    generation: Generation
+    report: Report
+    fields: dict[str, Any]
+    documents: tuple[str, ...] = ()
+    extra: dict[str, Any] | None = None
+
+
+def continue_text(prompt: str, stop: Sequence[str], asking: Asking) -> bool:
+    """Continue a text and show the result; return whether it was interrupted."""
+    terminal = Terminal(quiet=asking.json)
+    with terminal.working("loading the model"):
+        engine = asking.engine.engine()
+        if asking.compare:
+            engine.generate(prompt, max_new_tokens=WARM_UP_TOKENS)
+
+    def run(engine: Engine, sampling: Sampling, show: bool) -> Generation:
+        limit = asking.max_new_tokens
+        stream = engine.stream(prompt, sampling, max_new_tokens=limit, stop=stop)
+        try:
+            for piece in stream:
+                if show:
+                    terminal.piece(piece)
+        except KeyboardInterrupt:
+            stream.close()
+        return stream.result
+
+    generation = run(engine, asking.sampling, asking.streams)
+    fields = {"text": generation.text, "finish_reason": generation.finish_reason}
+    result = Result(generation, generation.report, fields, extra={"prompt": prompt})
+    compared = _compared(engine, result, asking, lambda e, s: run(e, s, False), terminal)
+    _show(result, compared, engine, asking, terminal)
+    return generation.finish_reason == "cancelled"
+
+
+def answer_question(
+    question: str, docs: Sequence[Path], index: Path | None, passages: int, asking: Asking
+) -> bool:
+    """Answer a question and show the result; return whether it was interrupted."""
+    from ragspec.pipelines.docqa import DocQA
+
+    terminal = Terminal(quiet=asking.json)
+    with terminal.working("loading the model"):
+        engine = asking.engine.engine()
+    with terminal.working("reading the documents"):
+        if index is None:
+            qa = DocQA.from_documents(list(docs), engine=engine)
+        else:
+            qa = DocQA.from_index(index, engine=engine)
+
+    def run(engine: Engine, sampling: Sampling, on_text: Callable[[str], None] | None) -> Answer:
+        limit = asking.max_new_tokens
+        asked = _over(qa, engine)
+        return asked.ask(question, sampling, max_new_tokens=limit, top_k=passages, on_text=on_text)
+
+    if asking.compare:
+        _over(qa, engine).ask(question, max_new_tokens=WARM_UP_TOKENS, top_k=passages)
+    answer = run(engine, asking.sampling, terminal.piece if asking.streams else None)
+    result = _answered(question, answer)
+    compared = _compared(engine, result, asking, lambda e, s: run(e, s, None).generation, terminal)
+    _show(result, compared, engine, asking, terminal)
+    return answer.generation.finish_reason == "cancelled"
+
+
+def build_index(paths: Sequence[Path], out: Path) -> None:
+    """Read documents and write their index."""
+    from ragspec.pipelines.docqa import DocQA
+
+    terminal = Terminal()
+    with terminal.working("reading the documents"):
+        qa = DocQA.from_documents(list(paths), engine=None)
+        qa.save(out)
+    terminal.note(f"wrote {out}")
+
+
+def _over(qa: DocQA, engine: Engine) -> DocQA:
+    """Return the same documents asked through another engine."""
+    other = copy.copy(qa)
+    other.engine = engine
+    return other
+
+
+def _answered(question: str, answer: Answer) -> Result:
+    citations = [_plain(citation) for citation in answer.citations]
+    fields = {
+        "question": question,
+        "answer": answer.text,
+        "citations": citations,
+        "passages": [_plain(passage) for passage in answer.passages],
+    }
+    quoted = [c | {"text": answer.text[c["answer_start"] : c["answer_end"]]} for c in citations]
+    extra = {"question": question, "citations": quoted}
+    return Result(answer.generation, answer.report, fields, _documents(answer), extra)
+
+
+def _documents(answer: Answer) -> tuple[str, ...]:
+    return tuple(str(name) for name in answer.documents)
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else dict(value)
+
+
+def _compared(
+    engine: Engine,
+    result: Result,
+    asking: Asking,
+    run: Callable[[Engine, Sampling], Generation],
+    terminal: Terminal,
+) -> Comparison | None:
+    if not asking.compare or result.generation.finish_reason == "cancelled":
+        return None
+    from ragspec.pipelines.compare import compare, plain_engine, same_seed
+
+    with terminal.working("decoding plainly"):
+        plain = run(plain_engine(engine), same_seed(asking.sampling, result.generation))
+    return compare(engine, result.generation, plain, asking.sampling)
+
+
+def _show(
+    result: Result,
+    compared: Comparison | None,
+    engine: Engine,
+    asking: Asking,
+    terminal: Terminal,
+) -> None:
+    """Show the result, or print it as JSON, and write the trace where one is wanted."""
+    extra = dict(result.extra or {})
+    if compared is not None:
+        extra["compare"] = compared.to_dict()
+    if asking.trace is not None:
+        _write_trace(asking.trace, result, engine, asking.engine.model, extra)
+    if asking.json:
+        found = result.fields | {"label": result.report.label, "report": result.report.to_dict()}
+        terminal.json(found | ({"compare": compared.to_dict()} if compared else {}))
+        return
+    if asking.streams:
+        terminal.line()
+    else:
+        _show_coloured(result, engine, terminal)
+    for number, citation in enumerate(result.fields.get("citations", ()), 1):
+        where = f"{citation['document']}, characters {citation['start']} to {citation['end']}"
+        terminal.note(f"  quotation {number}: {where}")
+    terminal.note(result.report.summary())
+    if compared is not None:
+        terminal.note(compared.summary(), "bold")
+
+
+def _show_coloured(result: Result, engine: Engine, terminal: Terminal) -> None:
+    from ragspec.pipelines.runview import run_view
+
+    view = run_view(trace_of(result, engine))
+    terminal.spans(view.spans, view.legend)
+
+
+def trace_of(result: Result, engine: Engine, model: str = "") -> Any:
+    """Return the result as the trace that would be written for it."""
+    from ragspec.tracefile import Trace, TraceHeader, step_texts
+
+    header = TraceHeader(
+        model=model,
+        prompt_tokens=len(result.generation.prompt_tokens),
+        label=result.report.label,
+        seed=result.report.seed,
+        documents=result.documents,
+        extra=dict(result.extra or {}),
+    )
+    steps = tuple(result.generation.steps)
+    return Trace(header, steps, step_texts(steps, decoder(engine)), result.report, complete=True)
+
+
+def _write_trace(
+    path: Path, result: Result, engine: Engine, model: str, extra: dict[str, Any]
+) -> None:
+    from dataclasses import replace
+
+    from ragspec.tracefile import write_trace
+
+    generation = replace(result.generation, report=result.report)
+    names = result.documents
+    write_trace(path, generation, decoder(engine), model=model, documents=names, extra=extra)
+
+
+def decoder(engine: Engine) -> Callable[[list[int]], str]:
+    """Return what turns token ids into text, special tokens left out."""
+    tokenizer = engine.tokenizer
+
+    def decode(tokens: list[int]) -> str:
+        return str(tokenizer.decode(tokens, skip_special_tokens=True))
+
+    return decode

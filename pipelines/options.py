@@ -1,0 +1,98 @@
+"""The options that several commands share, and what they are turned into."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ragspec.engine import Engine
+    from ragspec.sampling import Sampling
+
+ModelOption = Annotated[
+    str, typer.Option("--model", "-m", help="Path, bundled name or hub id of the target model.")
+]
+DraftModelOption = Annotated[
+    str | None, typer.Option(help="A smaller model of the same vocabulary that drafts too.")
+]
+DrafterOption = Annotated[
+    str, typer.Option(help="Name of the drafter, several with commas, or none: plain decoding.")
+]
+BudgetOption = Annotated[str, typer.Option(help="Draft nodes a step: auto, or a number.")]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, or an accelerator.")]
+DtypeOption = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")]
+TemperatureOption = Annotated[
+    float, typer.Option("--temperature", "-t", help="0 always takes the most probable token.")
+]
+TopPOption = Annotated[float, typer.Option(help="Keep the tokens that make up this probability.")]
+TopKOption = Annotated[int, typer.Option(help="Keep this many tokens; 0 keeps all.")]
+SeedOption = Annotated[
+    int | None, typer.Option(help="The text is a function of it; drawn and reported if absent.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and no more.")]
+CompareOption = Annotated[
+    bool, typer.Option("--compare", help="Decode plainly too: both times, are the tokens equal?")
+]
+TraceOption = Annotated[
+    Path | None, typer.Option(help="Write the trace here, for `ragspec report`.", dir_okay=False)
+]
+NoStreamOption = Annotated[
+    bool, typer.Option("--no-stream", help="Show the text when it is whole, coloured by source.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How the engine is made."""
+
+    model: str
+    draft_model: str | None
+    drafter: str
+    budget: str
+    device: str
+    dtype: str
+
+    def engine(self) -> Engine:
+        """Load the models. Raises what `Engine.from_pretrained` does, and InputError."""
+        from ragspec.engine import Engine as AnyEngine
+
+        _be_quiet()
+        return AnyEngine.from_pretrained(
+            self.model,
+            drafter=drafter_of(self.drafter),
+            draft_model=self.draft_model,
+            budget=budget_of(self.budget),
+            device=self.device,
+            dtype=self.dtype,
+        )
+
+
+def _be_quiet() -> None:
+    """Keep transformers' bars and remarks off the terminal; errors still show."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def drafter_of(text: str) -> Any:
+    """Return what the engine takes as a drafter: None, a name, or a list of names."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names or names == ["none"]:
+        return None
+    return names[0] if len(names) == 1 else names
+
+
+def budget_of(text: str) -> str | int:
+    """Return a number where the text is one, else the text: the engine knows its policies."""
+    return int(text) if text.isdecimal() else text
+
+
+def sampling_of(temperature: float, top_p: float, top_k: int, seed: int | None) -> Sampling:
+    """Return the settings. Raises SamplingError for values outside their range."""
+    from ragspec.sampling import Sampling as AnySampling
+
+    return AnySampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)

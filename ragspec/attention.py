@@ -1,0 +1,271 @@
+"""Tree attention for any transformers model, through a registered attention and mask pair.
+
+The mask hook receives the model's own `mask_function` (full, sliding, chunked), so one wrapper
+serves all layer types: slots are mapped to logical positions, the model's rule is asked about
+those, and the ancestor relation of the tree is laid over it. Outside a `tree_view` both functions
+do what sdpa does, and a model lends itself only for the time of a `lease`: its configuration is
+put back afterwards, so `generate` and other engines may share it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
+
+NAME = "ragspec"
+MaskFunction = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class TreeView:
+    """What the mask of one forward must know.
+
+    lengths i64 [B]: committed slots of each row. positions i64 [B, n]: logical position of each
+    query. slot_positions i64 [B, m]: the same for the m speculative slots, the queries last.
+    related bool [B, n, m]: which speculative slots each query sees (itself and its ancestors);
+    None where all rows start at slot 0 and form chains, so that plain causal attention is right.
+    """
+
+    lengths: torch.Tensor
+    positions: torch.Tensor
+    slot_positions: torch.Tensor
+    related: torch.Tensor | None
+
+
+_view: ContextVar[TreeView | None] = ContextVar("ragspec_tree_view", default=None)
+
+
+@contextmanager
+def tree_view(view: TreeView) -> Iterator[None]:
+    """Make the forwards inside the block attend as `view` says."""
+    token = _view.set(view)
+    try:
+        yield
+    finally:
+        _view.reset(token)
+
+
+def tree_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    mask_function: MaskFunction = causal_mask_function,
+    attention_mask: torch.Tensor | None = None,
+    local_size: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    **kwargs: Any,
+) -> torch.Tensor | None:
+    """Return the additive mask [B, 1, n, S] of the tree in view, or None for plain causality.
+
+    Without a view the answer is that of transformers' own sdpa mask.
+    """
+    view = _view.get()
+    if view is None:
+        return _plain_mask(
+            batch_size=batch_size,
+            q_length=q_length,
+            kv_length=kv_length,
+            mask_function=mask_function,
+            attention_mask=attention_mask,
+            local_size=local_size,
+            dtype=dtype,
+            **kwargs,
+        )
+    local = local_size is not None and kv_length > local_size
+    windowed = local or (local_size is None and mask_function is not causal_mask_function)
+    if not windowed and (view.related is None or (q_length == 1 and batch_size == 1)):
+        return None
+    if view.related is None:
+        allowed = _model_allows(view, mask_function, kv_length)
+    else:
+        allowed = _tree_allowed(view.lengths, view.related, kv_length)
+        if windowed:
+            allowed &= _model_allows(view, mask_function, kv_length)
+    mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+    return mask.masked_fill_(~allowed, float("-inf"))[:, None]
+
+
+def tree_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend with an optional mask, logit soft-cap and attention sinks.
+
+    Shapes: query [B, heads, n, width], key and value [B, groups, S, width], mask [B, 1, n, S]
+    -> [B, n, heads, width]. Queries that share a key head are folded into one longer query, so
+    that keys and values are never repeated.
+    """
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    causal = causal and attention_mask is None and query.shape[2] > 1
+    sinks = s_aux if s_aux is not None else getattr(module, "sinks", None)
+    if softcap is not None or sinks is not None:
+        out = _explicit(query, key, value, attention_mask, causal, scaling, softcap, sinks)
+        return out.transpose(1, 2).contiguous(), None
+    heads, groups = query.shape[1], key.shape[1]
+    if heads == groups:
+        out = functional.scaled_dot_product_attention(
+            query, key, value, attention_mask, dropout, is_causal=causal, scale=scaling
+        )
+    elif causal:
+        out = functional.scaled_dot_product_attention(
+            query, key, value, None, dropout, is_causal=True, scale=scaling, enable_gqa=True
+        )
+    else:
+        out = _folded(query, key, value, attention_mask, scaling)
+    return out.transpose(1, 2).contiguous(), None
+
+
+class _Leases:
+    """Counts who uses a model's attention; the first sets it, the last puts it back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: WeakKeyDictionary[nn.Module, tuple[int, list[tuple[Any, Any]]]] = (
+            WeakKeyDictionary()
+        )
+
+    def take(self, model: nn.Module) -> None:
+        with self._lock:
+            count, saved = self._held.get(model, (0, []))
+            if count == 0:
+                saved = [(c, c._attn_implementation_internal) for c in _configs(model)]
+                for config, _ in saved:
+                    config._attn_implementation_internal = NAME
+            self._held[model] = (count + 1, saved)
+
+    def give_back(self, model: nn.Module) -> None:
+        with self._lock:
+            count, saved = self._held[model]
+            if count > 1:
+                self._held[model] = (count - 1, saved)
+                return
+            for config, implementation in saved:
+                config._attn_implementation_internal = implementation
+            del self._held[model]
+
+
+_leases = _Leases()
+AttentionInterface.register(NAME, tree_attention)
+AttentionMaskInterface.register(NAME, tree_mask)
+
+
+@contextmanager
+def lease(model: nn.Module) -> Iterator[None]:
+    """Let the model attend through this module inside the block; nests and is thread-safe."""
+    _leases.take(model)
+    try:
+        yield
+    finally:
+        _leases.give_back(model)
+
+
+def _configs(model: nn.Module) -> list[Any]:
+    """Return every distinct configuration that some module of the model reads."""
+    found: dict[int, Any] = {}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if hasattr(config, "_attn_implementation_internal"):
+            found.setdefault(id(config), config)
+    return list(found.values())
+
+
+def _plain_mask(dtype: torch.dtype, **kwargs: Any) -> torch.Tensor | None:
+    mask: torch.Tensor | None = sdpa_mask(dtype=dtype, **kwargs)
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    additive: torch.Tensor = eager_mask(dtype=dtype, **kwargs)
+    return additive
+
+
+def _tree_allowed(lengths: torch.Tensor, related: torch.Tensor, slots: int) -> torch.Tensor:
+    """Return committed slots and ancestors: bool [B, n, slots]."""
+    rows, n, m = related.shape
+    if rows == 1:
+        return torch.cat([related.new_ones(1, n, slots - m), related], dim=-1)
+    columns = torch.arange(slots, device=lengths.device)
+    allowed = (columns < lengths[:, None])[:, None].expand(rows, n, slots).clone()
+    index = (lengths[:, None] + torch.arange(m, device=lengths.device))[:, None]
+    return allowed.scatter_(2, index.expand(rows, n, m), related)
+
+
+def _model_allows(view: TreeView, mask_function: MaskFunction, slots: int) -> torch.Tensor:
+    """Ask the model's own rule about logical positions: bool [B, n, slots]."""
+    rows, m = view.slot_positions.shape
+    device = view.lengths.device
+    logical = torch.arange(slots, device=device).expand(rows, slots).clone()
+    index = view.lengths[:, None] + torch.arange(m, device=device)
+    logical.scatter_(1, index, view.slot_positions)
+    batch = torch.arange(rows, device=device)[:, None, None, None]
+    head = torch.zeros(1, dtype=torch.int64, device=device)[None, :, None, None]
+    queries = view.positions[:, None, :, None]
+    allowed = mask_function(batch, head, queries, logical[:, None, None, :])
+    return allowed.expand(rows, 1, view.positions.shape[1], slots)[:, 0]
+
+
+def _folded(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None,
+) -> torch.Tensor:
+    """Attend with the query heads of a group laid along the query axis."""
+    batch, heads, n, width = query.shape
+    groups = key.shape[1]
+    folded = query.reshape(batch, groups, heads // groups * n, width)
+    if mask is not None:
+        mask = mask.expand(batch, 1, n, -1).repeat(1, 1, heads // groups, 1)
+    out = functional.scaled_dot_product_attention(folded, key, value, mask, scale=scaling)
+    return out.reshape(batch, heads, n, -1)
+
+
+def _explicit(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attend by plain matrix products, for what the fused kernels lack."""
+    batch, heads, n, width = query.shape
+    groups, slots = key.shape[1], key.shape[2]
+    scale = width**-0.5 if scaling is None else scaling
+    folded = query.reshape(batch, groups, heads // groups * n, width)
+    scores = (folded @ key.transpose(2, 3)).reshape(batch, heads, n, slots) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if causal:
+        seen = torch.ones(n, slots, dtype=torch.bool, device=query.device).tril()
+        scores = scores.masked_fill(~seen, float("-inf"))
+    elif mask is not None:
+        scores = scores + mask
+    if sinks is not None:
+        column = sinks.reshape(1, -1, 1, 1).expand(batch, -1, n, 1).to(scores.dtype)
+        scores = torch.cat([scores, column], dim=-1)
+    work = torch.promote_types(scores.dtype, torch.float32)
+    weights = torch.softmax(scores, dim=-1, dtype=work)[..., :slots].to(value.dtype)
+    out = weights.reshape(batch, groups, -1, slots) @ value
+    return out.reshape(batch, heads, n, -1)

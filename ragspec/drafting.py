@@ -1,0 +1,57 @@
+"""From what the user asked for to one drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ragspec.draft import Drafter
+from ragspec.errors import InputError
+from ragspec.fuse import Fuse
+from ragspec.names import resolve
+from ragspec.target import CausalTarget
+
+DrafterSpec = str | Drafter | Sequence[str | Drafter] | None
+
+
+def build_drafter(
+    drafter: DrafterSpec, draft_model: Any, tokenizer: Any, target: CausalTarget
+) -> Drafter | None:
+    """Return the drafter for a name, an object, a list of these (fused), or None for none.
+
+    draft_model: a transformers model, or (model, tokenizer); one more source. All drafters go
+    through `Fuse`, which also keeps a failing source from breaking the output. Raises
+    UnknownNameError, TokenizerMismatchError, InputError.
+    """
+    asked = [] if drafter is None else [drafter] if _is_one(drafter) else list(drafter)
+    sources = [_one(item) for item in asked]
+    if draft_model is not None:
+        sources.append(_model_drafter(draft_model, tokenizer, target))
+    if not sources:
+        return None
+    if len(sources) == 1 and isinstance(sources[0], Fuse):
+        return sources[0]
+    return Fuse(sources)
+
+
+def _is_one(drafter: Any) -> bool:
+    return isinstance(drafter, (str, Drafter))
+
+
+def _one(item: Any) -> Drafter:
+    made = resolve("drafter", item)() if isinstance(item, str) else item
+    if not isinstance(made, Drafter):
+        raise InputError(
+            f"got {type(item).__name__} as a drafter; expected a name, an object with name, kind "
+            "and open(request), or a list of these"
+        )
+    return made
+
+
+def _model_drafter(draft_model: Any, tokenizer: Any, target: CausalTarget) -> Drafter:
+    from ragspec.model_drafter import ModelDrafter, check_vocabulary
+
+    model, own = draft_model if isinstance(draft_model, tuple) else (draft_model, None)
+    size = int(model.config.get_text_config().vocab_size)
+    check_vocabulary(tokenizer, own, target.vocab_size, size)
+    return ModelDrafter(model)

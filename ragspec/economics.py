@@ -1,0 +1,160 @@
+"""What a budget policy has learned: acceptance, costs of drafting, rates of token output.
+
+One `Experience` is shared by all rows of an engine, so that a request starts from what the ones
+before it taught. It holds no text. All times are in milliseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ragspec.calibration import Calibration
+
+BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+FIRST_ASKED = BUCKETS.index(8)
+OUTLIER = 3.0
+
+
+@dataclass(slots=True)
+class DraftCost:
+    """Milliseconds of a proposal as a line in the nodes asked for; fading least squares.
+
+    sums: of weight, x, y, x^2, xy. A slope is only seen once sizes vary; until then a ridge
+    keeps it at 0, so larger drafts are tried and it is seen.
+    """
+
+    sums: list[float] = field(default_factory=lambda: [0.0] * 5)
+    decay: float = 0.95
+
+    def learn(self, nodes: int, milliseconds: float) -> None:
+        """Add one measurement, clipped at three times what was expected."""
+        if self.sums[0] > 1.0:
+            milliseconds = min(milliseconds, OUTLIER * self.of(nodes) + 0.01)
+        x, y = float(nodes), milliseconds
+        new = (1.0, x, y, x * x, x * y)
+        self.sums = [old * self.decay + added for old, added in zip(self.sums, new, strict=True)]
+
+    def line(self) -> tuple[float, float]:
+        """Return (milliseconds per call, milliseconds per node), both >= 0."""
+        weight, x, y, xx, xy = self.sums
+        if weight <= 0.0:
+            return 0.0, 0.0
+        spread = xx - x * x / weight + 1.0
+        slope = max(0.0, (xy - x * y / weight) / spread)
+        slope = min(slope, y / x) if x > 0.0 else 0.0
+        return max(0.0, (y - slope * x) / weight), slope
+
+    def of(self, nodes: int) -> float:
+        """Return the milliseconds expected for a call that asks for so many nodes."""
+        call, node = self.line()
+        return call + node * nodes
+
+
+@dataclass(slots=True)
+class Rate:
+    """Tokens and milliseconds per step, as fading means."""
+
+    tokens: float = 0.0
+    milliseconds: float = 0.0
+    steps: int = 0
+
+    def learn(self, tokens: float, milliseconds: float, weight: float) -> None:
+        """Add one step; the first steps weigh as in a plain mean."""
+        self.steps += 1
+        weight = max(weight, 1.0 / self.steps)
+        self.tokens += weight * (tokens - self.tokens)
+        self.milliseconds += weight * (milliseconds - self.milliseconds)
+
+    @property
+    def value(self) -> float:
+        """Tokens per millisecond; 0 before the first step."""
+        return self.tokens / self.milliseconds if self.milliseconds > 0.0 else 0.0
+
+
+@dataclass(slots=True)
+class Experience:
+    """Everything that is learned while running.
+
+    host: milliseconds of a step outside drafter and target. overall: tokens and time of all
+    steps. drafted: expected tokens and time of the steps in which the drafter was asked.
+    worth: net tokens that a bucket added over the ones below it. asked: index of the bucket that
+    the drafter is asked for.
+    """
+
+    calibration: Calibration = field(default_factory=Calibration)
+    draft: DraftCost = field(default_factory=DraftCost)
+    overall: Rate = field(default_factory=Rate)
+    drafted: Rate = field(default_factory=Rate)
+    host: float = 0.0
+    worth: list[float] = field(default_factory=lambda: [0.5] * len(BUCKETS))
+    asked: int = FIRST_ASKED
+
+    def learn_host(self, milliseconds: float) -> None:
+        """Add the host time of one step, clipped at three times the mean."""
+        if self.host == 0.0:
+            self.host = milliseconds
+        self.host += 0.1 * (min(milliseconds, OUTLIER * self.host) - self.host)
+
+    def learn_worth(self, net: list[float], best: int) -> None:
+        """Learn what each bucket added, and choose how much to ask for next.
+
+        net: tokens less time (at the current rate) of every bucket that was asked for [<= 13].
+        best: the bucket that was chosen. Where the largest was, the next one is worth a try.
+        """
+        top = net[0]
+        for i in range(1, len(net)):
+            added = max(0.0, net[i] - top)
+            top = max(top, net[i])
+            self.worth[i] += 0.1 * (added - self.worth[i])
+        last = len(net) - 1
+        if 0 < last < len(BUCKETS) - 1 and best == last:
+            self.worth[last + 1] = max(self.worth[last + 1], 0.5 * self.worth[last])
+
+    def choose_asked(self, rate: float, largest: int) -> None:
+        """Set `asked` to the bucket whose drafting pays best at `rate` tokens a millisecond."""
+        node = self.draft.line()[1] + 0.001  # sorting and cutting cost about a microsecond a node
+        total, best, asked = 0.0, 0.0, 1
+        for i in range(1, min(self.asked + 1, largest) + 1):
+            total += self.worth[i] - rate * node * (BUCKETS[i] - BUCKETS[i - 1])
+            if total >= best:
+                best, asked = total, i
+        self.asked = asked
+
+    def to_dict(self) -> dict[str, object]:
+        """Return everything that was learned, for JSON."""
+        return {
+            "calibration": self.calibration.to_dict(),
+            "draft": self.draft.sums,
+            "overall": [self.overall.tokens, self.overall.milliseconds, self.overall.steps],
+            "drafted": [self.drafted.tokens, self.drafted.milliseconds, self.drafted.steps],
+            "host": self.host,
+            "worth": self.worth,
+            "asked": self.asked,
+        }
+
+    @classmethod
+    def from_dict(cls, entry: dict[str, object]) -> Experience:
+        """Return what `to_dict` wrote; ValueError, KeyError or TypeError on anything else."""
+        fields: dict[str, object] = dict(entry)
+        calibration = fields["calibration"]
+        sums, worth = fields["draft"], fields["worth"]
+        if not (isinstance(calibration, dict) and isinstance(sums, list)):
+            raise TypeError("calibration and draft")
+        if not (isinstance(worth, list) and len(worth) == len(BUCKETS) and len(sums) == 5):
+            raise ValueError("worth and draft")
+        return cls(
+            calibration=Calibration.from_dict(calibration),
+            draft=DraftCost([float(value) for value in sums]),
+            overall=_rate(fields["overall"]),
+            drafted=_rate(fields["drafted"]),
+            host=float(fields["host"]),  # type: ignore[arg-type]
+            worth=[float(value) for value in worth],
+            asked=min(max(int(fields["asked"]), 1), len(BUCKETS) - 1),  # type: ignore[call-overload]
+        )
+
+
+def _rate(entry: object) -> Rate:
+    if not isinstance(entry, list):
+        raise TypeError("rate")
+    tokens, milliseconds, steps = entry
+    return Rate(float(tokens), float(milliseconds), int(steps))

@@ -1,0 +1,91 @@
+"""Every error the project raises on purpose.
+
+RagspecError
+├── InputError            (ValueError)    a request that cannot be served as asked
+│   ├── PromptTooLongError                the prompt and the new tokens exceed the context
+│   ├── SamplingError                     a sampling setting outside its range
+│   └── UnknownNameError                  a drafter, rule or model name that nothing answers to
+├── ModelError            (ValueError)    a model that cannot do what was asked of it
+│   ├── UnsupportedModelError             an architecture outside the scope, with the reason
+│   ├── ModelNotFoundError                no such path, bundled model or cached hub model
+│   └── TokenizerMismatchError            target and draft do not share a vocabulary
+├── RuleError             (TypeError)     an acceptance rule that cannot judge this kind of draft
+├── DocumentError         (ValueError)    a file or folder that holds no usable text
+├── StoreError            (OSError)       an index on disk that is missing, damaged or foreign
+└── MissingExtraError     (ImportError)   an optional dependency that is not installed
+
+Each message says what was got, what was expected and what to do. `exit_code` is what the
+command line returns for it.
+"""
+
+from __future__ import annotations
+
+
+class RagspecError(Exception):
+    """Root of all errors raised by ragspec on purpose."""
+
+    exit_code = 1
+
+
+class InputError(RagspecError, ValueError):
+    """A request that cannot be served as asked."""
+
+    exit_code = 2
+
+
+class PromptTooLongError(InputError):
+    """The prompt plus the tokens to generate exceed the model's context."""
+
+    exit_code = 3
+
+
+class SamplingError(InputError):
+    """A sampling setting outside its range, or two that contradict each other."""
+
+
+class UnknownNameError(InputError):
+    """A name that nothing answers to; the message suggests the nearest ones."""
+
+
+class ModelError(RagspecError, ValueError):
+    """A model that cannot do what was asked of it."""
+
+    exit_code = 4
+
+
+class UnsupportedModelError(ModelError):
+    """An architecture outside the scope of the project, with the reason."""
+
+
+class ModelNotFoundError(ModelError):
+    """No local path, bundled model or cached hub model answers to the name."""
+
+    exit_code = 5
+
+
+class TokenizerMismatchError(ModelError):
+    """Target and draft model do not share one vocabulary."""
+
+    exit_code = 6
+
+
+class RuleError(RagspecError, TypeError):
+    """An acceptance rule was paired with a kind of draft that it cannot judge."""
+
+
+class DocumentError(RagspecError, ValueError):
+    """A file or folder from which no usable text could be read."""
+
+    exit_code = 7
+
+
+class StoreError(RagspecError, OSError):
+    """An index on disk that is missing, half written, damaged or made for something else."""
+
+    exit_code = 8
+
+
+class MissingExtraError(RagspecError, ImportError):
+    """An optional dependency that is not installed; the message names the extra."""
+
+    exit_code = 9

@@ -1,0 +1,199 @@
+"""The one loop: draft, verify, judge, commit, emit.
+
+It knows rows of token ids, a target session and a rule. It refuses to know text, documents,
+pixels and what a drafter does to arrive at its tree.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ragspec.budget import BudgetSession
+from ragspec.draft import ROOT, DraftContext, DraftSession, DraftTree, Step, Verdict
+from ragspec.law import TokenLaw
+from ragspec.output import TokenLogprob
+from ragspec.report import ReportBuilder
+from ragspec.rules import Rule
+from ragspec.stops import StopState
+from ragspec.target import TargetSession
+from ragspec.tree import limit_depth
+from ragspec.view import RowView, choose_together
+
+
+@dataclass(slots=True)
+class Row:
+    """One text on its way: its tokens, its law, its drafter and where it ends.
+
+    logprobs: None, or how many alternatives to keep with each token's log-probability. pending:
+    committed tokens that the target has not seen, the root last.
+    """
+
+    context: DraftContext
+    law: TokenLaw
+    stop: StopState
+    report: ReportBuilder
+    drafter: DraftSession | None = None
+    budget: BudgetSession | None = None
+    logprobs: int | None = None
+    pending: list[int] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    scored: list[TokenLogprob] = field(default_factory=list)
+    started: float = 0.0
+    finished: float = 0.0
+
+    @property
+    def done(self) -> bool:
+        """Whether the text has ended."""
+        return self.stop.reason is not None
+
+
+@dataclass(slots=True)
+class Emission:
+    """What one pass of the loop gave one row."""
+
+    row: Row
+    step: Step
+
+
+def decode(
+    session: TargetSession, rows: Sequence[Row], prompts: Sequence[int], rule: Rule
+) -> Iterator[list[Emission]]:
+    """Yield what each pass emits until every row is done; abandon it to stop early.
+
+    prompts: for each row the number of the prompt that it continues. Rows of one prompt follow
+    each other; the first of them brings the prompt in `pending`, and they share its prefill.
+    """
+    yield _prefill(session, rows, prompts, rule)
+    live = [row for row in rows if not row.done]
+    if len(live) < len(rows):
+        session.select([i for i, row in enumerate(rows) if not row.done])
+    while live:
+        yield _advance(session, live, rule)
+        kept = [i for i, row in enumerate(live) if not row.done]
+        if len(kept) < len(live) and kept:
+            session.select(kept)
+        live = [live[i] for i in kept]
+
+
+def _prefill(
+    session: TargetSession, rows: Sequence[Row], prompts: Sequence[int], rule: Rule
+) -> list[Emission]:
+    """Read the prompts in one forward, which also yields every row's first token."""
+    began = time.perf_counter()
+    firsts = [i for i, prompt in enumerate(prompts) if i == 0 or prompts[i - 1] != prompt]
+    empty = [DraftTree.empty()] * len(rows)
+    logits = session.verify([rows[i].pending for i in firsts], [empty[i] for i in firsts])
+    session.commit([() for _ in firsts])
+    if len(firsts) < len(rows):
+        session.select(prompts)
+        logits = logits[torch.tensor(list(prompts), device=logits.device)]
+    verdicts = _judge(rows, empty, logits, rule)
+    spent = 1000 * (time.perf_counter() - began)
+    emissions = []
+    for row, verdict in zip(rows, verdicts, strict=True):
+        row.started = began
+        step = _emit(row, DraftTree.empty(), verdict, {"prefill": spent})
+        row.report.prefill(spent)
+        emissions.append(Emission(row, step))
+    return emissions
+
+
+def _advance(session: TargetSession, rows: Sequence[Row], rule: Rule) -> list[Emission]:
+    """Take one step in every row."""
+    began = time.perf_counter()
+    trees = [_draft(row) for row in rows]
+    drafted = time.perf_counter()
+    logits = session.verify([row.pending for row in rows], trees)
+    verdicts = _judge(rows, trees, logits, rule)
+    verified = time.perf_counter()
+    session.commit([verdict.path for verdict in verdicts])
+    committed = time.perf_counter()
+    spent = {
+        "draft": 1000 * (drafted - began),
+        "verify": 1000 * (verified - drafted),
+        "commit": 1000 * (committed - verified),
+    }
+    emissions = []
+    for row, tree, verdict in zip(rows, trees, verdicts, strict=True):
+        step = _emit(row, tree, verdict, dict(spent))
+        _learn(row, step)
+        emissions.append(Emission(row, step))
+    host = 1000 * (time.perf_counter() - committed)
+    for emission in emissions:
+        emission.step.milliseconds["host"] = host
+        emission.row.report.step(emission.step)
+    return emissions
+
+
+def _draft(row: Row) -> DraftTree:
+    """Ask the row's drafter for as much as its budget allows."""
+    if row.drafter is None or row.budget is None:
+        return DraftTree.empty()
+    length = len(row.context.tokens)
+    allowed = row.budget.allowance(length)
+    if allowed <= 0:
+        return DraftTree.empty()
+    tree = row.drafter.propose(row.context, allowed)
+    return limit_depth(row.budget.fit(tree, length), row.context.remaining)
+
+
+def _judge(
+    rows: Sequence[Row], trees: Sequence[DraftTree], logits: torch.Tensor, rule: Rule
+) -> list[Verdict]:
+    """Let the rule decide on every row; logits [B, N + 1, V]."""
+    parts = [logits[i, : len(tree) + 1] for i, tree in enumerate(trees)]
+    laws = [row.law for row in rows]
+    contexts = [row.context.tokens for row in rows]
+    together = choose_together(parts, trees, laws, contexts)
+    verdicts = []
+    for i, row in enumerate(rows):
+        chosen = None if together is None else together[i]
+        view = RowView(parts[i], trees[i], row.law, row.stop, contexts[i], chosen)
+        verdict = rule.judge(trees[i], view)
+        if row.logprobs is not None:
+            _score(row, trees[i], verdict, view)
+        verdicts.append(verdict)
+    return verdicts
+
+
+def _score(row: Row, tree: DraftTree, verdict: Verdict, view: RowView) -> None:
+    """Keep the log-probabilities of the tokens that the verdict emits."""
+    top = row.logprobs or 0
+    before = ROOT
+    for node in verdict.path:
+        row.scored.append(view.logprob(before, int(tree.tokens[node]), top))
+        before = node
+    if verdict.token is not None:
+        row.scored.append(view.logprob(before, verdict.token, top))
+
+
+def _emit(row: Row, tree: DraftTree, verdict: Verdict, spent: dict[str, float]) -> Step:
+    """Commit the verdict's tokens to the row, up to the one that ends the text."""
+    tokens = [int(tree.tokens[node]) for node in verdict.path]
+    if verdict.token is not None:
+        tokens.append(verdict.token)
+    for count, token in enumerate(tokens, start=1):
+        if row.stop.push(token):
+            tokens = tokens[:count]
+            row.finished = time.perf_counter()
+            break
+    row.context.tokens.extend(tokens)
+    row.context.remaining -= len(tokens)
+    row.pending = tokens[-1:]
+    step = Step(tree, verdict.path[: len(tokens)], tuple(tokens), spent)
+    row.steps.append(step)
+    return step
+
+
+def _learn(row: Row, step: Step) -> None:
+    """Tell drafter and budget what came of the step; a finished row has no use for it."""
+    if row.done:
+        return
+    if row.drafter is not None:
+        row.drafter.observe(step)
+    if row.budget is not None:
+        row.budget.observe(step, len(row.context.tokens))

@@ -1,0 +1,105 @@
+"""Counter-based noise: every random choice is a function of (seed, sample, index, stream, token).
+
+No generator object carries state, so plain and speculative decoding see the same noise whatever
+the order in which they look. Values come from splitmix64 (Steele, Lea, Flood 2014) in wrapping
+64-bit integers, which every torch device computes alike.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+_WORD = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+
+
+class Stream(IntEnum):
+    """Uses of noise that must not share values; target and coupled drafts do share theirs."""
+
+    TARGET = 0
+    DRAFT = 1
+    ACCEPT = 2
+    RESIDUAL = 3
+
+
+def fresh_seed() -> int:
+    """Return a seed from the system's entropy, for users who gave none (0 .. 2^31 - 1)."""
+    return secrets.randbelow(1 << 31)
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseStream:
+    """The noise of one sample of one prompt.
+
+    seed: any integer. sample: number among the n samples of a prompt (never the batch row).
+    """
+
+    seed: int
+    sample: int = 0
+
+    def gumbel(
+        self, index: int, tokens: torch.Tensor, stream: Stream = Stream.TARGET
+    ) -> torch.Tensor:
+        """Return standard Gumbel noise f64 for token ids of any shape at one generated index.
+
+        Shapes: tokens i64 [...] -> f64 [...], on the device of `tokens`.
+        """
+        return _to_gumbel(_hashed(tokens, _signed(self._key(index, stream))))
+
+    def gumbel_rows(
+        self, indices: Sequence[int], tokens: torch.Tensor, stream: Stream = Stream.TARGET
+    ) -> torch.Tensor:
+        """Return Gumbel noise for R rows that each have an index of their own.
+
+        Shapes: indices R integers, tokens i64 [R, K] -> f64 [R, K].
+        """
+        keys = [_signed(self._key(index, stream)) for index in indices]
+        return _to_gumbel(_hashed(tokens, torch.tensor(keys, device=tokens.device)[:, None]))
+
+    def uniform(self, index: int, stream: Stream, lane: int = 0) -> float:
+        """Return one number in (0, 1); `lane` tells several draws at one index apart."""
+        word = _mix(self._key(index, stream) + lane * _GOLDEN)
+        return ((word >> 12) + 0.5) * 2.0**-52
+
+    def _key(self, index: int, stream: Stream) -> int:
+        key = _mix(self.seed + _GOLDEN)
+        key = _mix(key ^ _mix(self.sample + 2 * _GOLDEN))
+        return _mix(key ^ _mix((index << 3) + int(stream) + 3 * _GOLDEN))
+
+
+def _hashed(tokens: torch.Tensor, key: int | torch.Tensor) -> torch.Tensor:
+    """Return uniform numbers in (0, 1), f64, for token ids under 64-bit keys."""
+    word = tokens.to(torch.int64) * _signed(_GOLDEN) + key
+    word = (word ^ _shift(word, 30)) * _signed(_MIX_1)
+    word = (word ^ _shift(word, 27)) * _signed(_MIX_2)
+    word = word ^ _shift(word, 31)
+    return (_shift(word, 12).to(torch.float64) + 0.5) * 2.0**-52
+
+
+def _to_gumbel(uniform: torch.Tensor) -> torch.Tensor:
+    return -torch.log(-torch.log(uniform))
+
+
+def _mix(value: int) -> int:
+    """Return one splitmix64 output word for the counter `value`."""
+    value &= _WORD
+    value = ((value ^ (value >> 30)) * _MIX_1) & _WORD
+    value = ((value ^ (value >> 27)) * _MIX_2) & _WORD
+    return value ^ (value >> 31)
+
+
+def _signed(value: int) -> int:
+    value &= _WORD
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shift(word: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return the logical right shift of int64 words (torch shifts arithmetically)."""
+    return (word >> bits) & ((1 << (64 - bits)) - 1)

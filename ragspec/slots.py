@@ -1,0 +1,183 @@
+"""The slot cache: keys and values in buffers that are written in place and never concatenated.
+
+Row b owns slots 0 .. capacity. Slots below `lengths[b]` hold committed tokens, slot = position.
+Above them lie up to `pending` speculative slots, filled by one or more forwards and then either
+kept (the accepted ones move down to close the gaps) or forgotten. Sliding and chunked layers keep
+every slot too: their window is enforced by the mask, so that a rollback never lacks a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+class SlotBook:
+    """What all layers of one cache share: lengths of the rows and the speculative region."""
+
+    def __init__(self, rows: int, capacity: int) -> None:
+        self.lengths = [0] * rows
+        self.pending = 0
+        self.capacity = capacity
+        self._columns: tuple[int, torch.Tensor] | None = None
+
+    @property
+    def extent(self) -> int:
+        """Slots in use in the longest row, speculative ones included."""
+        return max(self.lengths) + self.pending
+
+    @property
+    def even(self) -> bool:
+        """Whether all rows have the same length, so that a write is one slice."""
+        return min(self.lengths) == max(self.lengths)
+
+    def columns(self, n: int, device: torch.device) -> torch.Tensor:
+        """Return the slots that the next n tokens of every row go to: i64 [B, n]."""
+        if self._columns is None or self._columns[0] != n:
+            starts = torch.tensor(self.lengths, device=device) + self.pending
+            self._columns = (n, starts[:, None] + torch.arange(n, device=device))
+        return self._columns[1].to(device)
+
+    def moved(self) -> None:
+        """Forget what was derived from the lengths; call after every change of them."""
+        self._columns = None
+
+
+class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
+    """One layer's keys and values: [B, heads, capacity, width], grown by doubling."""
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, book: SlotBook) -> None:
+        super().__init__()
+        self.book = book
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Allocate the buffers; head counts and widths are read off the first states."""
+        self.keys = self._buffer(key_states)
+        self.values = self._buffer(value_states)
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write n new slots in place and return views up to the last slot in use.
+
+        Shapes: [B, heads, n, width] -> two views [B, heads, extent + n, width].
+        """
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        n = key_states.shape[-2]
+        end = self.book.extent + n
+        if end > self.keys.shape[-2]:
+            self.keys = _grown(self.keys, end)
+            self.values = _grown(self.values, end)
+        if self.book.even:
+            self.keys[:, :, end - n : end] = key_states
+            self.values[:, :, end - n : end] = value_states
+        else:
+            columns = self.book.columns(n, key_states.device)
+            rows = torch.arange(len(columns), device=columns.device)[:, None]
+            self.keys[rows, :, columns] = key_states.transpose(1, 2)
+            self.values[rows, :, columns] = value_states.transpose(1, 2)
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def move(self, row: int, source: torch.Tensor, target: slice) -> None:
+        """Copy slots `source` i64 [A] of one row to the slots of `target`."""
+        self.keys[row, :, target] = self.keys[row].index_select(1, source)
+        self.values[row, :, target] = self.values[row].index_select(1, source)
+
+    def select(self, rows: torch.Tensor) -> None:
+        """Keep the given rows i64 [B'], in that order; a row may be named several times."""
+        self.keys = self.keys.index_select(0, rows.to(self.keys.device))
+        self.values = self.values.index_select(0, rows.to(self.values.device))
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the number of slots that n more queries see, and their offset 0."""
+        return self.book.extent + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Return the slots in use."""
+        return self.book.extent
+
+    def get_max_length(self) -> int:
+        """Return -1: the buffers grow."""
+        return -1
+
+    def _buffer(self, states: torch.Tensor) -> torch.Tensor:
+        batch, heads, n, width = states.shape
+        capacity = max(self.book.capacity, self.book.extent + n)
+        return states.new_zeros(batch, heads, capacity, width)
+
+
+class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
+    """A transformers cache of slot layers, made as the model asks for them."""
+
+    def __init__(self, rows: int, capacity: int) -> None:
+        super().__init__(layers=[])
+        self.book = SlotBook(rows, capacity)
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write into layer `layer_idx`, made on first use; see `SlotLayer.update`."""
+        while len(self.layers) <= layer_idx:
+            self.layers.append(SlotLayer(self.book))
+        layer: SlotLayer = self.layers[layer_idx]
+        return layer.update(key_states, value_states)
+
+    def advance(self, n: int) -> None:
+        """Count n slots, just written by a forward, as speculative."""
+        self.book.pending += n
+        self.book.moved()
+
+    def commit(self, kept: Sequence[Sequence[int]]) -> None:
+        """Keep, for each row, these of its speculative slots (ascending) and drop the others."""
+        book = self.book
+        for row, slots in enumerate(kept):
+            start = book.lengths[row]
+            first = next((i for i, slot in enumerate(slots) if slot != i), len(slots))
+            if first < len(slots):
+                self._move(row, [start + s for s in slots[first:]], start + first)
+            book.lengths[row] = start + len(slots)
+        book.pending = 0
+        book.moved()
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows, in this order; naming one several times copies it."""
+        index = torch.tensor(list(rows))
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.select(index)
+        self.book.lengths = [self.book.lengths[row] for row in rows]
+        self.book.moved()
+
+    def truncate(self, row: int, length: int) -> None:
+        """Forget all but the first `length` committed tokens of a row."""
+        self.book.lengths[row] = min(length, self.book.lengths[row])
+        self.book.moved()
+
+    def _move(self, row: int, source: list[int], start: int) -> None:
+        target = slice(start, start + len(source))
+        index: torch.Tensor | None = None
+        for layer in self.layers:
+            if layer.is_initialized:
+                if index is None or index.device != layer.keys.device:
+                    index = torch.tensor(source, device=layer.keys.device)
+                layer.move(row, index, target)
+
+
+def _grown(buffer: torch.Tensor, needed: int) -> torch.Tensor:
+    batch, heads, capacity, width = buffer.shape
+    grown = buffer.new_zeros(batch, heads, max(needed, 2 * capacity), width)
+    grown[:, :, :capacity] = buffer
+    return grown

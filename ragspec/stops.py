@@ -1,0 +1,126 @@
+"""When a text ends, and how tokens become text piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+_REPLACEMENT = "�"
+
+
+class Tokenizer(Protocol):
+    """The part of a transformers tokenizer that is used to turn tokens into text."""
+
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> Any:
+        """Return the text of the ids."""
+        ...
+
+
+class TextStream:
+    """Turns tokens into text as they come, holding back half-written characters.
+
+    Tokenizers may join, strip or split characters across tokens, so each piece is the difference
+    of two decodings that start at the same earlier token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.text = ""
+        self._tokenizer = tokenizer
+        self._tokens: list[int] = []
+        self._anchor = 0
+        self._read = 0
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """Take more tokens and return the text that they complete."""
+        self._tokens.extend(tokens)
+        before = self._decode(self._tokens[self._anchor : self._read])
+        after = self._decode(self._tokens[self._anchor :])
+        if after.endswith(_REPLACEMENT) or len(after) <= len(before):
+            return ""
+        piece = after[len(before) :]
+        self._anchor, self._read = self._read, len(self._tokens)
+        self.text += piece
+        return piece
+
+    def flush(self) -> str:
+        """Return what was held back, half-written characters as they are."""
+        before = self._decode(self._tokens[self._anchor : self._read])
+        piece = self._decode(self._tokens[self._anchor :])[len(before) :]
+        self._read = len(self._tokens)
+        self.text += piece
+        return piece
+
+    def fork(self) -> TextStream:
+        """Return an independent copy, to look ahead with."""
+        other = TextStream(self._tokenizer)
+        other.text = self.text
+        other._tokens = list(self._tokens)
+        other._anchor, other._read = self._anchor, self._read
+        return other
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True)) if tokens else ""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """What ends a text: end tokens, strings (not part of the text), a number of new tokens."""
+
+    ends: frozenset[int]
+    max_new_tokens: int
+    strings: tuple[str, ...] = ()
+
+    def open(self, tokenizer: Tokenizer | None) -> StopState:
+        """Return the state for one row."""
+        return StopState(self, TextStream(tokenizer) if self.strings and tokenizer else None)
+
+
+class StopState:
+    """Follows one row and says where it ends."""
+
+    def __init__(self, rule: StopRule, stream: TextStream | None) -> None:
+        self.rule = rule
+        self.count = 0
+        self.reason: str | None = None
+        self.cut: int | None = None
+        self._stream = stream
+
+    def push(self, token: int) -> bool:
+        """Take one emitted token; return whether the text ends with it.
+
+        Afterwards `reason` is "stop" or "length", and `cut` the length of the text before a stop
+        string, where one ended it.
+        """
+        self.count += 1
+        if token in self.rule.ends or self._completes_string(token):
+            self.reason = "stop"
+        elif self.count >= self.rule.max_new_tokens:
+            self.reason = "length"
+        return self.reason is not None
+
+    def peek(self, tokens: Sequence[int]) -> bool:
+        """Return whether the text would end at or before the last of these tokens."""
+        if self.count + len(tokens) >= self.rule.max_new_tokens:
+            return True
+        if any(token in self.rule.ends for token in tokens):
+            return True
+        if self._stream is None:
+            return False
+        ahead = StopState(self.rule, self._stream.fork())
+        return any(ahead._completes_string(token) for token in tokens)
+
+    def _completes_string(self, token: int) -> bool:
+        if self._stream is None:
+            return False
+        start = len(self._stream.text)
+        self._stream.push([token])
+        reach = max(len(string) for string in self.rule.strings) - 1
+        window = max(0, start - reach)
+        found = [
+            place
+            for string in self.rule.strings
+            if (place := self._stream.text.find(string, window)) >= 0
+        ]
+        self.cut = min(found, default=None)
+        return bool(found)

@@ -1,0 +1,80 @@
+"""Text as it is verified, piece by piece, with a clean way to stop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, Self
+
+from ragspec.output import Generation
+from ragspec.runs import Run
+from ragspec.stops import TextStream
+
+
+class Stream:
+    """Iterate over it for pieces of text; `result` has the generation afterwards.
+
+    Each verified step gives one piece. `cancel()`, also from another thread, ends it after the
+    current step; an interrupt (Ctrl-C) inside the iteration or leaving it early do the same, and
+    what was written is kept in `result`. A stop string never appears, nor a part of it.
+    """
+
+    def __init__(
+        self, run: Run, passes: Iterator[Any], tokenizer: Any, stops: Sequence[str]
+    ) -> None:
+        self._run = run
+        self._passes = passes
+        self._text = TextStream(tokenizer)
+        self._held = max((len(stop) for stop in stops), default=1) - 1
+        self._cancelled = threading.Event()
+        self._given = 0
+        self._pieces = self._iterate()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def cancel(self) -> None:
+        """End the text after the step that is under way."""
+        self._cancelled.set()
+
+    def close(self) -> None:
+        """Leave the iteration and free the cache; what was written stays in `result`."""
+        self._pieces.close()
+        self._end()
+
+    @property
+    def result(self) -> Generation:
+        """The generation so far; whole once the iteration has ended."""
+        return self._run.results()[0][0]
+
+    def _iterate(self) -> Generator[str, None, None]:
+        row = self._run.rows[0]
+        try:
+            for emissions in self._passes:
+                for emission in emissions:
+                    self._text.push(emission.step.tokens)
+                piece = self._new(row.done)
+                if piece:
+                    yield piece
+                if self._cancelled.is_set():
+                    break
+        finally:
+            self._end()
+
+    def _new(self, done: bool) -> str:
+        """Return text that cannot become part of a stop string any more."""
+        if done:
+            text = self._run.results()[0][0].text
+        else:
+            text = self._text.text
+            text = text[: len(text) - self._held] if self._held else text
+        piece, self._given = text[self._given :], max(self._given, len(text))
+        return piece
+
+    def _end(self) -> None:
+        close = getattr(self._passes, "close", None)
+        if close is not None:
+            close()

@@ -1,0 +1,235 @@
+"""The target: one forward verifies a tree per row and its cache keeps the accepted paths.
+
+It knows a transformers causal model and token ids. It refuses to know text, sampling and where
+drafts come from.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+
+from ragspec.attention import TreeView, lease, tree_view
+from ragspec.draft import DraftTree
+from ragspec.slots import SlotCache
+from ragspec.tree import ancestors, depths
+
+
+class TargetSession(Protocol):
+    """The cache of one generation: B rows that grow at their own pace. A context manager."""
+
+    def verify(
+        self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]
+    ) -> torch.Tensor:
+        """Run one forward over committed-but-unseen tokens and the draft below them.
+
+        pending: for each row the committed tokens not yet in the cache, the root last (the whole
+        prompt at first). trees: one draft a row, same row order. Returns logits [B, N + 1, V]:
+        row b has the root's first, then its nodes'; what lies beyond its own N is undefined.
+        """
+        ...
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keep the pending tokens and these nodes of the last forward, drop all others."""
+        ...
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows in this order; naming a row several times copies it."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+class CausalTarget:
+    """Any transformers causal model that attends through the registered pair of `attention`.
+
+    The model object is used, never changed: see `attention.lease`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        text = model.config.get_text_config()
+        self.vocab_size: int = int(text.vocab_size)
+        limit = getattr(text, "max_position_embeddings", None)
+        self.max_length: int | None = int(limit) if limit else None
+        accepted = inspect.signature(model.forward).parameters
+        self._keeps_logits = "logits_to_keep" in accepted
+        self._takes_positions = "position_ids" in accepted
+        self.device: torch.device = model.get_input_embeddings().weight.device
+        self.dtype: torch.dtype = model.dtype
+
+    def open(self, rows: int, capacity: int) -> TreeSession:
+        """Return an empty session of B rows with room for `capacity` slots (it grows)."""
+        return TreeSession(self, rows, capacity)
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        view: TreeView,
+        cache: SlotCache,
+        keep: int | torch.Tensor,
+    ) -> torch.Tensor:
+        """Return logits of the kept queries [B, k, V] and let the cache take the new slots.
+
+        tokens i64 [B, n]; keep: the number of last queries whose logits are wanted, or i64 [k].
+        """
+        arguments: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
+        if self._takes_positions:
+            arguments["position_ids"] = view.positions
+        if self._keeps_logits:
+            arguments["logits_to_keep"] = keep
+        with tree_view(view), torch.no_grad():
+            logits: torch.Tensor = self.model(input_ids=tokens, **arguments).logits
+        cache.advance(tokens.shape[1])
+        if self._keeps_logits:
+            return logits
+        return logits[:, -keep:] if isinstance(keep, int) else logits[:, keep]
+
+    def time_forward(self, n: int, length: int) -> float:
+        """Return the seconds of one forward over n positions after `length` cached ones."""
+        with self.open(1, length + n) as session:
+            session.verify([[0]], [DraftTree.empty()])
+            session.cache.commit([[0]])
+            session.cache.book.lengths = [length]
+            tree = DraftTree.chain([0] * (n - 1), "timing")
+            self.synchronize()
+            start = time.perf_counter()
+            session.verify([[0]], [tree])
+            self.synchronize()
+            return time.perf_counter() - start
+
+    def synchronize(self) -> None:
+        """Wait for the device, so that a host clock may be read."""
+        if self.device.type not in ("cpu", "meta"):
+            torch.accelerator.synchronize(self.device)
+
+
+class TreeSession:
+    """Tree verification over a slot cache; see `TargetSession` for the contract."""
+
+    def __init__(self, target: CausalTarget, rows: int, capacity: int) -> None:
+        self.target = target
+        self.cache = SlotCache(rows, capacity)
+        self._pending: list[int] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._stack.enter_context(lease(self.target.model))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def verify(
+        self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]
+    ) -> torch.Tensor:
+        """Run one forward; see `TargetSession.verify`."""
+        self._pending = [len(row) for row in pending]
+        device = self.target.device
+        tokens, view = _layout(self.cache.book.lengths, pending, trees, device)
+        wanted = max(len(tree) for tree in trees) + 1
+        firsts = [count - 1 for count in self._pending]
+        n = tokens.shape[1]
+        if len(set(firsts)) == 1:
+            logits = self.target.forward(tokens, view, self.cache, n - firsts[0])
+            return logits[:, :wanted]
+        index = torch.tensor(firsts)[:, None] + torch.arange(wanted)
+        index = index.clamp(max=n - 1)
+        kept, where = torch.unique(index, return_inverse=True)
+        logits = self.target.forward(tokens, view, self.cache, kept.to(device))
+        return logits[torch.arange(len(firsts))[:, None], where]
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keep pending tokens and accepted nodes; see `TargetSession.commit`."""
+        self.cache.commit(
+            [
+                [*range(count), *(count + node for node in path)]
+                for count, path in zip(self._pending, paths, strict=True)
+            ]
+        )
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows; see `TargetSession.select`."""
+        self.cache.select(rows)
+
+    def snapshot(self) -> list[int]:
+        """Return the committed lengths, to be given to `restore`."""
+        return list(self.cache.book.lengths)
+
+    def restore(self, lengths: Sequence[int]) -> None:
+        """Forget what was committed after the snapshot."""
+        for row, length in enumerate(lengths):
+            self.cache.truncate(row, length)
+
+
+def _layout(
+    lengths: Sequence[int],
+    pending: Sequence[Sequence[int]],
+    trees: Sequence[DraftTree],
+    device: torch.device,
+) -> tuple[torch.Tensor, TreeView]:
+    """Lay pending tokens and nodes side by side, rows padded with positions that see themselves.
+
+    Returns tokens i64 [B, n] and the view of their attention.
+    """
+    rows = len(trees)
+    n = max(len(p) + len(t) for p, t in zip(pending, trees, strict=True))
+    tokens = np.zeros((2, rows, n), dtype=np.int64)
+    for row, (head, tree) in enumerate(zip(pending, trees, strict=True)):
+        start, end = len(head), len(head) + len(tree)
+        tokens[0, row, :start] = head
+        tokens[0, row, start:end] = tree.tokens
+        root = lengths[row] + start - 1
+        tokens[1, row] = root
+        tokens[1, row, :start] = lengths[row] + np.arange(start)
+        tokens[1, row, start:end] = root + depths(tree.parents)
+    plain = not any(lengths) and all(_is_chain(tree) for tree in trees)
+    related = None if plain else torch.from_numpy(_related(pending, trees, n)).to(device)
+    moved = torch.from_numpy(tokens).to(device)
+    # Without ancestors to tell them apart, pads must lie behind the root to be unseen by it.
+    slots = torch.arange(n, device=device).expand(rows, n) if plain else moved[1]
+    view = TreeView(
+        lengths=torch.tensor(lengths, device=device),
+        positions=moved[1],
+        slot_positions=slots,
+        related=related,
+    )
+    return moved[0], view
+
+
+def _related(
+    pending: Sequence[Sequence[int]], trees: Sequence[DraftTree], n: int
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return which of the n new slots each query sees: bool [B, n, n]."""
+    related = np.zeros((len(trees), n, n), dtype=np.bool_)
+    for row, (head, tree) in enumerate(zip(pending, trees, strict=True)):
+        start, end = len(head), len(head) + len(tree)
+        related[row, :start, :start] = np.tri(start, dtype=np.bool_)
+        related[row, start:end, :start] = True
+        related[row, start:end, start:end] = ancestors(tree.parents)
+        pads = np.arange(end, n)
+        related[row, pads, pads] = True
+    return related
+
+
+def _is_chain(tree: DraftTree) -> bool:
+    return bool(np.array_equal(tree.parents, np.arange(-1, len(tree) - 1)))

@@ -1,0 +1,230 @@
+"""What can be derived from a draft tree, and operations on trees.
+
+Parents come before children and -1 stands for the root, so one pass in order visits every node
+after its parent. Ancestors and depths are found by pointer doubling: log2(D) rounds over arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ragspec.draft import ROOT, DraftKind, DraftTree, Ints
+from ragspec.errors import InputError
+
+Bools = NDArray[np.bool_]
+
+
+def depths(parents: Ints) -> Ints:
+    """Return the depth of every node, 1 for children of the root: i64 [N]."""
+    jump = _padded(parents)
+    n = len(parents)
+    depth = np.ones(n + 1, dtype=np.int64)
+    depth[n] = 0
+    while (jump[:n] < n).any():
+        depth += depth[jump]
+        jump = jump[jump]
+    return depth[:n]
+
+
+def ancestors(parents: Ints) -> Bools:
+    """Return a[i, j]: node j is node i or lies on its path from the root: bool [N, N]."""
+    jump = _padded(parents)
+    n = len(parents)
+    above = np.eye(n + 1, n, dtype=np.bool_)
+    while (jump[:n] < n).any():
+        above |= above[jump]
+        jump = jump[jump]
+    return above[:n]
+
+
+def children(parents: Ints) -> dict[int, list[int]]:
+    """Return the children of every node that has any, -1 for the root, in the tree's order."""
+    below: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents.tolist()):
+        below.setdefault(parent, []).append(node)
+    return below
+
+
+def paths(parents: Ints) -> list[tuple[int, ...]]:
+    """Return the nodes from the root down to every leaf, root side first."""
+    down: list[tuple[int, ...]] = []
+    inner = set()
+    for node, parent in enumerate(parents.tolist()):
+        inner.add(parent)
+        down.append((node,) if parent == ROOT else (*down[parent], node))
+    return [path for node, path in enumerate(down) if node not in inner]
+
+
+def select(tree: DraftTree, nodes: Sequence[int] | Ints) -> DraftTree:
+    """Return the tree of some nodes in the given order.
+
+    Every node must come after its parent, which must be among them; raises InputError otherwise.
+    """
+    picked = np.asarray(nodes, dtype=np.int64)
+    n = len(tree)
+    renamed = np.full(n + 1, n, dtype=np.int64)
+    renamed[picked] = np.arange(len(picked))
+    renamed[n] = ROOT
+    parents = renamed[tree.parents[picked]]
+    if (parents >= np.arange(len(picked))).any():
+        raise InputError("the nodes to keep leave out a parent, or name it after its child.")
+    q = tree.q
+    if q is not None:
+        q = q[torch.from_numpy(np.concatenate(([0], picked + 1)))]
+    return DraftTree(
+        tokens=tree.tokens[picked],
+        parents=parents,
+        reach=tree.reach[picked],
+        source=tree.source[picked],
+        origin=tree.origin[picked],
+        sources=tree.sources,
+        kind=tree.kind,
+        q=q,
+    )
+
+
+def keep_best(tree: DraftTree, budget: int) -> DraftTree:
+    """Return the at most `budget` nodes of largest reach, with all their ancestors.
+
+    A node counts for no more than its parent, whatever `reach` says, so the result is a tree.
+    """
+    if len(tree) <= budget:
+        return tree
+    reach: list[float] = []
+    for parent, own in zip(tree.parents.tolist(), tree.reach.tolist(), strict=True):
+        reach.append(own if parent == ROOT else min(own, reach[parent]))
+    best = np.argsort(-np.asarray(reach), kind="stable")[: max(budget, 0)]
+    best.sort()
+    return select(tree, best)
+
+
+def limit_depth(tree: DraftTree, deepest: int) -> DraftTree:
+    """Return the tree without the nodes below depth `deepest`."""
+    if len(tree) <= deepest:
+        return tree
+    shallow = depths(tree.parents) <= deepest
+    return tree if shallow.all() else select(tree, np.flatnonzero(shallow))
+
+
+def depth_first(tree: DraftTree) -> tuple[DraftTree, Ints]:
+    """Return the tree in depth-first order, best child first, and the order: i64 [N].
+
+    Node i of the result is node order[i] of `tree`. The most likely path comes first, so the slots
+    of accepted nodes are mostly in place already.
+    """
+    below = children(tree.parents)
+    reach = tree.reach.tolist()
+    order: list[int] = []
+    stack = [ROOT]
+    while stack:
+        node = stack.pop()
+        if node != ROOT:
+            order.append(node)
+        kin = below.get(node, [])
+        if len(kin) > 1:
+            kin = sorted(kin, key=lambda child: (-reach[child], child))
+        stack.extend(reversed(kin))
+    permutation = np.asarray(order, dtype=np.int64)
+    return select(tree, permutation), permutation
+
+
+def merge(trees: Iterable[DraftTree]) -> DraftTree:
+    """Return one tree that holds every path of all trees, shared prefixes once.
+
+    A node offered by several trees keeps the largest reach, and the source and origin of the first
+    tree that offers it. The result is deterministic where all trees are, else coupled: what a
+    sampled tree promises about its law does not survive the merge, so `q` is dropped.
+    """
+    held = list(trees)
+    tokens: list[int] = []
+    parents: list[int] = []
+    reach: list[float] = []
+    source: list[int] = []
+    origin: list[list[int]] = []
+    sources: dict[str, int] = {}
+    at: dict[tuple[int, int], int] = {}
+    for tree in held:
+        place: list[int] = []
+        names = [sources.setdefault(name, len(sources)) for name in tree.sources]
+        for token, parent, r, s, o in zip(
+            tree.tokens.tolist(), tree.parents.tolist(), tree.reach.tolist(),
+            tree.source.tolist(), tree.origin.tolist(), strict=True,
+        ):  # fmt: skip
+            above = ROOT if parent == ROOT else place[parent]
+            node = at.setdefault((above, token), len(tokens))
+            place.append(node)
+            if node < len(tokens):
+                reach[node] = max(reach[node], r)
+                continue
+            tokens.append(token)
+            parents.append(above)
+            reach.append(r)
+            source.append(names[s])
+            origin.append(o)
+    plain = all(tree.kind is DraftKind.DETERMINISTIC for tree in held)
+    return DraftTree(
+        tokens=np.asarray(tokens, dtype=np.int64),
+        parents=np.asarray(parents, dtype=np.int64),
+        reach=np.asarray(reach, dtype=np.float32),
+        source=np.asarray(source, dtype=np.int64),
+        origin=np.asarray(origin, dtype=np.int64).reshape(len(tokens), 2),
+        sources=tuple(sources) or ("none",),
+        kind=DraftKind.DETERMINISTIC if plain else DraftKind.COUPLED,
+    )
+
+
+def check(tree: DraftTree, vocab_size: int | None = None) -> None:
+    """Raise InputError where the tree breaks a promise of `DraftTree`, naming the promise.
+
+    vocab_size: where given, every token must lie in 0 .. vocab_size - 1.
+    """
+    n = len(tree)
+    _check_shapes(tree, n)
+    nodes = np.arange(n)
+    wrong = np.flatnonzero((tree.parents < ROOT) | (tree.parents >= nodes))
+    if len(wrong):
+        node = int(wrong[0])
+        raise InputError(
+            f"node {node} has parent {int(tree.parents[node])}; expected -1 or an earlier node."
+        )
+    limit = np.iinfo(np.int64).max if vocab_size is None else vocab_size
+    wrong = np.flatnonzero((tree.tokens < 0) | (tree.tokens >= limit))
+    if len(wrong):
+        node = int(wrong[0])
+        raise InputError(
+            f"node {node} has token {int(tree.tokens[node])}; expected 0 .. {limit - 1}."
+        )
+    if n and not (tree.source.min() >= 0 and tree.source.max() < len(tree.sources)):
+        raise InputError(f"source: expected indices into the {len(tree.sources)} sources.")
+    if not (np.isfinite(tree.reach).all() and (tree.reach >= 0).all()):
+        raise InputError("reach: expected finite probabilities, got a negative or non-finite one.")
+    if tree.kind is not DraftKind.SAMPLED:
+        siblings = set(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
+        if len(siblings) != n:
+            raise InputError(
+                f"{n - len(siblings)} nodes repeat a sibling's token; expected distinct siblings."
+            )
+
+
+def _check_shapes(tree: DraftTree, n: int) -> None:
+    for name in ("tokens", "parents", "reach", "source"):
+        shape = getattr(tree, name).shape
+        if shape != (n,):
+            raise InputError(f"{name}: got shape {shape}, expected ({n},), one value per node.")
+    if tree.origin.shape != (n, 2):
+        raise InputError(f"origin: got shape {tree.origin.shape}, expected ({n}, 2).")
+    if tree.q is not None and tree.q.shape[0] != n + 1:
+        raise InputError(f"q: got {tree.q.shape[0]} rows, expected {n + 1} (root and nodes).")
+
+
+def _padded(parents: Ints) -> Ints:
+    """Return the parents with the root as node N, its own parent: i64 [N + 1]."""
+    n = len(parents)
+    jump = np.empty(n + 1, dtype=np.int64)
+    jump[:n] = np.where(parents < 0, n, parents)
+    jump[n] = n
+    return jump

@@ -1,0 +1,295 @@
+"""The context drafter: copy on from where the last tokens stood before.
+
+The longest suffix of the text that occurred earlier (in the prompt, in further texts of the
+request, or in the output itself) is continued, as in prompt lookup and SAM-Decoding (arXiv
+2411.10666). Deviations: continuations form one tree, grown best first by estimated reach, with
+shorter matches as branches (the escape of PPM, Cleary and Witten 1984); acceptance is looked up by
+match length and corrected by what the target accepts; the first token of a quotation, which no
+match can find, is sought among the sentence starts of the document just named (see `starts`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from heapq import heappop, heappush, nlargest
+from typing import NamedTuple
+
+import numpy as np
+
+from ragspec.draft import (
+    NO_ORIGIN,
+    ROOT,
+    DraftContext,
+    DraftKind,
+    DraftRequest,
+    DraftTree,
+    Step,
+)
+from ragspec.retrievers.automaton import ROOT_STATE, SuffixAutomaton
+from ragspec.retrievers.starts import DocumentRange, QuotationStarts
+
+# Probability that the target follows the text, by match length (0, 1, 2, ...; the last for all
+# longer), and that a shorter match holds where the longest failed. Measured on gold answers.
+FOLLOWS = (0.0, 0.45, 0.52, 0.85, 0.92, 0.93, 0.94, 0.955, 0.96, 0.97, 0.975)
+FOLLOWS_AFTER_MISS = (0.0, 0.2, 0.25, 0.35, 0.4, 0.45)
+# Probability that a quotation starts right after the label of its document.
+QUOTES = 0.6
+
+_CHILDREN = 4
+_WIDE = 24
+_FLOOR = 0.005
+_QUOTE_LENGTH = 2
+_QUOTE_KEY = -1
+_LONGEST = len(FOLLOWS) - 1
+_ONE_PLACE = -1
+
+
+@dataclass(slots=True)
+class _Acceptance:
+    """Corrects probabilities by what happened: hits over expected hits, forgetting slowly."""
+
+    prior: float = 8.0
+    decay: float = 0.97
+    hits: dict[int, float] = field(default_factory=dict)
+    expected: dict[int, float] = field(default_factory=dict)
+
+    def expect(self, key: int, value: float) -> float:
+        scale = (self.prior + self.hits.get(key, 0.0)) / (self.prior + self.expected.get(key, 0.0))
+        return min(value * scale, 0.99)
+
+    def learn(self, key: int, expected: float, hit: bool) -> None:
+        self.hits[key] = self.hits.get(key, 0.0) * self.decay + hit
+        self.expected[key] = self.expected.get(key, 0.0) * self.decay + expected
+
+
+class _Node(NamedTuple):
+    """A place that the draft may reach; ordered so that a heap yields the largest reach first.
+
+    cost: minus the reach. state: what is matched there, -1 for the one place `position`. length: of
+    the match. key, prior: row of the acceptance table and what it says before any correction.
+    """
+
+    cost: float
+    parent: int
+    level: int
+    token: int
+    state: int
+    length: int
+    position: int
+    key: int
+    prior: float
+
+
+class ContextDrafter:
+    """Drafts from the text of the request itself: prompt, retrieved texts, output.
+
+    sentence_ends: token ids after which a quotation may start; None infers them from the ends of
+    the request's documents, an empty collection switches the search for quotation starts off.
+    """
+
+    name = "context"
+    kind = DraftKind.DETERMINISTIC
+
+    def __init__(self, sentence_ends: Collection[int] | None = None) -> None:
+        self._sentence_ends = sentence_ends
+
+    def open(self, request: DraftRequest) -> ContextSession:
+        """Return a session that has indexed the prompt and the texts of `request`."""
+        return ContextSession(request, self._sentence_ends)
+
+
+class ContextSession:
+    """The index and the acceptance table of one row; see `ContextDrafter`."""
+
+    def __init__(self, request: DraftRequest, sentence_ends: Collection[int] | None = None) -> None:
+        self._index = SuffixAutomaton(request.vocab_size)
+        self._ranges = _build(self._index, request)
+        self._range_starts = [r.start for r in self._ranges]
+        self._base = len(self._index) - len(request.prompt)
+        self._committed = len(request.prompt)
+        self._starts: QuotationStarts | None = None
+        inside = [r for r in self._ranges if r.start >= self._base]
+        if inside and (sentence_ends is None or sentence_ends):
+            question = request.prompt[max(r.end for r in inside) - self._base :]
+            self._starts = QuotationStarts(self._index.tokens, inside, question, sentence_ends)
+        self._acceptance = _Acceptance()
+        self._drafted: list[_Node] = []
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        """Return at most `budget` nodes, largest reach first, no deeper than wanted."""
+        self._follow(context.tokens)
+        self._drafted = self._grow(budget, context.remaining - 1)
+        return self._tree(self._drafted)
+
+    def observe(self, step: Step) -> None:
+        """Correct the acceptance table by what became of the last proposal."""
+        self._committed += len(step.tokens)
+        children: dict[int, list[int]] = {}
+        for i, node in enumerate(self._drafted):
+            children.setdefault(node.parent, []).append(i)
+        at = ROOT
+        for token in step.tokens:
+            offered, at = children.get(at, ()), len(self._drafted)
+            for i in offered:
+                node = self._drafted[i]
+                self._acceptance.learn(node.key, node.prior, node.token == token)
+                if node.token == token:
+                    at = i
+        self._drafted = []
+
+    def rollback(self, n: int) -> None:
+        """Forget the last `n` committed tokens."""
+        self._committed -= n
+        self._drafted = []
+        self._truncate()
+
+    def _truncate(self) -> None:
+        keep = self._base + self._committed
+        if keep < len(self._index):
+            self._index.truncate(keep)
+
+    def _follow(self, tokens: list[int]) -> None:
+        """Bring the index up to the committed tokens."""
+        self._committed = len(tokens)
+        self._truncate()
+        self._index.extend(tokens[len(self._index) - self._base :])
+
+    def _grow(self, budget: int, depth: int) -> list[_Node]:
+        """Return the nodes of largest reach, parents first."""
+        nodes: list[_Node] = []
+        if budget < 1 or depth < 1:
+            return nodes
+        heap: list[_Node] = []
+        taken: set[tuple[int, int]] = set()
+        state = self._index.match()
+        self._matches(heap, ROOT, 1, state, self._index.length[state], 1.0)
+        while heap and len(nodes) < budget:
+            node = heappop(heap)
+            if (node.parent, node.token) in taken:
+                continue
+            taken.add((node.parent, node.token))
+            nodes.append(node)
+            if node.level < depth:
+                self._continue(heap, node, len(nodes) - 1)
+        return nodes
+
+    def _continue(self, heap: list[_Node], node: _Node, at: int) -> None:
+        """Offer what may follow `node`, which has become node `at` of the tree."""
+        reach, level = -node.cost, node.level + 1
+        if node.state != _ONE_PLACE:
+            self._matches(heap, at, level, node.state, node.length, reach)
+            return
+        position, tokens = node.position + 1, self._index.tokens
+        if position < len(tokens) and tokens[position] < self._index.vocab_size:
+            key = min(node.length, _LONGEST)
+            p = self._acceptance.expect(key, FOLLOWS[key])
+            heappush(
+                heap,
+                _Node(-reach * p, at, level, tokens[position], _ONE_PLACE,
+                      node.length + 1, position, key, FOLLOWS[key]),
+            )  # fmt: skip
+
+    def _matches(
+        self, heap: list[_Node], parent: int, level: int, state: int, length: int, reach: float
+    ) -> None:
+        """Offer what followed `state`, then, with what is left, what followed its suffixes."""
+        index = self._index
+        if self._starts is not None and length > 1 and index.cited[state] < 0:
+            reach = self._quotations(heap, parent, level, index.latest[state], reach)
+        seen: set[int] = set()
+        while state > ROOT_STATE and reach > _FLOOR:
+            ranked = self._ranked(state, seen)
+            if ranked:
+                if seen:
+                    short = min(length, len(FOLLOWS_AFTER_MISS) - 1)
+                    key, prior = len(FOLLOWS) + short, FOLLOWS_AFTER_MISS[short]
+                else:
+                    key = min(length, _LONGEST)
+                    prior = FOLLOWS[key]
+                p = self._acceptance.expect(key, prior)
+                total = sum(offer[0] for offer in ranked)
+                for weight, latest, token, child in nlargest(_CHILDREN, ranked):
+                    share = weight / total
+                    place = index.cited[child] if index.cited[child] >= 0 else latest
+                    heappush(
+                        heap,
+                        _Node(-reach * p * share, parent, level, token, child,
+                              length + 1, place, key, prior * share),
+                    )  # fmt: skip
+                    seen.add(token)
+                reach *= 1.0 - p
+            state = index.link[state]
+            length = index.length[state]
+
+    def _quotations(
+        self, heap: list[_Node], parent: int, level: int, position: int, reach: float
+    ) -> float:
+        """Offer sentence starts of a document whose label ends at `position`; return the rest."""
+        starts = self._starts.after(position) if self._starts and position >= self._base else ()
+        if not starts:
+            return reach
+        p = self._acceptance.expect(_QUOTE_KEY, QUOTES)
+        for place, share in starts:
+            heappush(
+                heap,
+                _Node(-reach * p * share, parent, level, self._index.tokens[place],
+                      _ONE_PLACE, _QUOTE_LENGTH, place, _QUOTE_KEY, QUOTES * share),
+            )  # fmt: skip
+        # Half of the mass stays with the matches, which may well continue with the same token.
+        return reach * (1.0 - p / 2)
+
+    def _ranked(self, state: int, seen: set[int]) -> list[tuple[int, int, int, int]]:
+        """Return (count, latest end, token, state) of the continuations of `state`."""
+        index = self._index
+        count, latest, newest = index.count, index.latest, len(index.tokens) - 1
+        ranked = []
+        for token, child in index.children(state):
+            if token not in seen:
+                # Count 0: the only end is that of the newest token.
+                n = count[child]
+                ranked.append((n or 1, latest[child] if n else newest, token, child))
+                if len(ranked) == _WIDE:
+                    break
+        return ranked
+
+    def _tree(self, nodes: list[_Node]) -> DraftTree:
+        place = [node.position for node in nodes]
+        for i in range(len(nodes) - 1, -1, -1):
+            # The best child comes last in this order: its place fixes that of its parent, so
+            # that a quotation stays in one document from node to node.
+            if nodes[i].parent != ROOT and self._origin(place[i]) != NO_ORIGIN:
+                place[nodes[i].parent] = place[i] - 1
+        return DraftTree.build(
+            [node.token for node in nodes],
+            [node.parent for node in nodes],
+            ContextDrafter.name,
+            reach=np.array([-node.cost for node in nodes], dtype=np.float32),
+            origin=[self._origin(p) for p in place],
+        )
+
+    def _origin(self, position: int) -> tuple[int, int]:
+        """Return (document, token offset) of a place in the index."""
+        at = bisect_right(self._range_starts, position) - 1
+        if at < 0 or position >= self._ranges[at].end:
+            return NO_ORIGIN
+        r = self._ranges[at]
+        return r.document, r.offset + position - r.start
+
+
+def _build(index: SuffixAutomaton, request: DraftRequest) -> list[DocumentRange]:
+    """Index the texts, each behind its own border, then the prompt; return what is document."""
+    ranges = []
+    for text in request.texts:
+        start = len(index)
+        index.build(text.tokens, True)
+        ranges.append(DocumentRange(start, len(index), text.document, text.offset))
+        index.separate()
+    base = len(index)
+    marks = [False] * len(request.prompt)
+    for start, end, document, offset in sorted(request.spans):
+        marks[start:end] = [True] * (end - start)
+        ranges.append(DocumentRange(base + start, base + end, document, offset))
+    index.build(request.prompt, marks)
+    return ranges

@@ -1,0 +1,78 @@
+"""Sparse search: BM25 over words (bm25s, Lucene's form of the scores)."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+WORD = re.compile(r"[^\W_]+")
+_STOP_WORDS = (
+    "a an and are as at be been but by can did do does for from had has have how i if in into is "
+    "it its of on or s t that the their there these this to was were what when where which who "
+    "whom whose why will with you your"
+)
+STOP_WORDS = frozenset(_STOP_WORDS.split())
+K1, B = 1.2, 0.75
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words that count: lower case, without accents, stop words and plural endings."""
+    if not text.isascii():
+        folded = unicodedata.normalize("NFKD", text)
+        text = "".join(letter for letter in folded if not unicodedata.combining(letter))
+    return [stem(word) for word in WORD.findall(text.lower()) if word not in STOP_WORDS]
+
+
+def stem(word: str) -> str:
+    """Take off an English plural ending (Harman's s-stemmer, 1991)."""
+    if len(word) > 4 and word.endswith("ies") and word[-4] not in "ae":
+        return word[:-3] + "y"
+    if len(word) > 3 and word.endswith("s") and word[-2] not in "us":
+        return word[:-1]
+    return word
+
+
+class SparseIndex:
+    """BM25 scores of every word in every passage, looked up for the words of a query."""
+
+    def __init__(self, scorer: Any) -> None:
+        self._scorer = scorer
+
+    @classmethod
+    def build(cls, texts: Sequence[str], *, k1: float = K1, b: float = B) -> SparseIndex:
+        """Index the passages' texts."""
+        import bm25s
+
+        scorer = bm25s.BM25(k1=k1, b=b, method="lucene")
+        # A corpus without one word cannot be indexed; the empty string stands in and matches none.
+        words = [words_of(text) or [""] for text in texts]
+        scorer.index(words, show_progress=False)
+        return cls(scorer)
+
+    def search(self, query: str, k: int) -> list[tuple[int, float]]:
+        """Return the k best (passage number, score), best first; only those that share a word."""
+        known = self._scorer.vocab_dict
+        words = [word for word in words_of(query) if word in known]
+        if not words:
+            return []
+        scores = self._scorer.get_scores(words)
+        k = min(k, len(scores))
+        best = np.argpartition(-scores, k - 1)[:k]
+        best = best[np.lexsort((best, -scores[best]))]
+        return [(int(number), float(scores[number])) for number in best if scores[number] > 0]
+
+    def save(self, folder: Path) -> None:
+        """Write plain arrays and JSON into a folder."""
+        self._scorer.save(folder, show_progress=False)
+
+    @classmethod
+    def load(cls, folder: Path) -> SparseIndex:
+        """Read what `save` wrote; the caller has checked the files."""
+        import bm25s
+
+        return cls(bm25s.BM25.load(folder, load_corpus=False, allow_pickle=False))

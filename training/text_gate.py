@@ -1,0 +1,198 @@
+"""Measure a text model on the valid items of docqa: does it quote, quote the right line, and end?
+
+Prompts hold the passages of the item's own document that BM25 ranks first for the question, in
+the layout of the training text; decoding is greedy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from text_data import read_jsonl, sentence_spans
+from text_model import repeat_accuracy
+
+EVIDENCE = re.compile(r"^\s*\[(\d+)\] (.*)$")
+
+
+@dataclass(frozen=True)
+class Item:
+    """A question with its prompt, its document, the gold evidence and the gold answers."""
+
+    name: str
+    prompt: str
+    passages: list[str]
+    document: str
+    evidence: str
+    answers: list[str]
+    question: str
+
+
+def squeeze(text: str) -> str:
+    """Reduce every run of white space to one space."""
+    return " ".join(text.split())
+
+
+def cut(text: str, words: int = 105) -> list[str]:
+    """Cut a document into passages of whole sentences, about `words` words each."""
+    passages, start, stop, count = [], -1, 0, 0
+    for a, b in sentence_spans(text):
+        size = len(text[a:b].split())
+        if start >= 0 and count + size > words + 20:
+            passages.append(text[start:stop])
+            start, count = -1, 0
+        start = a if start < 0 else start
+        stop, count = b, count + size
+    return [*passages, text[start:stop]]
+
+
+def terms(text: str) -> list[str]:
+    """Split a text into lower-case words for BM25."""
+    return re.findall(r"\w+", text.lower())
+
+
+def rank(question: str, passages: list[str], k1: float = 1.2, b: float = 0.75) -> list[int]:
+    """Order passages by their BM25 score for the question (Robertson and Zaragoza 2009)."""
+    counts = [Counter(terms(passage)) for passage in passages]
+    sizes = [sum(count.values()) for count in counts]
+    mean = sum(sizes) / len(sizes)
+    scores = [0.0] * len(passages)
+    for term in set(terms(question)):
+        holders = sum(1 for count in counts if term in count)
+        weight = math.log(1 + (len(passages) - holders + 0.5) / (holders + 0.5))
+        for i, count in enumerate(counts):
+            norm = k1 * (1 - b + b * sizes[i] / mean)
+            scores[i] += weight * count[term] * (k1 + 1) / (count[term] + norm)
+    return sorted(range(len(passages)), key=lambda i: -scores[i])
+
+
+def read_items(shared: Path, split: str, count: int) -> list[Item]:
+    """Build the prompts of `split` with `count` passages each."""
+    folder = shared / "data" / "docqa"
+    documents = {d["doc_id"]: d for d in read_jsonl(folder / "documents.jsonl.gz")}
+    items = []
+    for record in read_jsonl(folder / "items.jsonl"):
+        if record["split"] != split:
+            continue
+        document = documents[record["doc_id"]]
+        passages = cut(document["text"])
+        chosen = [passages[i] for i in rank(record["question"], passages)[:count]]
+        blocks = [f"[{n}] {document['title']}\n{text}" for n, text in enumerate(chosen, start=1)]
+        question = record["question"]
+        prompt = "Context:\n" + "\n\n".join(blocks) + f"\n\nQuestion: {question}\nEvidence:"
+        items.append(
+            Item(
+                record["id"],
+                prompt,
+                chosen,
+                document["text"],
+                record["evidence"],
+                record["answers"],
+                question,
+            )
+        )
+    return items
+
+
+def overlaps(quote: str, gold: str, document: str) -> bool:
+    """Say whether a quote lies on the gold evidence: half of the shorter one is shared."""
+    text, quote, gold = squeeze(document), squeeze(quote), squeeze(gold)
+    here, there = text.find(quote), text.find(gold)
+    if not quote or here < 0 or there < 0:
+        return False
+    shared = min(here + len(quote), there + len(gold)) - max(here, there)
+    return shared >= 0.5 * min(len(quote), len(gold))
+
+
+def judge(item: Item, output: str, ended: bool) -> dict[str, Any]:
+    """Judge one generated text (what follows "Evidence:")."""
+    line, _, rest = output.partition("\n")
+    match = EVIDENCE.match(line)
+    quote = match[2].strip() if match else line.strip()
+    passages = [squeeze(passage) for passage in item.passages]
+    found = len(quote.split()) >= 6 and any(squeeze(quote) in passage for passage in passages)
+    answer = squeeze(rest.partition("Answer:")[2]).lower()
+    gold = squeeze(item.evidence)
+    return {
+        "id": item.name,
+        "verbatim": found,
+        "overlap": overlaps(quote, item.evidence, item.document),
+        "ended": ended,
+        "answer": any(squeeze(a).lower() in answer or answer in squeeze(a).lower() for a in
+                      item.answers) if answer else False,
+        "retrieved": any(gold[:60] in passage for passage in passages),
+        "label": bool(match and int(match[1]) <= len(passages)
+                      and squeeze(quote) in passages[int(match[1]) - 1]) if found else False,
+        "question": item.question,
+        "output": output,
+    }
+
+
+def generate(model: Any, tokenizer: Any, prompts: list[str], limit: int) -> list[tuple[str, bool]]:
+    """Decode greedily, prompts of like length together; give each text and whether it ended."""
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    results: dict[int, tuple[str, bool]] = {}
+    tokenizer.padding_side = "left"
+    for start in range(0, len(order), 8):
+        rows = order[start : start + 8]
+        inputs = tokenizer(
+            [prompts[i] for i in rows], return_tensors="pt", padding=True, add_special_tokens=False
+        )
+        with torch.no_grad():
+            output = model.generate(
+                input_ids=inputs["input_ids"],
+                attention_mask=inputs["attention_mask"],
+                max_new_tokens=limit,
+                do_sample=False,
+            )
+        for i, row in zip(rows, output[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):
+            ended = 0 in row
+            body = row[: row.index(0)] if ended else row
+            results[i] = (tokenizer.decode(body), ended)
+    return [results[i] for i in range(len(prompts))]
+
+
+def measure(model: Any, tokenizer: Any, items: list[Item], limit: int = 160) -> dict[str, Any]:
+    """Run the gate; returns the rates and the judged rows."""
+    outputs = generate(model, tokenizer, [item.prompt for item in items], limit)
+    rows = [judge(item, *output) for item, output in zip(items, outputs, strict=True)]
+    keys = ("verbatim", "overlap", "ended", "answer", "retrieved", "label")
+    rates: dict[str, Any] = {k: round(sum(row[k] for row in rows) / len(rows), 3) for k in keys}
+    rates["items"] = len(rows)
+    rates["repeat_128"] = round(repeat_accuracy(model, 16, 128, 7), 4)
+    rates["repeat_400"] = round(repeat_accuracy(model, 4, 400, 7), 4)
+    return {"rates": rates, "rows": rows}
+
+
+def main() -> None:
+    """Print the rates of a model folder as JSON; with --rows also every output."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, default=Path("ragspec/starter/target"))
+    parser.add_argument("--shared", type=Path, default=Path("../shared"))
+    parser.add_argument("--split", default="valid")
+    parser.add_argument("--passages", type=int, default=4)
+    parser.add_argument("--every", type=int, default=1, help="take every n-th item only")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--rows", type=Path, default=None, help="write the judged rows here")
+    args = parser.parse_args()
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype))
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    items = read_items(args.shared, args.split, args.passages)[:: args.every]
+    result = measure(model.eval(), tokenizer, items)
+    if args.rows:
+        args.rows.write_text(json.dumps(result["rows"], indent=1, ensure_ascii=False))
+    print(json.dumps(result["rates"]))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Train a starter text model on a CPU, resumable, ending at a given time of the day.
+
+The model's weights are bfloat16 and follow float32 masters; the hidden matrices are moved by Muon,
+embeddings and norms by AdamW. The learning rate warms up, stays, and falls linearly to zero over
+the last minutes before `--stop-at`, so that a run ends well whenever it has to end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import random
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from text_data import read_documents, read_questions
+from text_mix import Mix, Shares
+from text_model import SHAPES, build_model, repeat_accuracy, use_block_attention, weighted_loss
+from torch import Tensor
+
+STEP_TOKENS = 8192
+MICRO_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Phase:
+    """From `tokens` seen on: shares of the mix and row lengths with their odds."""
+
+    tokens: int
+    shares: Shares
+    lengths: dict[int, float]
+
+
+PHASES = (
+    Phase(0, Shares(0.6, 0.3, 0.0), {256: 1.0}),
+    Phase(2_500_000, Shares(0.4, 0.45, 0.3), {256: 0.5, 512: 0.5}),
+    Phase(5_000_000, Shares(0.25, 0.6, 0.6), {512: 0.7, 1024: 0.3}),
+    Phase(10_000_000, Shares(0.2, 0.65, 0.9), {512: 0.4, 1024: 0.55, 2048: 0.05}),
+)
+
+
+def phase_at(tokens: int) -> Phase:
+    """Give the phase of the mix after `tokens` training tokens."""
+    return [phase for phase in PHASES if phase.tokens <= tokens][-1]
+
+
+class Trainer:
+    """A model, its float32 masters, its two optimisers and its counters."""
+
+    def __init__(self, name: str, seed: int, muon_rate: float, adam_rate: float) -> None:
+        """Build the model with `seed` and split its parameters between the optimisers."""
+        torch.manual_seed(seed)
+        self.model: Any = build_model(name)
+        self.masters = {key: p.detach().clone() for key, p in self.model.named_parameters()}
+        self.model.to(torch.bfloat16)
+        use_block_attention(self.model)
+        matrices = [m for k, m in self.masters.items() if m.ndim == 2 and "embed" not in k]
+        others = [m for k, m in self.masters.items() if m.ndim != 2 or "embed" in k]
+        self.optimisers: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(
+                matrices, lr=muon_rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
+            ),
+            torch.optim.AdamW(others, lr=adam_rate, betas=(0.9, 0.95), weight_decay=0.0),
+        ]
+        self.rates = (muon_rate, adam_rate)
+        self.step = 0
+        self.tokens = 0
+
+    def update(self, tokens: Tensor, weights: Tensor, factor: float) -> float:
+        """Do one optimiser step on rows [B, T + 1] at `factor` of the rates; return the loss."""
+        total = float(weights[:, 1:].sum())
+        micro = max(1, MICRO_TOKENS // (tokens.shape[1] - 1))
+        loss = 0.0
+        for start in range(0, tokens.shape[0], micro):
+            rows = slice(start, start + micro)
+            part = weighted_loss(self.model, tokens[rows], weights[rows]) / total
+            part.backward()
+            loss += float(part.detach())
+        self.apply_gradients(factor)
+        self.step += 1
+        self.tokens += tokens.shape[0] * (tokens.shape[1] - 1)
+        return loss
+
+    def apply_gradients(self, factor: float) -> None:
+        """Move the masters by the clipped gradients and copy them into the model."""
+        for key, parameter in self.model.named_parameters():
+            self.masters[key].grad = parameter.grad.float()
+            parameter.grad = None
+        torch.nn.utils.clip_grad_norm_(self.masters.values(), 1.0)
+        for optimiser, rate in zip(self.optimisers, self.rates, strict=True):
+            for group in optimiser.param_groups:
+                group["lr"] = rate * factor
+            optimiser.step()
+        with torch.no_grad():
+            for key, parameter in self.model.named_parameters():
+                parameter.copy_(self.masters[key])
+
+    def save(self, path: Path) -> None:
+        """Write everything needed to go on, beside first and then in place."""
+        state = {
+            "masters": self.masters,
+            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
+            "step": self.step,
+            "tokens": self.tokens,
+        }
+        torch.save(state, path.with_suffix(".new"))
+        path.with_suffix(".new").replace(path)
+
+    def load(self, path: Path) -> None:
+        """Go on from a checkpoint written by `save`."""
+        state = torch.load(path, weights_only=True)
+        with torch.no_grad():
+            for key, parameter in self.model.named_parameters():
+                self.masters[key].copy_(state["masters"][key])
+                parameter.copy_(self.masters[key])
+        for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
+        self.step, self.tokens = state["step"], state["tokens"]
+
+
+def rate_factor(step: int, left: float, decay: float, warm_up: int = 100) -> float:
+    """Give the share of the full rate: warm-up by steps, decay by the seconds that are left."""
+    return min(1.0, (step + 1) / warm_up, max(0.0, left / decay))
+
+
+def seconds_until(clock: str) -> float:
+    """Count the seconds until the next `HH:MM`."""
+    now = datetime.datetime.now()
+    hour, minute = map(int, clock.split(":"))
+    end = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
+    if end <= now:
+        end += datetime.timedelta(days=1)
+    return (end - now).total_seconds()
+
+
+def train(trainer: Trainer, mix: Mix, folder: Path, seconds: float, decay: float) -> None:
+    """Train for `seconds`, the last `decay` of them with a falling rate; log and save as it goes.
+
+    SIGTERM ends the run after the current step, with a checkpoint.
+    """
+    end = time.monotonic() + seconds
+    saved = time.monotonic()
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    with (folder / "log.jsonl").open("a") as log:
+        while (left := end - time.monotonic()) > 0 and not stop.is_set():
+            phase = phase_at(trainer.tokens)
+            rng = random.Random(f"length/{trainer.step}")
+            length = rng.choices(list(phase.lengths), list(phase.lengths.values()))[0]
+            rows, weights = mix.batch(trainer.step, STEP_TOKENS // length, length, phase.shares)
+            began = time.monotonic()
+            factor = rate_factor(trainer.step, left, decay)
+            loss = trainer.update(torch.tensor(rows), torch.tensor(weights), factor)
+            line: dict[str, float] = {"step": trainer.step, "tokens": trainer.tokens}
+            line |= {"length": length, "loss": round(loss, 4), "factor": round(factor, 4)}
+            line["seconds"] = round(time.monotonic() - began, 2)
+            if trainer.step % 50 == 0:
+                line["repeat"] = round(repeat_accuracy(trainer.model, 8, 128, 1), 4)
+            print(json.dumps(line), file=log, flush=True)
+            if time.monotonic() - saved > 240:
+                trainer.save(folder / "last.pt")
+                saved = time.monotonic()
+    trainer.save(folder / "last.pt")
+
+
+def main() -> None:
+    """Read the arguments, resume where there is a checkpoint, and train."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=sorted(SHAPES), default="target")
+    parser.add_argument("--shared", type=Path, default=Path("../shared"))
+    parser.add_argument("--tokenizer", type=Path, default=Path("runs/text/tokenizer"))
+    parser.add_argument("--out", type=Path, default=None, help="default: runs/text/MODEL")
+    parser.add_argument("--stop-at", default="18:00", help="time of the day, HH:MM")
+    parser.add_argument("--decay-minutes", type=float, default=25.0)
+    parser.add_argument("--muon-rate", type=float, default=5e-3)
+    parser.add_argument("--adam-rate", type=float, default=3e-3)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    from transformers import AutoTokenizer
+
+    torch.set_num_threads(1)
+    folder = args.out or Path("runs/text") / args.model
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
+    mix = Mix(read_documents(args.shared), read_questions(args.shared), tokenizer, args.seed)
+    trainer = Trainer(args.model, args.seed, args.muon_rate, args.adam_rate)
+    if (folder / "last.pt").exists():
+        trainer.load(folder / "last.pt")
+    train(trainer, mix, folder, seconds_until(args.stop_at), args.decay_minutes * 60)
+
+
+if __name__ == "__main__":
+    main()
