@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +35,8 @@ class Asking:
 
     @property
     def streams(self) -> bool:
-        """Whether the text is shown piece by piece."""
-        return self.stream and not self.json
+        """Whether the text is shown piece by piece; not when times are compared: showing costs."""
+        return self.stream and not self.json and not self.compare
 
 
 @dataclass(slots=True)
@@ -85,23 +84,21 @@ def answer_question(
     from ragspec.pipelines.docqa import DocQA
 
     terminal = Terminal(quiet=asking.json)
+    with terminal.working("reading the documents"):
+        qa = DocQA.from_documents(docs) if index is None else DocQA.from_index(index)
+    for skipped in qa.skipped:
+        terminal.note(f"not read: {skipped.path}: {skipped.reason}")
     with terminal.working("loading the model"):
         engine = asking.engine.engine()
-    with terminal.working("reading the documents"):
-        if index is None:
-            qa = DocQA.from_documents(list(docs), engine=engine)
-        else:
-            qa = DocQA.from_index(index, engine=engine)
 
-    def run(engine: Engine, sampling: Sampling, on_text: Callable[[str], None] | None) -> Answer:
-        limit = asking.max_new_tokens
-        asked = _over(qa, engine)
-        return asked.ask(question, sampling, max_new_tokens=limit, top_k=passages, on_text=on_text)
+    def run(engine: Engine, sampling: Sampling, stream: Callable[[str], None] | None) -> Answer:
+        asked, limit = over(qa, engine), asking.max_new_tokens
+        return asked.ask(question, sampling, max_new_tokens=limit, top_k=passages, stream=stream)
 
     if asking.compare:
-        _over(qa, engine).ask(question, max_new_tokens=WARM_UP_TOKENS, top_k=passages)
+        over(qa, engine).ask(question, max_new_tokens=WARM_UP_TOKENS, top_k=passages)
     answer = run(engine, asking.sampling, terminal.piece if asking.streams else None)
-    result = _answered(question, answer)
+    result = answered(question, answer)
     compared = _compared(engine, result, asking, lambda e, s: run(e, s, None).generation, terminal)
     _show(result, compared, engine, asking, terminal)
     return answer.generation.finish_reason == "cancelled"
@@ -113,37 +110,32 @@ def build_index(paths: Sequence[Path], out: Path) -> None:
 
     terminal = Terminal()
     with terminal.working("reading the documents"):
-        qa = DocQA.from_documents(list(paths), engine=None)
+        qa = DocQA.from_documents(paths)
         qa.save(out)
-    terminal.note(f"wrote {out}")
+    for skipped in qa.skipped:
+        terminal.note(f"not read: {skipped.path}: {skipped.reason}")
+    terminal.note(f"wrote {len(qa.documents)} documents to {out}")
 
 
-def _over(qa: DocQA, engine: Engine) -> DocQA:
+def over(qa: DocQA, engine: Engine) -> DocQA:
     """Return the same documents asked through another engine."""
-    other = copy.copy(qa)
-    other.engine = engine
-    return other
+    from ragspec.pipelines.docqa import DocQA as AnyDocQA
+
+    return AnyDocQA(qa.retriever, engine=engine, skipped=qa.skipped)
 
 
-def _answered(question: str, answer: Answer) -> Result:
-    citations = [_plain(citation) for citation in answer.citations]
-    fields = {
-        "question": question,
-        "answer": answer.text,
-        "citations": citations,
-        "passages": [_plain(passage) for passage in answer.passages],
-    }
-    quoted = [c | {"text": answer.text[c["answer_start"] : c["answer_end"]]} for c in citations]
-    extra = {"question": question, "citations": quoted}
-    return Result(answer.generation, answer.report, fields, _documents(answer), extra)
-
-
-def _documents(answer: Answer) -> tuple[str, ...]:
-    return tuple(str(name) for name in answer.documents)
-
-
-def _plain(value: Any) -> dict[str, Any]:
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else dict(value)
+def answered(question: str, answer: Answer) -> Result:
+    """Return what is shown of an answer."""
+    fields = answer.to_dict()
+    quotes = [
+        c | {"text": answer.text[c["answer_start"] : c["answer_end"]]} for c in fields["citations"]
+    ]
+    # The origin of a draft counts the passages of the prompt.
+    names = tuple(
+        f"{hit.document.name}, passage {number}" for number, hit in enumerate(answer.passages, 1)
+    )
+    extra = {"question": question, "citations": quotes}
+    return Result(answer.generation, answer.report, fields, names, extra)
 
 
 def _compared(

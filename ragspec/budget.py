@@ -22,7 +22,8 @@ from ragspec.cost import CostCurve
 from ragspec.draft import DraftTree, Step
 from ragspec.economics import BUCKETS, Experience
 from ragspec.errors import InputError, StoreError, UnknownNameError
-from ragspec.goodput import GoodputSession, Settings, best_first, cut
+from ragspec.goodput import GoodputSession, Settings
+from ragspec.tree import keep_best
 
 FORMAT = 1
 
@@ -57,6 +58,11 @@ class BudgetPolicy(Protocol):
     @property
     def name(self) -> str:
         """The name by which the policy is reported."""
+        ...
+
+    @property
+    def needs_cost(self) -> bool:
+        """Whether `open` wants the target's cost curve."""
         ...
 
     def open(self, cost: CostCurve | None) -> BudgetSession:
@@ -104,6 +110,11 @@ class FixedBudget:
         """The name by which the policy is reported."""
         return f"fixed-{self.nodes}"
 
+    @property
+    def needs_cost(self) -> bool:
+        """False: the size is given."""
+        return False
+
     def open(self, cost: CostCurve | None) -> FixedSession:
         """Return the policy for one row; the cost does not matter to it."""
         return FixedSession(self.nodes)
@@ -131,12 +142,7 @@ class FixedSession:
 
     def fit(self, tree: DraftTree, length: int) -> DraftTree:
         """Return the nodes of largest claimed reach, at most the fixed number of them."""
-        if len(tree) <= self.nodes:
-            return tree
-        claims: list[float] = []
-        for parent, claim in zip(tree.parents.tolist(), tree.reach.tolist(), strict=True):
-            claims.append(min(claim, claims[parent]) if parent >= 0 else claim)
-        return cut(tree, best_first(claims)[: self.nodes])
+        return keep_best(tree, self.nodes)
 
     def observe(self, step: Step, length: int) -> None:
         """Count the size."""
@@ -152,6 +158,7 @@ class AutoBudget:
     """
 
     name = "auto"
+    needs_cost = True
 
     def __init__(
         self, *, margin: float = 0.03, probe_share: float = 0.015, maximum: int = BUCKETS[-1]
@@ -168,9 +175,11 @@ class AutoBudget:
         self._cost: CostCurve | None = None
 
     def open(self, cost: CostCurve | None) -> GoodputSession:
-        """Return the policy for one row; the curve is refined by what is measured."""
-        self._cost = cost or self._cost or CostCurve.assumed()
-        return GoodputSession(self.settings, self.experience, self._cost)
+        """Return the policy for one row; the curve is refined by what is measured.
+
+        A batch of B rows is given `cost.batched(B)`."""
+        self._cost = self._cost or cost or CostCurve.assumed()
+        return GoodputSession(self.settings, self.experience, cost or self._cost)
 
     def freeze(self) -> FrozenBudget:
         """Return a policy of what is known by now, for repeatable runs."""
@@ -183,6 +192,7 @@ class FrozenBudget:
     """A profile of costs and acceptance that does not learn: equal runs make equal choices."""
 
     name = "frozen"
+    needs_cost = False
 
     def __init__(self, cost: CostCurve, experience: Experience, settings: Settings) -> None:
         self.cost = cost

@@ -24,6 +24,7 @@ import numpy as np
 
 from ragspec.costgrid import (
     MAX_ROWS,
+    ROWS,
     Floats,
     agree,
     at,
@@ -34,10 +35,9 @@ from ragspec.costgrid import (
 )
 from ragspec.errors import InputError
 
-ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 FORMAT = 1
 LEVEL_RATE = 0.1
-TILT_RATE = 0.06
+TILT_SHARE = 0.6
 CLIP = 0.25  # an observation moves the curve as if it were at most e^0.25 off
 MAX_TILT = 1.0
 FAR = math.log(2.0)  # three observations further off than this in a row are believed at once
@@ -110,8 +110,8 @@ class CostCurve:
         self.learns_scale = False
         self._dense = np.array([spread(self.rows, row) for row in self.table])
         self._lean = np.log2(np.arange(1, MAX_ROWS + 1)) / 4.0  # 0 at one row, 1 at sixteen
-        self._level = [0.0] * len(self.lengths)
-        self._tilt = [0.0] * len(self.lengths)
+        self._level = np.zeros(len(self.lengths))
+        self._tilt = np.zeros(len(self.lengths))
         self._far = 0
         self._now = self._dense.copy()
 
@@ -224,15 +224,13 @@ class CostCurve:
 
     def seconds(self, rows: int, length: int) -> float:
         """Return the seconds of a forward of `rows` rows after `length` tokens of context."""
-        if rows > MAX_ROWS:
-            return at(range(1, MAX_ROWS + 1), self.upto(length), rows)
         i, place = self._place(length)
+        if rows > MAX_ROWS or place > 1.0:
+            return at(range(1, MAX_ROWS + 1), self.upto(length), rows)
         low = float(self._now[i, rows - 1])
         if place == 0.0:
             return low
         high = float(self._now[i + 1, rows - 1])
-        if place > 1.0:  # beyond the last length: never cheaper than there
-            return high + max(high - low, 0.0) * (place - 1.0)
         return low + (high - low) * place
 
     def upto(self, length: int) -> list[float]:
@@ -241,9 +239,10 @@ class CostCurve:
         if place == 0.0:
             return self._now[i].tolist()  # type: ignore[no-any-return]
         low, high = self._now[i], self._now[i + 1]
-        if place > 1.0:
-            low, high, place = high, high + np.maximum(high - low, 0.0), place - 1.0
-        return (low + (high - low) * place).tolist()  # type: ignore[no-any-return]
+        if place <= 1.0:
+            return (low + (high - low) * place).tolist()  # type: ignore[no-any-return]
+        beyond = high + np.maximum(high - low, 0.0) * (place - 1.0)  # never cheaper than there
+        return np.maximum.accumulate(beyond).tolist()  # type: ignore[no-any-return]
 
     def refine(self, rows: int, length: int, seconds: float) -> None:
         """Move the curve towards one measured forward.
@@ -258,23 +257,23 @@ class CostCurve:
         self._far = self._far + 1 if abs(error) > FAR else 0
         if self.learns_scale or self._far >= 3:
             self.learns_scale, self._far = False, 0
-            for i in range(len(self.lengths)):
-                self._move(i, error / (1.0 + lean * lean), error * lean / (1.0 + lean * lean))
+            self._move(np.ones(len(self.lengths)), error / (1.0 + lean * lean), lean)
             return
-        error = min(max(error, -CLIP), CLIP)
         first, place = self._place(length)
-        place = min(place, 1.0)
-        for i, share in ((first, 1.0 - place), (first + 1, place)):
-            if share > 0.0:
-                step = share * error / (1.0 + lean * lean)
-                self._move(i, LEVEL_RATE * step, TILT_RATE * step * lean)
+        share = np.zeros(len(self.lengths))
+        share[first] = 1.0 - min(place, 1.0)
+        if place > 0.0:
+            share[first + 1] = min(place, 1.0)
+        step = LEVEL_RATE * min(max(error, -CLIP), CLIP) / (1.0 + lean * lean)
+        self._move(share, step, lean * TILT_SHARE)
 
-    def _move(self, i: int, level: float, tilt: float) -> None:
-        """Add to the level and the tilt of a length and bring its present costs up to date."""
-        self._level[i] += level
-        self._tilt[i] = min(max(self._tilt[i] + tilt, -MAX_TILT), MAX_TILT)
-        factor = np.exp(self._lean * self._tilt[i] + self._level[i])
-        np.maximum.accumulate(self._dense[i] * factor, out=self._now[i])
+    def _move(self, share: Floats, level: float, lean: float) -> None:
+        """Add to levels and tilts [C] and bring the present costs up to date."""
+        self._level += share * level
+        self._tilt += share * (level * lean)
+        np.clip(self._tilt, -MAX_TILT, MAX_TILT, out=self._tilt)
+        factor = np.exp(self._tilt[:, None] * self._lean + self._level[:, None])
+        self._now = np.maximum.accumulate(self._dense * factor, axis=1)
 
     def _place(self, length: int) -> tuple[int, float]:
         """Return the length's interval and its place in it: 0..1, more beyond the last length."""

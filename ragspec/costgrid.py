@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 MAX_ROWS = 65  # 64 draft nodes and the root
 
 Floats = NDArray[np.float64]

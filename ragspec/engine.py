@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ragspec.budget import BudgetPolicy, make_budget
-from ragspec.draft import Drafter, SourceText
+from ragspec.draft import Drafter, SourceText, Step
 from ragspec.drafting import build_drafter
 from ragspec.errors import InputError
 from ragspec.loop import decode
@@ -22,7 +22,7 @@ from ragspec.rules import Rule, check_pairing
 from ragspec.runs import RowSettings, Run
 from ragspec.sampling import Sampling
 from ragspec.loading import load_model, open_target, read_cost
-from ragspec.stops import StopRule
+from ragspec.stops import Criterion, StopRule
 from ragspec.streaming import Stream
 
 DEFAULT_NEW_TOKENS = 256
@@ -98,6 +98,8 @@ class Engine:
         spans: Sequence[Span] = (),
         texts: Sequence[SourceText] = (),
         attention_mask: torch.Tensor | None = None,
+        stopping_criteria: Sequence[Criterion] = (),
+        on_step: Callable[[int, Step], None] | None = None,
     ) -> Any:
         """Return a Generation for one prompt, a list of them for several.
 
@@ -105,20 +107,24 @@ class Engine:
         With Sampling(n > 1) every prompt gives a list of n. stop: strings that end the text and
         are not part of it. logprobs: keep log-probabilities, with as many alternatives.
         logits_processor: any transformers processors. spans, texts: what the prompt was made
-        from, see `DraftRequest`. Raises InputError, SamplingError, PromptTooLongError.
+        from, see `DraftRequest`. stopping_criteria: any of transformers'. on_step: called with the
+        number of the row and each of its steps. Raises InputError, SamplingError,
+        PromptTooLongError.
         """
         sampling = sampling or Sampling()
         encoded = encode_prompts(prompts, self.tokenizer, self.target.vocab_size, attention_mask)
         settings = self._settings(
-            encoded, sampling, max_new_tokens, stop, stop_token_ids, logprobs
+            encoded, sampling, max_new_tokens, stop, stop_token_ids, logprobs, stopping_criteria
         )
         settings.extra, settings.spans, settings.texts = logits_processor, spans, texts
         results: list[list[Generation]] = []
         for start in range(0, len(encoded.ids), self.batch_size):
             part = encoded.ids[start : start + self.batch_size]
             run = self._run(part, settings, start)
-            for _ in self._decode(run):
-                pass
+            for emissions in self._decode(run):
+                if on_step is not None:
+                    for emission in emissions:
+                        on_step(start * sampling.n + run.rows.index(emission.row), emission.step)
             results.extend(run.results())
         flat = [texts if sampling.n > 1 else texts[0] for texts in results]
         return flat[0] if encoded.single else flat
@@ -164,6 +170,7 @@ class Engine:
         stop: str | Sequence[str],
         stop_token_ids: Sequence[int],
         logprobs: int | bool,
+        criteria: Sequence[Criterion] = (),
     ) -> RowSettings:
         """Check the request as a whole before any work is done."""
         longest = max(len(ids) for ids in encoded.ids)
@@ -181,7 +188,7 @@ class Engine:
             raise InputError("a stop string is empty; expected at least one character")
         ends = frozenset(self._end_tokens()) | frozenset(stop_token_ids)
         top = None if logprobs is False else int(logprobs) if logprobs is not True else 0
-        return RowSettings(sampling, StopRule(ends, max_new_tokens, strings), top)
+        return RowSettings(sampling, StopRule(ends, max_new_tokens, strings, tuple(criteria)), top)
 
     def _end_tokens(self) -> list[int]:
         generation = getattr(self.model, "generation_config", None)

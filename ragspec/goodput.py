@@ -1,25 +1,28 @@
 """The tree of most tokens per second, step by step: the sessions of AutoBudget and FrozenBudget.
 
 `fit` chooses the size of the tree that was proposed, `allowance` how much to ask for and whether
-to ask at all. While speculation is off the drafter is probed now and then: the net time lost to
-probes is booked and may not exceed a small share of the row's time, pauses double after a probe
-in vain, and a probe that the text followed halves the evidence against the drafter.
+to ask at all. Speculation goes off when the time that it lost, less what it won since, exceeds
+one plain step. While it is off the drafter is probed now and then: the net time lost to probes is
+booked and may not exceed a small share of the row's time, pauses double after a probe in vain,
+and a probe that the text followed halves the evidence against the drafter.
+
+Rows of a batch each decide as if all decided alike, so they want `CostCurve.batched`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import dataclass
 
 from ragspec.calibration import Appraisal
 from ragspec.cost import CostCurve
 from ragspec.draft import DraftTree, Step
 from ragspec.economics import BUCKETS, Experience
+from ragspec.tree import select
 
 FREE = 0.01  # a drafter that costs less of a plain step than this is always asked
-FIRST_PAUSE, LAST_PAUSE = 8, 256
+CHEAP = 0.1  # one that costs less than this is asked at the start of every row
+LONGEST_PAUSE = 16  # in pauses that the share for probes would allow
 PROBE = BUCKETS.index(4)
 SLOW, QUICK = 0.1, 0.34  # weights of a step in the rate of drafting: in use, in a probe
 
@@ -42,28 +45,11 @@ def best_first(reach: Sequence[float]) -> list[int]:
     return sorted(range(len(reach)), key=reach.__getitem__, reverse=True)
 
 
-def cut(tree: DraftTree, keep: Sequence[int]) -> DraftTree:
-    """Return the tree of the nodes in `keep` (closed under ancestors), in their old order."""
-    if len(keep) == len(tree):
+def cut(tree: DraftTree, order: Sequence[int], size: int) -> DraftTree:
+    """Return the tree of the first `size` nodes of `order`, in the order of the tree."""
+    if size >= len(tree):
         return tree
-    if not keep:
-        return DraftTree.empty(tree.kind)
-    kept = sorted(keep)
-    place = {node: i for i, node in enumerate(kept)}
-    parents = tree.parents.tolist()
-    q = tree.q
-    if q is not None:
-        q = q[[0, *(node + 1 for node in kept)]]
-    rows = np.array(kept)
-    return replace(
-        tree,
-        tokens=tree.tokens[rows],
-        parents=np.array([place.get(parents[node], -1) for node in kept], dtype=np.int64),
-        reach=tree.reach[rows],
-        source=tree.source[rows],
-        origin=tree.origin[rows],
-        q=q,
-    )
+    return select(tree, sorted(order[:size])) if size else DraftTree.empty(tree.kind)
 
 
 class GoodputSession:
@@ -81,13 +67,14 @@ class GoodputSession:
         self._proposal: Appraisal | None = None
         self._expected = 0.0
         self._off: bool | None = None
-        self._pause, self._countdown = FIRST_PAUSE, 2
-        self._elapsed = self._lost = 0.0
+        self._pause, self._countdown = 1, 2
+        self._regret = self._elapsed = self._lost = 0.0
+        self._before: dict[str, float] = {}
 
     @property
     def reason(self) -> str | None:
         """Why speculation is off or did not pay, in one sentence; None where it did."""
-        ratio = self.experience.drafted.value * self._plain
+        ratio = self._speedup()
         if self._off:
             return (
                 "speculation is off: on this text and device drafting is expected to give "
@@ -107,13 +94,11 @@ class GoodputSession:
         experience = self.experience
         self._plain = 1000.0 * self.cost.seconds(1, length) + experience.host
         if self._off is None or not self.settings.learns:
-            self._off = self._fails()
+            self._off = self._share() > CHEAP and self._speedup() < 1.0
         asked = min(experience.asked, self.settings.largest)
         if self._off:
             self._countdown -= 1
-            asked = min(asked, PROBE)
-            if not self.settings.learns or not self._may_probe(BUCKETS[asked]):
-                asked = 0
+            asked = min(asked, PROBE) if self._may_probe() else 0
         self._asked = asked
         return BUCKETS[asked]
 
@@ -138,7 +123,7 @@ class GoodputSession:
             experience.learn_worth(net, best if BUCKETS[best] <= last else 0)
         self._proposed = self._proposed or last > 0
         self._expected = gains[sizes[best]]
-        return cut(tree, order[: sizes[best]])
+        return cut(tree, order, sizes[best])
 
     def observe(self, step: Step, length: int) -> None:
         """Learn from a step, and switch speculation off or on."""
@@ -150,8 +135,10 @@ class GoodputSession:
         experience, spent = self.experience, step.milliseconds
         if "verify" in spent:
             self.cost.refine(size + 1, length, spent["verify"] / 1000.0)
-        if "host" in spent:
-            experience.learn_host(spent["host"] + spent.get("commit", 0.0))
+        host = self._before if "host" not in spent else spent  # it may be known a step late
+        if "host" in host:
+            experience.learn_host(host["host"] + host.get("commit", 0.0))
+        self._before = spent
         self._plain = 1000.0 * self.cost.seconds(1, length) + experience.host
         time = 1000.0 * self.cost.seconds(size + 1, length) + experience.host
         followed = 0
@@ -164,7 +151,12 @@ class GoodputSession:
             time += experience.draft.of(BUCKETS[self._asked])
             weight = QUICK if self._off else SLOW
             experience.drafted.learn(1.0 + self._expected, time, weight)
-            self._switch(len(step.tokens), time, followed)
+            if self._off:
+                self._book_probe(len(step.tokens), time, followed)
+            else:
+                self._regret += time / self._plain - 1.0 - self._expected
+                self._regret = max(0.0, self._regret)
+                self._off = self._regret > 1.0 and self._share() > FREE
         self._elapsed += time
         experience.overall.learn(len(step.tokens), time, 0.05)
         experience.choose_asked(self._rate(), self.settings.largest)
@@ -175,30 +167,32 @@ class GoodputSession:
         plain = 1.0 / self._plain if self._plain > 0.0 else 0.0
         return max(plain, self.experience.overall.value)
 
-    def _fails(self) -> bool:
-        """Tell whether drafting costs something and gives less than plain decoding."""
-        experience = self.experience
-        if experience.draft.of(BUCKETS[experience.asked]) <= FREE * self._plain:
-            return False
-        return experience.drafted.steps >= 3 and experience.drafted.value * self._plain < 1.0
+    def _share(self) -> float:
+        """Return the cost of drafting in plain steps."""
+        asked = BUCKETS[min(self.experience.asked, self.settings.largest)]
+        return self.experience.draft.of(asked) / max(self._plain, 1e-9)
 
-    def _may_probe(self, nodes: int) -> bool:
+    def _speedup(self) -> float:
+        """Return the tokens per time of drafted steps over those of plain ones; 1 if unknown."""
+        drafted = self.experience.drafted
+        return drafted.value * self._plain if drafted.steps >= 3 else 1.0
+
+    def _may_probe(self) -> bool:
         """Tell whether the pause is over and the time lost to probes leaves room for one."""
-        room = self.settings.probe_share * self._elapsed + self._plain
-        return self._countdown <= 0 and self._lost + self.experience.draft.of(nodes) <= room
+        settings = self.settings
+        if not settings.learns or settings.probe_share == 0.0 or self._countdown > 0:
+            return False
+        cost = self.experience.draft.of(BUCKETS[min(self.experience.asked, PROBE)])
+        return self._lost + cost <= settings.probe_share * self._elapsed + self._plain
 
-    def _switch(self, tokens: int, time: float, followed: int) -> None:
-        """Turn off where drafting fails; in a probe, book it and turn on where it pays again."""
-        if not self._off:
-            self._off = self._fails()
-            self._pause = self._countdown = FIRST_PAUSE
-            return
+    def _book_probe(self, tokens: int, time: float, followed: int) -> None:
+        """Count what a probe cost; turn on if drafting pays again, else set the next pause."""
         self._lost = max(0.0, self._lost + time - tokens * self._plain)
-        if self.experience.drafted.value * self._plain > 1.0 + self.settings.margin:
-            self._off = False
+        if self._speedup() > 1.0 + self.settings.margin:
+            self._off, self._regret, self._pause, self._countdown = False, 0.0, 1, 2
         elif followed:
             self.experience.calibration.fade(0.5)
-            self._pause, self._countdown = FIRST_PAUSE, 1
+            self._pause, self._countdown = 1, 1
         else:
-            self._countdown = self._pause
-            self._pause = min(2 * self._pause, LAST_PAUSE)
+            self._countdown = int(self._pause * (2.0 + self._share() / self.settings.probe_share))
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)

@@ -24,7 +24,7 @@ from ragspec.tree import limit_depth
 from ragspec.view import RowView, choose_together
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Row:
     """One text on its way: its tokens, its law, its drafter and where it ends.
 

@@ -125,7 +125,7 @@ class Run:
         row = Row(
             context=DraftContext(list(prompt), len(prompt), settings.stop.max_new_tokens),
             law=law,
-            stop=settings.stop.open(engine.tokenizer),
+            stop=settings.stop.open(engine.tokenizer, prompt),
             report=ReportBuilder(engine.rule.label, seed, len(prompt)),
             logprobs=settings.logprobs,
             pending=list(prompt),

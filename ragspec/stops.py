@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import torch
+
+Criterion = Callable[[torch.Tensor, torch.Tensor], Any]
 
 _REPLACEMENT = "�"
 
@@ -65,23 +69,31 @@ class TextStream:
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """What ends a text: end tokens, strings (not part of the text), a number of new tokens."""
+    """What ends a text: end tokens, strings (not part of the text), a number of new tokens.
+
+    criteria: transformers stopping criteria, asked after every emitted token.
+    """
 
     ends: frozenset[int]
     max_new_tokens: int
     strings: tuple[str, ...] = ()
+    criteria: tuple[Criterion, ...] = ()
 
-    def open(self, tokenizer: Tokenizer | None) -> StopState:
-        """Return the state for one row."""
-        return StopState(self, TextStream(tokenizer) if self.strings and tokenizer else None)
+    def open(self, tokenizer: Tokenizer | None, prompt: Sequence[int] = ()) -> StopState:
+        """Return the state for one row; `prompt` is what criteria see before the new tokens."""
+        stream = TextStream(tokenizer) if self.strings and tokenizer else None
+        return StopState(self, stream, prompt)
 
 
 class StopState:
     """Follows one row and says where it ends."""
 
-    def __init__(self, rule: StopRule, stream: TextStream | None) -> None:
+    def __init__(
+        self, rule: StopRule, stream: TextStream | None, prompt: Sequence[int] = ()
+    ) -> None:
         self.rule = rule
         self.count = 0
+        self._tokens = list(prompt) if rule.criteria else []
         self.reason: str | None = None
         self.cut: int | None = None
         self._stream = stream
@@ -93,7 +105,7 @@ class StopState:
         string, where one ended it.
         """
         self.count += 1
-        if token in self.rule.ends or self._completes_string(token):
+        if token in self.rule.ends or self._completes_string(token) or self._meets(token):
             self.reason = "stop"
         elif self.count >= self.rule.max_new_tokens:
             self.reason = "length"
@@ -109,6 +121,14 @@ class StopState:
             return False
         ahead = StopState(self.rule, self._stream.fork())
         return any(ahead._completes_string(token) for token in tokens)
+
+    def _meets(self, token: int) -> bool:
+        if not self.rule.criteria:
+            return False
+        self._tokens.append(token)
+        ids = torch.tensor([self._tokens])
+        scores = torch.empty(1, 0)
+        return any(bool(torch.as_tensor(met(ids, scores)).all()) for met in self.rule.criteria)
 
     def _completes_string(self, token: int) -> bool:
         if self._stream is None:

@@ -114,7 +114,7 @@ def test_shares_add_up_to_the_whole(tmp_path: Path) -> None:
 
 
 def test_comparison_is_shown(tmp_path: Path) -> None:
-    compare = {"seconds_plain": 2.0, "seconds": 0.5, "ratio": 4.0, "equal": False}
+    compare: dict[str, Any] = {"seconds_plain": 2.0, "seconds": 0.5, "ratio": 4.0, "equal": False}
     compare["first_divergence"] = {"index": 7, "margin": 0.0003}
     page = render(run_view(sample_trace(tmp_path, compare=compare)))
     assert "part at token 7" in page and "0.0003 apart" in page and "4.00×" in page

@@ -15,11 +15,11 @@ from ragspec.noise import NoiseStream
 from ragspec.rejection import ChainRejection, MultiStep, WithoutReplacement
 from ragspec.rules import ALL_KINDS, Rule, Walk, check_pairing
 from ragspec.typical import Typical
-from tests.enumeration import (
+from tests.enumeration import Tokens
+from tests.laws import (
     Draw,
     Laws,
     Place,
-    Tokens,
     draw_independent,
     emitted,
     generate,

@@ -11,7 +11,7 @@ from ragspec.errors import InputError
 from ragspec.noise import NoiseStream
 from ragspec.rules import Walk
 from ragspec.typical import Typical
-from tests.enumeration import Laws, grow, judged, law_deviation
+from tests.laws import Laws, grow, judged, law_deviation
 
 
 def test_threshold_is_the_smaller_of_the_two() -> None:

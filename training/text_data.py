@@ -90,7 +90,7 @@ def read_questions(shared: Path, split: str = "train") -> list[GoldQuestion]:
 def title_of(record: dict[str, Any]) -> str:
     """Give a record's title: its first heading or line, else the last part of its name."""
     first = str(record["text"]).lstrip().split("\n", 1)[0].lstrip("# ").strip()
-    if 2 < len(first) < 140:
+    if 2 < len(first) < 220:
         return first
     return str(record["doc"]).rsplit("/", 1)[-1].replace("-", " ").replace("_", " ")
 

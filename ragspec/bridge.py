@@ -1,0 +1,217 @@
+"""For people who live in transformers: the same engine behind `model.generate`.
+
+    spec = Speculation(drafter="context", tokenizer=tokenizer, streamer=streamer)
+    model.generate(**inputs, custom_generate=speculative, speculation=spec, max_new_tokens=200)
+    spec.reports[0].summary()
+
+With a callable `custom_generate`, transformers drops `streamer`, `tokenizer`, `assistant_model`
+and `synced_gpus` without a word, and a streamer given to `generate` waits for ever. They are
+fields of `Speculation` instead; `generate` of this module accepts them in the usual place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ragspec.draft import Drafter, Step
+from ragspec.engine import Engine
+from ragspec.errors import InputError
+from ragspec.output import Generation
+from ragspec.report import Report
+from ragspec.sampling import Sampling
+
+_HARMLESS = frozenset(
+    {"past_key_values", "use_cache", "logits_to_keep", "cache_position", "position_ids"}
+)
+_WARPERS = {
+    "TemperatureLogitsWarper": "temperature",
+    "TopKLogitsWarper": "top_k",
+    "TopPLogitsWarper": "top_p",
+    "MinPLogitsWarper": "min_p",
+}
+
+
+@dataclass
+class Speculation:
+    """How to speculate under `model.generate`, and afterwards what came of it.
+
+    drafter, draft_model, budget: as for Engine. seed: None draws one. streamer: any
+    transformers streamer (batch of one). tokenizer: for stop_strings and checks. generations,
+    reports: filled by each call.
+    """
+
+    drafter: str | Drafter | Sequence[str | Drafter] | None = "context"
+    draft_model: Any = None
+    budget: Any = "auto"
+    seed: int | None = None
+    tokenizer: Any = None
+    streamer: Any = None
+    generations: list[Generation] = field(default_factory=list)
+    _engine: Engine | None = field(default=None, repr=False)
+
+    @property
+    def reports(self) -> list[Report]:
+        """The reports of the last call, one a sequence."""
+        return [generation.report for generation in self.generations]
+
+    def engine(self, model: Any) -> Engine:
+        """Return the engine for a model; made on first use and kept."""
+        if self._engine is None or self._engine.model is not model:
+            self._engine = Engine(
+                model, self.tokenizer, self.drafter, self.draft_model, self.budget
+            )
+        return self._engine
+
+
+def generate(
+    model: Any,
+    inputs: torch.Tensor | None = None,
+    *,
+    speculation: Speculation | None = None,
+    streamer: Any = None,
+    tokenizer: Any = None,
+    assistant_model: Any = None,
+    stop_strings: str | Sequence[str] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Return what `model.generate(inputs, ...)` returns, sooner.
+
+    streamer, tokenizer and assistant_model work as in transformers; the assistant becomes one
+    more drafter. stop_strings need the tokenizer.
+    """
+    given = speculation or Speculation()
+    spec = replace(
+        given,
+        streamer=streamer or given.streamer,
+        tokenizer=tokenizer or given.tokenizer,
+        draft_model=assistant_model or given.draft_model,
+    )
+    if stop_strings is not None:
+        kwargs["stopping_criteria"] = _with_stop_strings(
+            stop_strings, spec.tokenizer, kwargs.get("stopping_criteria")
+        )
+    result = model.generate(inputs, custom_generate=speculative, speculation=spec, **kwargs)
+    given.generations, given._engine = spec.generations, spec._engine
+    return result
+
+
+def speculative(
+    model: Any,
+    input_ids: torch.Tensor,
+    logits_processor: Any = (),
+    stopping_criteria: Any = (),
+    generation_config: Any = None,
+    speculation: Speculation | None = None,
+    **model_kwargs: Any,
+) -> Any:
+    """Decode for `model.generate(custom_generate=speculative, speculation=...)`.
+
+    Shapes: input_ids i64 [B, T] -> i64 [B, T + new], padded; a GenerateDecoderOnlyOutput where
+    return_dict_in_generate asks for it. Raises InputError for model inputs other than text.
+    """
+    spec = speculation or Speculation()
+    # Not a named parameter: transformers would then pass it a second time.
+    attention_mask = model_kwargs.pop("attention_mask", None)
+    _refuse_unknown(model_kwargs)
+    engine = spec.engine(model)
+    sampling, processors = _settings(generation_config, logits_processor, spec.seed)
+    prompts = input_ids[:: sampling.n]
+    masks = None if attention_mask is None else attention_mask[:: sampling.n]
+    try:
+        results = engine.generate(
+            prompts,
+            sampling,
+            max_new_tokens=int(generation_config.max_length) - input_ids.shape[1],
+            logits_processor=processors,
+            attention_mask=masks,
+            stopping_criteria=_own_criteria(stopping_criteria),
+            on_step=_streaming(spec.streamer, input_ids),
+        )
+    finally:
+        if spec.streamer is not None:
+            spec.streamer.end()
+    spec.generations = _flat(results)
+    return _sequences(input_ids, spec.generations, generation_config)
+
+
+def _settings(config: Any, processors: Any, seed: int | None) -> tuple[Sampling, list[Any]]:
+    """Turn transformers' own filters, where they come last, into settings; keep the rest."""
+    rest = list(processors)
+    found: dict[str, Any] = {}
+    while rest and (name := _WARPERS.get(type(rest[-1]).__name__)) and name not in found:
+        found[name] = getattr(rest.pop(), name)
+    if not getattr(config, "do_sample", False):
+        found = {"temperature": 0.0}
+    n = max(getattr(config, "num_return_sequences", 1) or 1, 1)
+    if (getattr(config, "num_beams", 1) or 1) > 1:
+        raise InputError(f"num_beams={config.num_beams}; expected 1: beams cannot be speculated")
+    return Sampling(**{"temperature": 1.0, **found}, n=n, seed=seed), rest
+
+
+def _own_criteria(criteria: Any) -> list[Any]:
+    """Return the stopping criteria that the engine does not have of its own."""
+    return [c for c in criteria if type(c).__name__ not in ("MaxLengthCriteria", "EosTokenCriteria")]
+
+
+def _streaming(streamer: Any, input_ids: torch.Tensor) -> Any:
+    """Return what hands each step to the streamer; it expects the prompt first, to skip it."""
+    if streamer is None:
+        return None
+    if len(input_ids) > 1:
+        raise InputError(f"a streamer was given with {len(input_ids)} sequences; expected one")
+    streamer.put(input_ids.cpu())
+
+    def put(row: int, step: Step) -> None:
+        streamer.put(torch.tensor(step.tokens))
+
+    return put
+
+
+def _with_stop_strings(strings: Any, tokenizer: Any, criteria: Any) -> Any:
+    from transformers import StoppingCriteriaList, StopStringCriteria
+
+    if tokenizer is None:
+        raise InputError("stop_strings need a tokenizer; pass tokenizer=... as well")
+    return StoppingCriteriaList([*(criteria or ()), StopStringCriteria(tokenizer, strings)])
+
+
+def _refuse_unknown(model_kwargs: dict[str, Any]) -> None:
+    extra = [k for k, v in model_kwargs.items() if v is not None and k not in _HARMLESS]
+    if extra:
+        raise InputError(
+            f"got the model inputs {', '.join(sorted(extra))}; expected text only (input_ids and "
+            "attention_mask). Call model.generate without custom_generate for them."
+        )
+    cache = model_kwargs.get("past_key_values")
+    if cache is not None and hasattr(cache, "get_seq_length") and int(cache.get_seq_length()) > 0:
+        raise InputError(
+            "got past_key_values that already hold tokens; expected none. Pass the whole text as "
+            "input_ids."
+        )
+
+
+def _flat(results: Any) -> list[Generation]:
+    if isinstance(results, Generation):
+        return [results]
+    return [generation for item in results for generation in _flat(item)]
+
+
+def _sequences(input_ids: torch.Tensor, results: list[Generation], config: Any) -> Any:
+    longest = max(len(result.tokens) for result in results)
+    pad = config.pad_token_id
+    if pad is None:
+        ends = config.eos_token_id
+        pad = (ends if isinstance(ends, int) else ends[0]) if ends is not None else 0
+    new = torch.full((len(results), longest), int(pad), device=input_ids.device)
+    for row, result in enumerate(results):
+        new[row, : len(result.tokens)] = torch.tensor(result.tokens, device=input_ids.device)
+    sequences = torch.cat([input_ids, new], dim=1)
+    if not getattr(config, "return_dict_in_generate", False):
+        return sequences
+    from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+    return GenerateDecoderOnlyOutput(sequences=sequences)

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import ragspec
+from ragspec.cost import CostCurve, CostKey
+from ragspec.pipelines.cli import main
+from ragspec.pipelines.doctor import examine, show
+from ragspec.pipelines.terminal import Terminal
+
+
+def keep_a_curve(folder: Path) -> None:
+    key = CostKey("tiny-model", "cpu here", "torch.float32", 1, "2")
+    CostCurve.cached(folder, key, lambda rows, length: 0.002 * rows, (16,), seconds=0.1)
+
+
+def test_findings_are_json_and_name_what_is_there(tmp_path: Path) -> None:
+    keep_a_curve(tmp_path)
+    (tmp_path / "probe-broken.json").write_text("{")
+    found = json.loads(json.dumps(examine(["./no-such-model"], tmp_path)))
+    assert found["ragspec"] == ragspec.__version__
+    assert found["packages"]["torch"] and not found["missing"]
+    assert found["packages"].keys() >= {"transformers", "faiss-cpu"}
+    assert found["device"]["type"] and found["device"]["threads"] >= 1
+    names = [model["name"] for model in found["models"]]
+    assert {"starter", "starter-draft", "./no-such-model"} <= set(names)
+    absent = found["models"][names.index("./no-such-model")]
+    assert absent["folder"] is None and "path:" in absent["tried"][0]
+    assert [entry["key"]["model"] for entry in found["costs"]] == ["tiny-model"]
+    assert found["probes"] == [{"file": "probe-broken.json", "damaged": True}]
+
+
+def test_a_model_that_is_there_is_found_by_its_path(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    found = examine([str(folder)], tmp_path)["models"][-1]
+    assert (found["origin"], found["folder"]) == ("path", str(folder))
+
+
+def test_tables_show_the_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep_a_curve(tmp_path)
+    (tmp_path / "probe-broken.json").write_text("[]")
+    found = examine([], tmp_path)
+    show(found, Terminal())
+    found["missing"], found["probes"], found["costs"] = ["torch"], [], []
+    show(found, Terminal())
+    out = capsys.readouterr().out
+    for part in ("This machine", "Packages", "starter-draft", "Cost of a forward", "cpu here"):
+        assert part in out
+    assert "No probe verdicts yet" in out and "Missing: torch" in out
+
+
+def test_command_prints_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["python"]

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ragspec.errors import DocumentError
+from ragspec.retrievers.documents import find_headings, load_document, load_documents
+
+
+def pdf_of(text: str) -> bytes:
+    """Return a one-page PDF, written by hand."""
+    stream = f"BT /F1 12 Tf 40 700 Td ({text}) Tj ET".encode()
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R "
+        b"/Resources << /Font << /F1 5 0 R >> >> >>",
+        b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
+        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    ]
+    out, places = b"%PDF-1.4\n", []
+    for number, body in enumerate(objects, 1):
+        places.append(len(out))
+        out += b"%d 0 obj\n%s\nendobj\n" % (number, body)
+    xref = b"".join(b"%010d 00000 n \n" % place for place in places)
+    head = b"xref\n0 6\n0000000000 65535 f \n" + xref
+    return out + head + b"trailer << /Size 6 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % len(out)
+
+
+def test_folder_is_read_recursively_sorted_without_hidden_files(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "config.txt").write_text("hidden")
+    (tmp_path / ".secret.txt").write_text("hidden")
+    (tmp_path / "b" / "two.md").write_text("# Second\n\nText.")
+    (tmp_path / "a.txt").write_text("First text.")
+    (tmp_path / "c.py").write_text("def f():\n    return 1\n")
+    found = load_documents(tmp_path)
+    assert [document.name for document in found.documents] == ["a.txt", "b/two.md", "c.py"]
+    assert found.documents[1].title == "Second"
+    assert found.documents[2].headings == ((0, "f"),)
+    assert found.skipped == ()
+
+
+def test_unusable_files_of_a_folder_are_skipped_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "good.txt").write_text("Text.")
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG")
+    (tmp_path / "report.docx").write_bytes(b"PK")
+    (tmp_path / "blob").write_bytes(bytes(range(256)) * 8)
+    (tmp_path / "broken.pdf").write_bytes(b"%PDF-1.4 nothing more")
+    (tmp_path / "empty.txt").write_text(" \n")
+    found = load_documents([tmp_path])
+    assert [document.name for document in found.documents] == ["good.txt"]
+    reasons = {Path(skipped.path).name: skipped.reason for skipped in found.skipped}
+    assert set(reasons) == {"picture.png", "report.docx", "blob", "broken.pdf", "empty.txt"}
+    assert "picture" in reasons["picture.png"]
+    assert "word-processor" in reasons["report.docx"]
+    assert "binary" in reasons["blob"]
+    assert "broken PDF" in reasons["broken.pdf"]
+    assert "no text" in reasons["empty.txt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.zip", b"PK", "archive"),
+        ("a.txt", b"\x00\x01\x02" * 50, "binary"),
+        ("a.txt", b"", "no text"),
+        ("a.pdf", b"hello", "no PDF"),
+        ("a.pdf", b"%PDF-1.7\n" + b"\x00" * 200, "broken PDF"),
+        ("a.html", b"<script>x()</script>", "no text"),
+    ],
+)
+def test_named_file_that_is_unusable_is_refused(
+    tmp_path: Path, name: str, data: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(DocumentError, match=message):
+        load_documents(tmp_path / name)
+
+
+def test_truncated_pdf_is_refused_or_read_but_never_crashes(tmp_path: Path) -> None:
+    whole = pdf_of("The quick brown fox.")
+    for size in range(20, len(whole), 37):
+        (tmp_path / "cut.pdf").write_bytes(whole[:size])
+        try:
+            load_document(tmp_path / "cut.pdf")
+        except DocumentError as error:
+            assert "cut.pdf" in str(error)
+
+
+def test_missing_path_empty_folder_no_path_and_too_large(tmp_path: Path) -> None:
+    with pytest.raises(DocumentError, match="missing"):
+        load_documents(tmp_path / "nowhere.txt")
+    with pytest.raises(DocumentError, match="it is empty"):
+        load_documents(tmp_path)
+    with pytest.raises(DocumentError, match="No path"):
+        load_documents([])
+    (tmp_path / "large.txt").write_text("word " * 100)
+    with pytest.raises(DocumentError, match="500 bytes, more than the limit of 99"):
+        load_documents(tmp_path / "large.txt", max_bytes=99)
+
+
+def test_folder_without_any_usable_file_names_the_first_reason(tmp_path: Path) -> None:
+    (tmp_path / "only.png").write_bytes(b"x")
+    with pytest.raises(DocumentError, match=r"1 skipped: .*only\.png"):
+        load_documents(tmp_path)
+
+
+def test_unreadable_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "locked.txt").write_text("Text.")
+    monkeypatch.setattr(Path, "read_bytes", refuse)  # the tests may run as root, who may read all
+    with pytest.raises(DocumentError, match=r"cannot be read \(Permission denied\)"):
+        load_documents(tmp_path / "locked.txt")
+
+
+def test_directory_in_place_of_a_file_and_special_files_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(DocumentError, match="not a regular file"):
+        load_document(tmp_path / "pipe.txt")
+
+
+def test_pdf_text_and_page_headings(tmp_path: Path) -> None:
+    (tmp_path / "a.pdf").write_bytes(pdf_of("Hello from a page."))
+    document = load_document(tmp_path / "a.pdf")
+    assert document.text.strip() == "Hello from a page."
+    assert document.headings == ((0, "a.pdf, page 1"),)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "Größe – 5 µm\r\nZeile".encode(),
+        "Größe – 5 µm\r\nZeile".encode("utf-8-sig"),
+        "Größe – 5 µm\r\nZeile".encode("utf-16"),
+        "Größe – 5 µm\r\nZeile".encode("cp1252"),
+    ],
+)
+def test_encodings_and_line_ends(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "a.txt").write_bytes(data)
+    assert load_document(tmp_path / "a.txt").text == "Größe – 5 µm\nZeile"
+
+
+def test_equal_names_from_two_folders_are_kept_apart(tmp_path: Path) -> None:
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.txt").write_text(folder)
+    found = load_documents([tmp_path / "x", tmp_path / "y", tmp_path / "y"])
+    names = [document.name for document in found.documents]
+    assert len(set(names)) == 3
+    assert names[0] == "a.txt"
+
+
+def test_headings_of_markdown_and_rst() -> None:
+    markdown = "# One\n\ntext\n\n```\n# no heading\n```\n\nTwo\n===\n\n### Three ###\n"
+    found = find_headings(markdown, ".md")
+    assert [heading for _, heading in found] == ["One", "Two", "Three"]
+    assert markdown[found[2][0] :].startswith("### Three")
+    rst = "Title\n=====\n\ntext\n\nPart\n----\n"
+    assert [heading for _, heading in find_headings(rst, ".rst")] == ["Title", "Part"]
+    assert find_headings(markdown, ".txt") == []

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+
+from ragspec.errors import SamplingError
+from ragspec.pipelines.options import budget_of, drafter_of, sampling_of
+
+
+@pytest.mark.parametrize(
+    ("text", "drafter"),
+    [("none", None), ("", None), ("context", "context"), ("a, b,", ["a", "b"])],
+)
+def test_drafters_are_named_by_text(text: str, drafter: object) -> None:
+    assert drafter_of(text) == drafter
+
+
+def test_a_budget_is_a_number_or_a_name() -> None:
+    assert budget_of("12") == 12
+    assert budget_of("auto") == "auto"
+
+
+def test_sampling_checks_its_values() -> None:
+    settings = sampling_of(0.5, 0.9, 20, 3)
+    assert (settings.temperature, settings.top_p, settings.top_k, settings.seed) == (
+        0.5,
+        0.9,
+        20,
+        3,
+    )
+    with pytest.raises(SamplingError, match="top_p"):
+        sampling_of(0.5, 0.0, 0, None)

@@ -1,0 +1,214 @@
+"""Question-answering samples: passages, questions about them, evidence lines, short answers.
+
+The layout is "Context:\\n[1] title\\npassage\\n\\n[2] ...\\n\\nQuestion: ...\\nEvidence: [k] sentence
+\\nAnswer: span<eos>". Several questions follow one context, each ended by `<|endoftext|>`: the
+first is the layout of use, the others make more of the same passages.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from text_data import Document, GoldQuestion, sentence_spans
+from text_questions import clean, heading_question, is_askable, is_content, make_question
+
+EOS_ID = 0
+HEADING = re.compile(r"^#+ ")
+
+
+@dataclass
+class Sample:
+    """Token ids and their loss weights (weight of a token = of predicting it)."""
+
+    tokens: list[int] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+
+    def add(self, tokens: list[int], weight: float) -> None:
+        """Append tokens of one weight."""
+        self.tokens.extend(tokens)
+        self.weights.extend([weight] * len(tokens))
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A cut of a document: its title, its text and the sentences in it."""
+
+    title: str
+    text: str
+    sentences: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question about a passage with its evidence sentence and its answer."""
+
+    passage: Passage
+    question: str
+    evidence: str
+    answer: str
+
+
+class Answering:
+    """Makes question-answering samples from documents and human questions."""
+
+    def __init__(
+        self,
+        documents: list[Document],
+        questions: list[GoldQuestion],
+        encode: Callable[[str], list[int]],
+    ) -> None:
+        """Keep the prose of `documents`; `encode` turns text into token ids."""
+        self.documents = [d for d in documents if d.kind in ("docs", "article", "book")]
+        # Articles are the kind of text that people ask facts about: draw them more often.
+        factor = {"docs": 1.0, "article": 4.0, "book": 0.5}
+        self.sizes = [factor[d.kind] * min(len(d.text), 60_000) for d in self.documents]
+        articles = {d.title: d for d in documents if d.kind == "article"}
+        self.questions = [(q, articles.get(q.title)) for q in questions]
+        self._encode = encode
+        self._spans: dict[int, list[tuple[int, int]]] = {}
+
+    def spans(self, document: Document) -> list[tuple[int, int]]:
+        """Give the sentence offsets of a document, computed once."""
+        key = id(document)
+        if key not in self._spans:
+            self._spans[key] = sentence_spans(document.text)
+        return self._spans[key]
+
+    def sample(self, room: int, hardness: float, rng: random.Random) -> Sample | None:
+        """Lay out passages and questions in at most `room` tokens; None when they do not fit."""
+        long = rng.random() < 0.2 + 0.6 * hardness
+        words = rng.randint(80, 125) if long else rng.randint(20, 80)
+        count = rng.choices([1, 2, 3, 4], [1.3 - hardness, 1.2 - hardness / 2, 1.2, hardness])[0]
+        count = max(1, min(count, room // int(words * 1.7 + 30)))
+        first, document = self.first(words, rng)
+        if first is None:
+            return None
+        passages = self.distractors(first, document, count - 1, words, hardness, rng)
+        passages.append(first.passage)
+        rng.shuffle(passages)
+        rest = [asked for p in passages for asked in self.made(p, rng)]
+        rng.shuffle(rest)
+        rest = [asked for asked in rest if asked.evidence != first.evidence]
+        return self.lay_out(passages, [first, *rest[: rng.randint(2, 5)]], room, rng)
+
+    def first(self, words: int, rng: random.Random) -> tuple[Asked | None, Document]:
+        """Choose the first question: a human one in three tenths of the samples."""
+        if self.questions and rng.random() < 0.3:
+            gold, article = rng.choice(self.questions)
+            document = article or rng.choices(self.documents, self.sizes)[0]
+            place = document.text.find(gold.evidence) if article else -1
+            if place < 0:
+                passage = Passage(gold.title, gold.passage, ())
+            else:
+                passage = self.window_at(document, place, words, rng)
+            return Asked(passage, gold.question, gold.evidence, gold.answer), document
+        document = rng.choices(self.documents, self.sizes)[0]
+        passage = self.window(document, rng.randrange(len(self.spans(document))), words)
+        made = self.made(passage, rng)
+        return (rng.choice(made) if made else None), document
+
+    def window_at(
+        self, document: Document, place: int, words: int, rng: random.Random
+    ) -> Passage:
+        """Cut a passage that holds the character `place`, at a random distance from its start."""
+        spans = self.spans(document)
+        hit = max(i for i, (start, _) in enumerate(spans) if start <= place)
+        first, count = hit, 0
+        back = rng.random() * words * 0.8
+        while first > 0:
+            count += len(document.text[slice(*spans[first - 1])].split())
+            if count > back:
+                break
+            first -= 1
+        passage = self.window(document, first, words)
+        return passage if spans[hit][0] < spans[first][0] + len(passage.text) else self.window(
+            document, hit, words
+        )
+
+    def window(self, document: Document, first: int, words: int) -> Passage:
+        """Cut a passage of about `words` words from sentence `first` on."""
+        spans = self.spans(document)
+        stop = first
+        total = 0
+        while stop < len(spans) and total < words:
+            total += len(document.text[slice(*spans[stop])].split())
+            stop += 1
+        sentences = tuple(document.text[a:b].strip() for a, b in spans[first:stop])
+        text = document.text[spans[first][0] : spans[stop - 1][1]]
+        return Passage(document.title, text[: words * 14], sentences)
+
+    def distractors(
+        self,
+        asked: Asked,
+        document: Document,
+        count: int,
+        words: int,
+        hardness: float,
+        rng: random.Random,
+    ) -> list[Passage]:
+        """Cut other passages; hard ones share words with the question, as a retriever's would."""
+        hard = rng.random() < 0.7 * hardness
+        wanted = {clean(word).lower() for word in asked.question.split() if is_content(word)}
+        candidates: list[tuple[float, int, Passage]] = []
+        for number in range(count * (5 if hard else 1)):
+            if rng.random() < 0.2:
+                document = rng.choices(self.documents, self.sizes)[0]
+            passage = self.window(document, rng.randrange(len(self.spans(document))), words)
+            if asked.evidence in passage.text or passage.text[:80] in asked.passage.text:
+                continue
+            present = {clean(word).lower() for word in passage.text.split()}
+            candidates.append((-len(wanted & present) if hard else 0.0, number, passage))
+        return [passage for _, _, passage in sorted(candidates, key=lambda c: c[:2])[:count]]
+
+    def made(self, passage: Passage, rng: random.Random) -> list[Asked]:
+        """Make one question for each sentence of a passage that can be asked about."""
+        result = []
+        for i, sentence in enumerate(passage.sentences):
+            if not is_askable(sentence) or HEADING.match(sentence) or sentence not in passage.text:
+                continue
+            made = make_question(sentence, passage.title, rng)
+            if made is None:
+                continue
+            question = made.question
+            if i and HEADING.match(passage.sentences[i - 1]) and rng.random() < 0.6:
+                question = heading_question(passage.sentences[i - 1], rng)
+            result.append(Asked(passage, question, sentence, made.answer))
+        return result
+
+    def lay_out(
+        self, passages: list[Passage], questions: list[Asked], room: int, rng: random.Random
+    ) -> Sample | None:
+        """Write the context, then the questions that fit with their evidence and answers."""
+        flat = rng.random() < 0.4
+        blocks = []
+        for number, passage in enumerate(passages, start=1):
+            body = " ".join(passage.text.split()) if flat else passage.text
+            blocks.append(f"[{number}] {passage.title}\n{body}")
+        sample = Sample()
+        # Learning the passages as plain text too costs little and keeps the language model.
+        learn = 0.5 if rng.random() < 0.25 else 0.0
+        sample.add(self._encode("Context:\n" + "\n\n".join(blocks)), learn)
+        before = len(sample.tokens)
+        opening = "\n\nQuestion:"
+        for asked in questions:
+            number = passages.index(asked.passage) + 1
+            quote = " ".join(asked.evidence.split()) if flat else asked.evidence
+            parts = [
+                (self._encode(f"{opening} {asked.question}\nEvidence:"), 0.0),
+                (self._encode(f" [{number}]"), 2.0),
+                (self._encode(f" {quote}"), 1.0),
+                (self._encode(f"\nAnswer: {asked.answer}"), 1.5),
+            ]
+            if len(sample.tokens) + sum(len(tokens) for tokens, _ in parts) + 1 > room:
+                break
+            for tokens, weight in parts:
+                # The first tokens of the quotation decide which sentence it will be.
+                lead = 3 if weight == 1.0 else 0
+                sample.add(tokens[:lead], 3.0)
+                sample.add(tokens[lead:], weight)
+            sample.add([EOS_ID], 1.5)
+            opening = "Question:"
+        return sample if len(sample.tokens) > before else None
