@@ -50,6 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if "--debug" in given:
         given = ["--debug", *(word for word in given if word != "--debug")]
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character shows "?"
     try:
         app(args=given, prog_name="ragspec")
     except SystemExit as end:
@@ -118,7 +121,7 @@ def ask(
         trace=trace,
         stream=not no_stream,
     )
-    _finish(answer_question(question, docs or [], index, top_passages, asking))
+    _finish(answer_question(o.checked_text(question), docs or [], index, top_passages, asking))
 
 
 @app.command()
@@ -155,8 +158,15 @@ def generate(
         trace=trace,
         stream=not no_stream,
     )
-    prompt = sys.stdin.read() if text == "-" else text
+    prompt = _standard_input() if text == "-" else o.checked_text(text)
     _finish(continue_text(prompt, tuple(stop or ()), asking))
+
+
+def _standard_input() -> str:
+    try:
+        return o.checked_text(sys.stdin.read())
+    except UnicodeDecodeError as error:
+        raise InputError(f"standard input is not UTF-8 ({error}); expected text.") from error
 
 
 def _finish(cancelled: bool) -> None:

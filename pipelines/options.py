@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ragspec.errors import InputError
+
 if TYPE_CHECKING:
     from ragspec.engine import Engine
     from ragspec.sampling import Sampling
@@ -76,6 +78,15 @@ def _be_quiet() -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+
+
+def checked_text(text: str) -> str:
+    """Return the text; raises InputError where the shell handed on bytes that are no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"the text is not UTF-8 ({error}); expected text.") from error
+    return text
 
 
 def drafter_of(text: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,9 +26,13 @@ STYLES = {
 }
 
 
+# Control characters, marks that turn the direction of writing, and halves of characters.
+UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
 def printable(text: str) -> str:
-    """Return the text without control characters, which a document could use on a terminal."""
-    return "".join(c if c in "\n\t" or c.isprintable() or c == "\u00a0" else "\ufffd" for c in text)
+    """Return the text without the characters that a document could steer a terminal with."""
+    return UNPRINTABLE.sub("\ufffd", text)
 
 
 class Terminal:

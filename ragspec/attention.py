@@ -35,12 +35,14 @@ class TreeView:
     query. slot_positions i64 [B, m]: the same for the m speculative slots, the queries last.
     related bool [B, n, m]: which speculative slots each query sees (itself and its ancestors);
     None where all rows start at slot 0 and form chains, so that plain causal attention is right.
+    explicit: the model has attention code of its own, which knows no mask but the one it is given.
     """
 
     lengths: torch.Tensor
     positions: torch.Tensor
     slot_positions: torch.Tensor
     related: torch.Tensor | None
+    explicit: bool = False
 
 
 _view: ContextVar[TreeView | None] = ContextVar("ragspec_tree_view", default=None)
@@ -84,7 +86,8 @@ def tree_mask(
         )
     local = local_size is not None and kv_length > local_size
     windowed = local or (local_size is None and mask_function is not causal_mask_function)
-    if not windowed and (view.related is None or (q_length == 1 and batch_size == 1)):
+    plain = view.related is None or (q_length == 1 and batch_size == 1)
+    if plain and not windowed and not view.explicit:
         return None
     if view.related is None:
         allowed = _model_allows(view, mask_function, kv_length)

@@ -157,7 +157,10 @@ class Calibration:
                 cell.trials *= weight
                 cell.hits *= weight
                 cell.claimed *= weight
-            self._correct(table)
+            pool = table[POOL]
+            pool.correct(self.prior)
+            for cell in table[:POOL]:
+                cell.correct(self.prior, pool.without(cell, self.prior))
 
     def copy(self) -> Calibration:
         """Return a calibration that shares nothing with this one."""
@@ -166,7 +169,7 @@ class Calibration:
     def to_dict(self) -> dict[str, object]:
         """Return everything that was learned, for JSON."""
         tables = {
-            name: [[cell.trials, cell.hits, cell.claimed] for cell in table]
+            name: [[cell.trials, cell.hits, cell.claimed, cell.factor] for cell in table]
             for name, table in self.cells.items()
         }
         return {"prior": self.prior, "decay": self.decay, "cells": tables}
@@ -181,9 +184,9 @@ class Calibration:
                     f"got {len(rows)} cells of calibration for source {name!r}, expected {CELLS}. "
                     "Make the profile again with this version."
                 )
-            table = [Cell(float(t), float(h), float(c)) for t, h, c in rows]
-            new._correct(table)
-            new.cells[str(name)] = table
+            new.cells[str(name)] = [
+                Cell(float(t), float(h), float(c), float(f)) for t, h, c, f in rows
+            ]
         return new
 
     def _table(self, source: str) -> list[Cell]:
@@ -191,9 +194,3 @@ class Calibration:
         if table is None:
             table = self.cells[source] = [Cell() for _ in range(CELLS)]
         return table
-
-    def _correct(self, table: list[Cell]) -> None:
-        pool = table[POOL]
-        pool.correct(self.prior)
-        for cell in table[:POOL]:
-            cell.correct(self.prior, pool.without(cell, self.prior))

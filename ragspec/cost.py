@@ -110,10 +110,10 @@ class CostCurve:
         self.learns_scale = False
         self._dense = np.array([spread(self.rows, row) for row in self.table])
         self._lean = np.log2(np.arange(1, MAX_ROWS + 1)) / 4.0  # 0 at one row, 1 at sixteen
-        self._level = np.zeros(len(self.lengths))
-        self._tilt = np.zeros(len(self.lengths))
+        self._level = [0.0] * len(self.lengths)
+        self._tilt = [0.0] * len(self.lengths)
         self._far = 0
-        self._now = self._dense.copy()
+        self._now = [row.copy() for row in self._dense]
 
     @classmethod
     def assumed(cls) -> CostCurve:
@@ -210,7 +210,7 @@ class CostCurve:
 
     def settled(self) -> CostCurve:
         """Return a new curve of the present costs, what was learned included."""
-        table = self._now[:, [min(n, MAX_ROWS) - 1 for n in self.rows]]
+        table = np.array(self._now)[:, [min(n, MAX_ROWS) - 1 for n in self.rows]]
         return CostCurve(self.rows, self.lengths, table)
 
     def batched(self, batch: int) -> CostCurve:
@@ -227,10 +227,10 @@ class CostCurve:
         i, place = self._place(length)
         if rows > MAX_ROWS or place > 1.0:
             return at(range(1, MAX_ROWS + 1), self.upto(length), rows)
-        low = float(self._now[i, rows - 1])
+        low = float(self._now[i][rows - 1])
         if place == 0.0:
             return low
-        high = float(self._now[i + 1, rows - 1])
+        high = float(self._now[i + 1][rows - 1])
         return low + (high - low) * place
 
     def upto(self, length: int) -> list[float]:
@@ -257,23 +257,24 @@ class CostCurve:
         self._far = self._far + 1 if abs(error) > FAR else 0
         if self.learns_scale or self._far >= 3:
             self.learns_scale, self._far = False, 0
-            self._move(np.ones(len(self.lengths)), error / (1.0 + lean * lean), lean)
+            for i in range(len(self.lengths)):
+                self._move(i, error / (1.0 + lean * lean), lean)
             return
-        first, place = self._place(length)
-        share = np.zeros(len(self.lengths))
-        share[first] = 1.0 - min(place, 1.0)
-        if place > 0.0:
-            share[first + 1] = min(place, 1.0)
         step = LEVEL_RATE * min(max(error, -CLIP), CLIP) / (1.0 + lean * lean)
-        self._move(share, step, lean * TILT_SHARE)
+        first, place = self._place(length)
+        place = min(place, 1.0)
+        if place < 1.0:
+            self._move(first, (1.0 - place) * step, lean * TILT_SHARE)
+        if place > 0.0:
+            self._move(first + 1, place * step, lean * TILT_SHARE)
 
-    def _move(self, share: Floats, level: float, lean: float) -> None:
-        """Add to levels and tilts [C] and bring the present costs up to date."""
-        self._level += share * level
-        self._tilt += share * (level * lean)
-        np.clip(self._tilt, -MAX_TILT, MAX_TILT, out=self._tilt)
-        factor = np.exp(self._tilt[:, None] * self._lean + self._level[:, None])
-        self._now = np.maximum.accumulate(self._dense * factor, axis=1)
+    def _move(self, i: int, level: float, lean: float) -> None:
+        """Add to the level and the tilt of one length and bring its present costs up to date."""
+        self._level[i] += level
+        self._tilt[i] = min(max(self._tilt[i] + level * lean, -MAX_TILT), MAX_TILT)
+        now = np.exp(self._lean * self._tilt[i] + self._level[i])
+        now *= self._dense[i]
+        self._now[i] = np.maximum.accumulate(now)  # replaced whole: other threads may be reading
 
     def _place(self, length: int) -> tuple[int, float]:
         """Return the length's interval and its place in it: 0..1, more beyond the last length."""

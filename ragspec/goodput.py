@@ -24,7 +24,7 @@ FREE = 0.01  # a drafter that costs less of a plain step than this is always ask
 CHEAP = 0.1  # one that costs less than this is asked at the start of every row
 LONGEST_PAUSE = 16  # in pauses that the share for probes would allow
 PROBE = BUCKETS.index(4)
-SLOW, QUICK = 0.1, 0.34  # weights of a step in the rate of drafting: in use, in a probe
+SLOW, QUICK = 0.2, 0.34  # weights of a step in the rate of drafting: in use, in a probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,9 @@ class GoodputSession:
             else:
                 self._regret += time / self._plain - 1.0 - self._expected
                 self._regret = max(0.0, self._regret)
-                self._off = self._regret > 1.0 and self._share() > FREE
+                if self._regret > 1.0 and self._share() > FREE:
+                    self._off = True  # the rate may still hold claims since proved wrong
+                    experience.drafted.learn(1.0 + self._expected, time, 1.0)
         self._elapsed += time
         experience.overall.learn(len(step.tokens), time, 0.05)
         experience.choose_asked(self._rate(), self.settings.largest)

@@ -17,7 +17,7 @@ from ragspec.processors import HFCallable, Processor, build_processors
 from ragspec.sampling import Sampling
 
 _BLOCK = 64
-_CANDIDATES = 128
+_CANDIDATES = (128, 2048)
 _NEVER = float("-inf")
 
 
@@ -120,21 +120,26 @@ class TokenLaw:
         return kept + self.noise.gumbel_rows(indices, tokens), tokens
 
     def _survivors(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return scaled scores f64 [R, K] of candidate tokens i64 [R, K], filtered at -inf."""
+        """Return scaled scores f64 [R, K] of candidate tokens i64 [R, K], filtered at -inf.
+
+        Flat laws need more candidates than peaked ones, so a few are tried before many, and many
+        before the whole vocabulary.
+        """
         sampling, size = self.sampling, scores.shape[-1]
-        wanted = max(_CANDIDATES, sampling.top_k + 16 if sampling.top_k < size else 0)
-        filtered = sampling.top_k or sampling.top_p < 1.0 or sampling.min_p
-        if not filtered or 4 * wanted >= size:
+        if not (sampling.top_k or sampling.top_p < 1.0 or sampling.min_p):
             return self._everything(scores)
-        values, tokens = top_candidates(scores, wanted)
-        scaled = values.double() / sampling.temperature
         total = None
-        if sampling.top_p < 1.0 and not sampling.top_k:
-            total = (scores.double() / sampling.temperature).logsumexp(-1, keepdim=True)
-        kept = self._filter(scaled, total)
-        if bool((kept[:, -1] > _NEVER).any()):  # survivors may lie beyond the candidates
-            return self._everything(scores)
-        return kept, tokens
+        for wanted in _CANDIDATES:
+            if sampling.top_k + 16 > wanted or 4 * wanted >= size:
+                continue
+            values, tokens = top_candidates(scores, wanted)
+            scaled = values.double() / sampling.temperature
+            if total is None and sampling.top_p < 1.0 and not sampling.top_k:
+                total = (scores.double() / sampling.temperature).logsumexp(-1, keepdim=True)
+            kept = self._filter(scaled, total)
+            if not bool((kept[:, -1] > _NEVER).any()):  # no survivor can lie beyond
+                return kept, tokens
+        return self._everything(scores)
 
     def _everything(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if not (self.sampling.top_k or self.sampling.top_p < 1.0 or self.sampling.min_p):

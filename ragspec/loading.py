@@ -87,6 +87,6 @@ def model_identity(model: Any) -> str:
 
 
 def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return str(torch.cuda.get_device_name(device))
-    return f"{device.type} {platform.processor() or platform.machine()}"
+    if device.type == "cpu":
+        return f"cpu {platform.processor() or platform.machine()}"
+    return str(torch.get_device_module(device).get_device_name(device))

@@ -68,15 +68,18 @@ def decode(
     each other; the first of them brings the prompt in `pending`, and they share its prefill.
     """
     yield _prefill(session, rows, prompts, rule)
-    live = [row for row in rows if not row.done]
-    if len(live) < len(rows):
-        session.select([i for i, row in enumerate(rows) if not row.done])
+    live = _unfinished(session, rows)
     while live:
         yield _advance(session, live, rule)
-        kept = [i for i, row in enumerate(live) if not row.done]
-        if len(kept) < len(live) and kept:
-            session.select(kept)
-        live = [live[i] for i in kept]
+        live = _unfinished(session, live)
+
+
+def _unfinished(session: TargetSession, rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that go on, and let the session keep no others."""
+    kept = [i for i, row in enumerate(rows) if not row.done]
+    if 0 < len(kept) < len(rows):
+        session.select(kept)
+    return [rows[i] for i in kept]
 
 
 def _prefill(

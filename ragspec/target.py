@@ -18,6 +18,7 @@ import torch
 
 from ragspec.attention import TreeView, lease, tree_view
 from ragspec.draft import DraftTree
+from ragspec.scope import unwrapped
 from ragspec.slots import SlotCache
 from ragspec.tree import ancestors, depths
 
@@ -66,9 +67,10 @@ class CausalTarget:
         self.vocab_size: int = int(text.vocab_size)
         limit = getattr(text, "max_position_embeddings", None)
         self.max_length: int | None = int(limit) if limit else None
-        accepted = inspect.signature(model.forward).parameters
-        self._keeps_logits = "logits_to_keep" in accepted
+        accepted = inspect.signature(unwrapped(model).forward).parameters
+        self.keeps_logits = "logits_to_keep" in accepted
         self._takes_positions = "position_ids" in accepted
+        self.own_attention = not getattr(unwrapped(model), "_supports_attention_backend", False)
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.dtype: torch.dtype = model.dtype
 
@@ -90,12 +92,12 @@ class CausalTarget:
         arguments: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
         if self._takes_positions:
             arguments["position_ids"] = view.positions
-        if self._keeps_logits:
+        if self.keeps_logits:
             arguments["logits_to_keep"] = keep
         with tree_view(view), torch.no_grad():
             logits: torch.Tensor = self.model(input_ids=tokens, **arguments).logits
         cache.advance(tokens.shape[1])
-        if self._keeps_logits:
+        if self.keeps_logits:
             return logits
         return logits[:, -keep:] if isinstance(keep, int) else logits[:, keep]
 
@@ -145,7 +147,8 @@ class TreeSession:
         """Run one forward; see `TargetSession.verify`."""
         self._pending = [len(row) for row in pending]
         device = self.target.device
-        tokens, view = _layout(self.cache.book.lengths, pending, trees, device)
+        own = self.target.own_attention
+        tokens, view = _layout(self.cache.book.lengths, pending, trees, device, explicit=own)
         wanted = max(len(tree) for tree in trees) + 1
         firsts = [count - 1 for count in self._pending]
         n = tokens.shape[1]
@@ -186,6 +189,8 @@ def _layout(
     pending: Sequence[Sequence[int]],
     trees: Sequence[DraftTree],
     device: torch.device,
+    *,
+    explicit: bool = False,
 ) -> tuple[torch.Tensor, TreeView]:
     """Lay pending tokens and nodes side by side, rows padded with positions that see themselves.
 
@@ -212,6 +217,7 @@ def _layout(
         positions=moved[1],
         slot_positions=slots,
         related=related,
+        explicit=explicit,
     )
     return moved[0], view
 

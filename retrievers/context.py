@@ -38,8 +38,8 @@ FOLLOWS_AFTER_MISS = (0.0, 0.2, 0.25, 0.35, 0.4, 0.45)
 QUOTES = 0.6
 
 _CHILDREN = 4
-_WIDE = 24
-_FLOOR = 0.005
+_WIDE = 12
+_FLOOR = 0.01
 _QUOTE_LENGTH = 2
 _QUOTE_KEY = -1
 _LONGEST = len(FOLLOWS) - 1
@@ -255,12 +255,16 @@ class ContextSession:
         return ranked
 
     def _tree(self, nodes: list[_Node]) -> DraftTree:
+        tokens = self._index.tokens
         place = [node.position for node in nodes]
         for i in range(len(nodes) - 1, -1, -1):
             # The best child comes last in this order: its place fixes that of its parent, so
             # that a quotation stays in one document from node to node.
-            if nodes[i].parent != ROOT and self._origin(place[i]) != NO_ORIGIN:
-                place[nodes[i].parent] = place[i] - 1
+            parent, before = nodes[i].parent, place[i] - 1
+            if parent == ROOT or self._origin(before) == NO_ORIGIN:
+                continue
+            if tokens[before] == nodes[parent].token:
+                place[parent] = before
         return DraftTree.build(
             [node.token for node in nodes],
             [node.parent for node in nodes],

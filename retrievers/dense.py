@@ -117,7 +117,8 @@ class SentenceEmbedder:
             return np.zeros((0, int(self.model.get_embedding_dimension())), np.float32)
         encode = self.model.encode_query if query else self.model.encode_document
         vectors = encode(list(texts), normalize_embeddings=True, show_progress_bar=False)
-        return np.asarray(vectors, dtype=np.float32)
+        # In half precision a text without known tokens comes back as NaN; zeros match nothing.
+        return np.nan_to_num(np.asarray(vectors, dtype=np.float32))
 
 
 def load_embedder(name: str | Path | Embedder = DEFAULT_EMBEDDER) -> Embedder:

@@ -132,8 +132,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt_neo": Architecture(
         {"attention_types": [[["global", "local"], 1]], "window_size": 8}, mode="chain"
     ),
-    "qwen3_next": Architecture(EXPERTS | HEAD | DELTA | {"shared_expert_intermediate_size": 16},
-                               experts=True, mode="chain"),
+    "qwen3_next": Architecture(
+        EXPERTS | HEAD | DELTA | {"shared_expert_intermediate_size": 16}, experts=True, mode="chain"
+    ),
     "qwen3_5_text": Architecture(HEAD | DELTA, mode="chain"),
     "olmo_hybrid": Architecture(HEAD | DELTA, mode="chain"),
 }

@@ -98,7 +98,8 @@ def test_bad_input_has_its_own_code(
     assert main(["ask", "why?", "--docs", str(tmp_path / "empty"), "--model", model]) == 7
     assert main(["ask", "why?", "--index", str(tmp_path / "no.idx"), "--model", model]) == 8
     assert main(["ask", " ", "--index", index, "--model", model]) == 2
-    assert main(["ask", "why?", "--index", index, "--max-new-tokens", "4000", "-m", model]) == 3
+    long = ["ask", "What is a walk?", "--index", index, "--max-new-tokens", "4000"]
+    assert main([*long, "-m", model]) == 3
     out, err = capsys.readouterr()
     assert out == "" and "Traceback" not in err
     assert err.count("error:") == 4

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from ragspec.errors import SamplingError
-from ragspec.pipelines.options import budget_of, drafter_of, sampling_of
+from ragspec.errors import InputError, SamplingError
+from ragspec.pipelines.options import budget_of, checked_text, drafter_of, sampling_of
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,9 @@ def test_sampling_checks_its_values() -> None:
     )
     with pytest.raises(SamplingError, match="top_p"):
         sampling_of(0.5, 0.0, 0, None)
+
+
+def test_bytes_that_are_no_text_are_refused() -> None:
+    assert checked_text("é") == "é"
+    with pytest.raises(InputError, match="UTF-8"):
+        checked_text("\udcff")

@@ -9,7 +9,9 @@ from ragspec.retrievers.documents import Document
 from ragspec.retrievers.passages import WORD, split_document, split_documents, weight
 
 TEXTS = st.lists(
-    st.sampled_from(["word", "End.", "Why?", "\n", "\n\n", "  ", "x" * 50, "Next", "日本語。", '"A."'])
+    st.sampled_from(
+        ["word", "End.", "Why?", "\n", "\n\n", "  ", "x" * 50, "Next", "日本語。", '"A."']
+    )
     | st.text(max_size=6),
     max_size=200,
 ).map(" ".join)

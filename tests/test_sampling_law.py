@@ -1,4 +1,4 @@
-"""The token law against transformers' own processors: the same probabilities, and draws from them."""
+"""The token law against transformers' own processors: equal probabilities, and draws from them."""
 
 from __future__ import annotations
 

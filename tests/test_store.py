@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ publish(Path(sys.argv[1]), "toy", write, stage=stage)
 """
 
 
-def write_text(text: str) -> object:
+def write_text(text: str) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
         (folder / "data.txt").write_text(text)
         (folder / "inner").mkdir()
@@ -40,7 +41,7 @@ def write_text(text: str) -> object:
 
 
 def build(root: Path, text: str) -> OpenStore:
-    return publish(root, "toy", write_text(text), parameters={"n": 1}, fingerprints={"model": "f"})  # type: ignore[arg-type]
+    return publish(root, "toy", write_text(text), parameters={"n": 1}, fingerprints={"model": "f"})
 
 
 def read(root: Path) -> str:
@@ -112,9 +113,11 @@ def damage_flip(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["data.txt", "inner/more.txt", "manifest.json"])
 @pytest.mark.parametrize("damage", [damage_truncate, damage_flip, Path.unlink])
-def test_damaged_files_are_refused(tmp_path: Path, name: str, damage: object) -> None:
+def test_damaged_files_are_refused(
+    tmp_path: Path, name: str, damage: Callable[[Path], None]
+) -> None:
     store = build(tmp_path, "some text")
-    damage(store.path / name)  # type: ignore[operator]
+    damage(store.path / name)
     with pytest.raises(StoreError):
         open_store(tmp_path, "toy")
 

@@ -10,7 +10,8 @@ from ragspec.pipelines.terminal import Terminal, printable
 
 def test_control_characters_of_a_document_never_reach_the_terminal() -> None:
     assert printable("a\x1b[31mb\x07\rc\u202ed") == "a\ufffd[31mb\ufffd\ufffdc\ufffdd"
-    assert printable("tab\tline\nünïcode 中文\u00a0!") == "tab\tline\nünïcode 中文\u00a0!"
+    harmless = "tab\tline\nünïcode 中文\u00a0\u2009\u200d!"
+    assert printable(harmless) == harmless
 
 
 def test_results_go_to_stdout_and_remarks_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,12 +87,16 @@ class Answering:
         if first is None:
             return None
         passages = self.distractors(first, document, count - 1, words, hardness, rng)
-        passages.append(first.passage)
-        rng.shuffle(passages)
-        rest = [asked for p in passages for asked in self.made(p, rng)]
-        rng.shuffle(rest)
-        rest = [asked for asked in rest if asked.evidence != first.evidence]
-        return self.lay_out(passages, [first, *rest[: rng.randint(2, 5)]], room, rng)
+        for kept in range(len(passages), -1, -1):
+            chosen = [*passages[:kept], first.passage]
+            rng.shuffle(chosen)
+            rest = [asked for p in chosen for asked in self.made(p, rng)]
+            rest = [asked for asked in rest if asked.evidence != first.evidence]
+            rng.shuffle(rest)
+            asked = [first, *rest[: rng.randint(2, 5)]]
+            if sample := self.lay_out(chosen, asked, room, rng):
+                return sample
+        return None
 
     def first(self, words: int, rng: random.Random) -> tuple[Asked | None, Document]:
         """Choose the first question: a human one in three tenths of the samples."""
@@ -105,10 +109,12 @@ class Answering:
             else:
                 passage = self.window_at(document, place, words, rng)
             return Asked(passage, gold.question, gold.evidence, gold.answer), document
-        document = rng.choices(self.documents, self.sizes)[0]
-        passage = self.window(document, rng.randrange(len(self.spans(document))), words)
-        made = self.made(passage, rng)
-        return (rng.choice(made) if made else None), document
+        for _ in range(5):
+            document = rng.choices(self.documents, self.sizes)[0]
+            passage = self.window(document, rng.randrange(len(self.spans(document))), words)
+            if made := self.made(passage, rng):
+                return rng.choice(made), document
+        return None, document
 
     def window_at(
         self, document: Document, place: int, words: int, rng: random.Random

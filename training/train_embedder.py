@@ -110,6 +110,20 @@ def train_tokenizer(texts: list[str], size: int) -> Any:
     return tokenizer
 
 
+def cut_sources(passages: list[tuple[str, str, list[str]]], tokenizer: Any) -> list[Source]:
+    """Cut (title, text, questions) into words; passages without any are left out."""
+
+    def cut(text: str) -> list[str]:
+        return [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+
+    sources = []
+    for title, text, questions in passages:
+        sentences = [words for part in SENTENCE_BREAK.split(text) if (words := cut(part))]
+        if sentences:
+            sources.append(Source(cut(title), sentences, [cut(q) for q in questions]))
+    return sources
+
+
 class Words:
     """Token ids of words, remembered."""
 
@@ -238,9 +252,17 @@ def save(folder: Path, tokenizer: Any, table: torch.Tensor) -> None:
     (folder / "model.safetensors").chmod(0o644)
     compact = json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False, separators=(",", ":"))
     (folder / "tokenizer.json").write_text(compact, encoding="utf-8")
-    kinds = ("sentence_transformer.modules.StaticEmbedding", "sentence_transformer.modules.Normalize")
+    kinds = (
+        "sentence_transformer.modules.StaticEmbedding",
+        "sentence_transformer.modules.Normalize",
+    )
     modules = [
-        {"idx": i, "name": str(i), "path": "" if i == 0 else f"{i}_Normalize", "type": f"sentence_transformers.{kind}"}
+        {
+            "idx": i,
+            "name": str(i),
+            "path": "" if i == 0 else f"{i}_Normalize",
+            "type": f"sentence_transformers.{kind}",
+        }
         for i, kind in enumerate(kinds)
     ]
     (folder / "modules.json").write_text(json.dumps(modules, indent=1))
@@ -262,13 +284,7 @@ def main() -> None:
     began = time.perf_counter()
     passages, texts = read_sources(shared)
     tokenizer = train_tokenizer(texts, settings.vocabulary)
-    split = tokenizer.pre_tokenizer.pre_tokenize_str
-    cut = lambda text: [word for word, _ in split(text)]  # noqa: E731
-    sources = [
-        Source(cut(title), [cut(s) for s in SENTENCE_BREAK.split(text) if s.strip()], [cut(q) for q in questions])
-        for title, text, questions in passages
-    ]
-    sources = [source for source in sources if any(source.sentences)]
+    sources = cut_sources(passages, tokenizer)
     words = Words(tokenizer)
     table = first_table(sources, words, settings)
     print(f"{len(sources)} passages, {time.perf_counter() - began:.0f} s", flush=True)

@@ -1,0 +1,86 @@
+"""Which models are outside the project's scope, told by name before any work is done.
+
+What cannot be told from the configuration and the class is left to the load-time probe.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from ragspec.errors import UnsupportedModelError
+
+# Layers that carry a state from token to token instead of keys and values, or none at all.
+_STATE_LAYERS = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "moe", "mlp"}
+_PURE_RECURRENT = {"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"}
+_CAUSAL_WITH_FLAG = {"gpt_neox", "gpt_neox_japanese"}  # is_decoder=False says nothing for these
+_ADVICE = "Use a decoder-only model: anything that AutoModelForCausalLM loads and generates with."
+
+
+def check_config(config: Any) -> None:
+    """Refuse what a transformers configuration alone shows to be outside the scope.
+
+    Raises UnsupportedModelError with the name of the architecture, the reason and what to do.
+    """
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    kind = getattr(config, "model_type", type(config).__name__)
+    kinds = {kind, getattr(text, "model_type", kind)}
+    if getattr(text, "is_encoder_decoder", False) or getattr(config, "is_encoder_decoder", False):
+        raise _refused(
+            kind,
+            "it is an encoder-decoder model; expected one stack that reads prompt and answer alike",
+        )
+    if getattr(text, "is_decoder", None) is False and not kinds & _CAUSAL_WITH_FLAG:
+        raise _refused(
+            kind,
+            "it is an encoder, which sees the text to the right as well (is_decoder=False)",
+        )
+    layers = set(getattr(text, "layer_types", None) or ())
+    if kinds & _PURE_RECURRENT or (layers and layers <= _STATE_LAYERS):
+        raise _refused(
+            kind,
+            "all its layers are recurrent: without any attention layer there is no key-value "
+            "cache in which a draft could be verified and rolled back",
+        )
+
+
+def check_scope(model: Any) -> None:
+    """Refuse a model object that is outside the scope.
+
+    Raises UnsupportedModelError: not a transformers model, an encoder-decoder, an encoder, a
+    model without a language-model head, without attention, or without a key-value cache.
+    """
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(model, "get_input_embeddings"):
+        raise _refused(type(model).__name__, "it is no transformers model")
+    check_config(config)
+    name = type(model).__name__
+    if not _has_head(model):
+        raise _refused(
+            name,
+            "it has no head that gives logits over a vocabulary; load the weights with "
+            "AutoModelForCausalLM",
+        )
+    if "past_key_values" not in inspect.signature(unwrapped(model).forward).parameters:
+        raise _refused(
+            name,
+            "its forward takes no past_key_values, so that every token would cost a run over the "
+            "whole text",
+        )
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the transformers model inside an adapter wrapper, whose forward hides its arguments.
+
+    A model without a wrapper is returned as it is.
+    """
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _has_head(model: Any) -> bool:
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    return head is not None
+
+
+def _refused(name: str, reason: str) -> UnsupportedModelError:
+    return UnsupportedModelError(f"{name} cannot be used: {reason}. {_ADVICE}")

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ragspec.economics import BUCKETS, DraftCost, Experience, Rate
+
+
+def test_draft_cost_finds_the_line() -> None:
+    cost = DraftCost()
+    for i in range(60):
+        nodes = (4, 8, 16)[i % 3]
+        cost.learn(nodes, 0.5 + 0.2 * nodes)
+    call, node = cost.line()
+    assert (call, node) == (pytest.approx(0.5, abs=0.1), pytest.approx(0.2, abs=0.01))
+    assert cost.of(8) == pytest.approx(2.1, rel=0.05)
+
+
+def test_draft_cost_of_one_size_is_all_per_call() -> None:
+    cost = DraftCost()
+    for _ in range(10):
+        cost.learn(8, 2.0)
+    assert cost.line() == (pytest.approx(2.0), 0.0)
+
+
+def test_draft_cost_is_not_moved_far_by_an_outlier() -> None:
+    cost = DraftCost()
+    for _ in range(20):
+        cost.learn(8, 1.0)
+    cost.learn(8, 1000.0)
+    assert cost.of(8) < 1.2
+
+
+def test_nothing_is_known_at_first() -> None:
+    assert DraftCost().of(64) == 0.0
+    assert Rate().value == 0.0
+
+
+def test_asking_for_more_stops_where_drafting_it_costs_more_than_it_brings() -> None:
+    free, dear = Experience(), Experience()
+    for _ in range(30):
+        for nodes in (4, 8):
+            dear.draft.learn(nodes, 2.0 * nodes)
+    for _ in range(12):
+        free.choose_asked(0.1, len(BUCKETS) - 1)
+        dear.choose_asked(0.1, len(BUCKETS) - 1)
+    assert BUCKETS[free.asked] == 64
+    assert BUCKETS[dear.asked] == 8
+    free.choose_asked(0.1, 3)
+    assert BUCKETS[free.asked] == 3
+
+
+def test_asking_grows_one_bucket_at_a_time() -> None:
+    experience = Experience()
+    before = experience.asked
+    experience.choose_asked(0.1, len(BUCKETS) - 1)
+    assert experience.asked == before + 1
+
+
+def test_worth_falls_where_larger_trees_add_nothing_and_rises_at_the_edge() -> None:
+    experience = Experience()
+    for _ in range(60):
+        experience.learn_worth([-1.0, -0.5, -0.4, -0.6, -0.8], 2)
+    assert experience.worth[1] == pytest.approx(0.5, abs=0.01)
+    assert experience.worth[2] == pytest.approx(0.1, abs=0.01)
+    assert experience.worth[4] < 0.01
+    for _ in range(60):
+        experience.learn_worth([-1.0, 0.0, 1.0, 2.0, 3.0], 4)
+    assert experience.worth[5] >= 0.49
+
+
+def test_experience_round_trip() -> None:
+    experience = Experience()
+    experience.draft.learn(8, 1.0)
+    experience.overall.learn(2, 10.0, 0.1)
+    experience.learn_host(0.3)
+    entry = json.loads(json.dumps(experience.to_dict()))
+    assert Experience.from_dict(entry) == experience
+
+
+@pytest.mark.parametrize("name", ["calibration", "draft", "overall", "worth", "host"])
+def test_a_damaged_entry_is_refused(name: str) -> None:
+    entry = Experience().to_dict()
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        Experience.from_dict({**entry, name: "damaged"})
+    del entry[name]
+    with pytest.raises(KeyError):
+        Experience.from_dict(entry)

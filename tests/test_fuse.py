@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.draft import DraftContext, Drafter, DraftKind, DraftRequest, DraftTree, Step
+from ragspec.errors import InputError
+from ragspec.fuse import FAULTS_ALLOWED, Fuse
+from ragspec.synthetic import SyntheticDrafter
+from ragspec.tree import check
+
+REQUEST = DraftRequest((1, 2), 20)
+PLACE = DraftContext([1, 2], 2, 50)
+
+
+class Fixed:
+    """Drafts what it was given; a callable is called, so that it may raise."""
+
+    def __init__(
+        self,
+        tree: DraftTree | Callable[[], DraftTree],
+        name: str = "fixed",
+        kind: DraftKind = DraftKind.DETERMINISTIC,
+    ) -> None:
+        self.tree, self.name, self.kind = tree, name, kind
+        self.asked = 0
+        self.told: list[object] = []
+
+    def open(self, request: DraftRequest) -> Fixed:
+        return self
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        self.asked += 1
+        return self.tree if isinstance(self.tree, DraftTree) else self.tree()
+
+    def observe(self, step: Step) -> None:
+        self.told.append(step)
+
+    def rollback(self, n: int) -> None:
+        self.told.append(n)
+
+
+def fail() -> DraftTree:
+    raise RuntimeError("no draft today")
+
+
+def chain(tokens: list[int], name: str, reach: list[float]) -> DraftTree:
+    return DraftTree.chain(tokens, name, reach=reach)
+
+
+def test_the_best_nodes_of_all_sources_are_kept() -> None:
+    one = Fixed(chain([3, 4, 5], "a", [0.9, 0.8, 0.1]), "a")
+    two = Fixed(chain([3, 6, 7], "b", [0.95, 0.5, 0.4]), "b")
+    tree = Fuse([one, two]).open(REQUEST).propose(PLACE, 4)
+    check(tree, 20)
+    assert sorted(tree.tokens.tolist()) == [3, 4, 6, 7]
+    names = {int(t): tree.sources[s] for t, s in zip(tree.tokens, tree.source, strict=True)}
+    assert names == {3: "a", 4: "a", 6: "b", 7: "b"}
+    assert tree.reach[0] == np.float32(0.95)
+
+
+def test_a_single_drafter_keeps_its_kind_and_its_law() -> None:
+    q = torch.ones(3, 20, dtype=torch.float64) / 20
+    drawn = DraftTree.chain([3, 4], "m", kind=DraftKind.SAMPLED, q=q)
+    fuse = Fuse([Fixed(drawn, "m", DraftKind.SAMPLED)])
+    assert fuse.kind is DraftKind.SAMPLED
+    assert fuse.open(REQUEST).propose(PLACE, 5) is drawn
+    assert isinstance(fuse, Drafter)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        (["deterministic", "deterministic"], DraftKind.DETERMINISTIC),
+        (["deterministic", "coupled"], DraftKind.COUPLED),
+        (["sampled", "sampled"], DraftKind.COUPLED),
+    ],
+)
+def test_the_kind_is_that_of_the_merged_tree(kinds: list[str], expected: DraftKind) -> None:
+    sources = [
+        Fixed(replace(DraftTree.chain([i], "x"), kind=DraftKind(kind)), kind, DraftKind(kind))
+        for i, kind in enumerate(kinds)
+    ]
+    fuse = Fuse(sources)
+    assert fuse.kind is expected
+    assert fuse.open(REQUEST).propose(PLACE, 5).kind is expected
+
+
+BAD = {
+    "raises": fail,
+    "token outside the vocabulary": DraftTree.chain([20], "bad"),
+    "child before its parent": DraftTree.build([3, 4], [1, -1], "bad"),
+    "other kind than declared": DraftTree.chain([3], "bad", kind=DraftKind.SAMPLED),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_failing_source_is_switched_off_and_the_others_go_on(what: str) -> None:
+    bad = Fixed(BAD[what], "bad")
+    good = SyntheticDrafter(1.0, [5, 6, 7])
+    session = Fuse([bad, good]).open(REQUEST)
+    for _ in range(FAULTS_ALLOWED - 1):
+        assert session.propose(PLACE, 5).tokens.tolist() == [5, 6, 7]
+    with pytest.warns(RuntimeWarning, match="'bad' is switched off"):
+        session.propose(PLACE, 5)
+    assert session.propose(PLACE, 5).tokens.tolist() == [5, 6, 7]
+    assert bad.asked == FAULTS_ALLOWED
+    assert session.faults == {"bad": FAULTS_ALLOWED}
+
+
+def test_alone_a_failing_source_leaves_plain_decoding() -> None:
+    session = Fuse([Fixed(fail)]).open(REQUEST)
+    assert len(session.propose(PLACE, 5)) == 0
+    assert session.faults == {"fixed": 1}
+
+
+def test_a_source_that_cannot_open_is_off_at_once() -> None:
+    known = SyntheticDrafter(1.0, {(9,): [1]})
+    with pytest.warns(RuntimeWarning, match="no continuation is known"):
+        session = Fuse([known, SyntheticDrafter(1.0, [5])]).open(REQUEST)
+    assert session.propose(PLACE, 5).tokens.tolist() == [5]
+    assert session.faults == {"synthetic": 1}
+
+
+def test_sources_hear_of_steps_and_rollbacks() -> None:
+    sources = [Fixed(DraftTree.chain([3], "a")), Fixed(DraftTree.chain([4], "b"))]
+    session = Fuse(sources).open(REQUEST)
+    step = Step(session.propose(PLACE, 5), (0,), (3, 9))
+    session.observe(step)
+    session.rollback(2)
+    assert [source.told for source in sources] == [[step, 2], [step, 2]]
+    assert session.faults == {}
+
+
+def test_no_source_at_all_is_refused() -> None:
+    with pytest.raises(InputError, match="no drafter"):
+        Fuse([])

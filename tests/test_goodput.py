@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragspec.budget import AutoBudget
+from ragspec.cost import ROWS, CostCurve
+from ragspec.draft import DraftTree, Step
+from ragspec.economics import BUCKETS
+from ragspec.goodput import GoodputSession, best_first, cut
+
+HOST = 0.2
+
+
+def linear(base: float = 10.0, row: float = 0.4) -> CostCurve:
+    """A forward of `base` ms and `row` ms more for each further row."""
+    return CostCurve(ROWS, (128,), np.array([[(base + row * (n - 1)) / 1000 for n in ROWS]]))
+
+
+@st.composite
+def trees(draw: st.DrawFn, most: int = 7) -> DraftTree:
+    n = draw(st.integers(1, most))
+    parents = [draw(st.integers(-1, i - 1)) for i in range(n)]
+    reach: list[float] = []
+    for parent in parents:
+        share = draw(st.integers(1, 20)) / 20
+        reach.append(share * (reach[parent] if parent >= 0 else 1.0))
+    return DraftTree.build(list(range(n)), parents, "a", reach=reach)
+
+
+def closed_sets(tree: DraftTree) -> list[tuple[int, ...]]:
+    parents = tree.parents.tolist()
+    nodes = range(len(tree))
+    subsets = itertools.chain.from_iterable(
+        itertools.combinations(nodes, size) for size in range(len(tree) + 1)
+    )
+    return [kept for kept in subsets if all(parents[i] in (-1, *kept) for i in kept)]
+
+
+@given(trees(), st.floats(0.05, 6.0))
+def test_no_closed_set_of_nodes_is_better(tree: DraftTree, row: float) -> None:
+    cost = linear(row=row)
+    session = AutoBudget(margin=0.0).open(cost)
+    session.allowance(128)
+    reach, rate = tree.reach.tolist(), 1 / (1000 * cost.seconds(1, 128))
+
+    def net(kept: tuple[int, ...]) -> float:
+        return sum(reach[i] for i in kept) - rate * 1000 * cost.seconds(len(kept) + 1, 128)
+
+    kept = tuple(session.fit(tree, 128).tokens.tolist())
+    sizes = {*BUCKETS, len(tree)}
+    best = max(net(kept) for kept in closed_sets(tree) if len(kept) in sizes)
+    assert kept in closed_sets(tree)
+    assert net(kept) == pytest.approx(best, abs=1e-6)
+
+
+@given(trees(), st.floats(0.05, 6.0), st.floats(0.0, 5.0))
+def test_the_choice_gives_the_most_tokens_per_time_in_the_long_run(
+    tree: DraftTree, row: float, draft: float
+) -> None:
+    """Where every step is alike, repeating the choice leads to the best ratio of one step."""
+    cost, reach = linear(row=row), sorted(tree.reach.tolist(), reverse=True)
+
+    def ratio(size: int) -> float:
+        return (1 + sum(reach[:size])) / (1000 * cost.seconds(size + 1, 128) + draft)
+
+    session = AutoBudget(margin=0.0).open(cost)
+    for _ in range(6):
+        session.allowance(128)
+        size = len(session.fit(tree, 128))
+        session.experience.overall.tokens = 1 + sum(reach[:size])
+        session.experience.overall.milliseconds = 1000 * cost.seconds(size + 1, 128) + draft
+    sizes = {size for size in (*BUCKETS, len(tree)) if size <= len(tree)}
+    best = max(ratio(s) for s in sizes)
+    plain = 1 / (1000 * cost.seconds(1, 128))
+    assert ratio(size) == pytest.approx(best, rel=1e-6) or best < plain
+
+
+@pytest.mark.parametrize("dear", [(0.1, 0.9), (0.9, 2.0), (2.0, 8.0)])
+def test_dearer_verification_never_takes_a_larger_tree(dear: tuple[float, float]) -> None:
+    tree = DraftTree.chain(list(range(16)), "a", reach=[0.85 ** (i + 1) for i in range(16)])
+    sizes = []
+    for row in dear:
+        session = AutoBudget().open(linear(row=row))
+        session.experience.asked = len(BUCKETS) - 1
+        session.allowance(128)
+        sizes.append(len(session.fit(tree, 128)))
+    assert sizes[0] > sizes[1]
+
+
+def test_a_gain_within_the_margin_is_left() -> None:
+    tree = DraftTree.chain([1], "a", reach=[0.065])
+    for margin, size in ((0.03, 0), (0.02, 1)):
+        session = AutoBudget(margin=margin).open(linear(row=0.4))
+        session.allowance(128)
+        assert len(session.fit(tree, 128)) == size
+
+
+@given(trees(most=12), st.integers(0, 12))
+def test_cut_keeps_paths_and_columns_together(tree: DraftTree, size: int) -> None:
+    order = best_first(tree.reach.tolist())
+    small = cut(tree, order, size)
+    kept = sorted(order[:size])
+    assert small.tokens.tolist() == [tree.tokens[i] for i in kept]
+    for node, parent in zip(kept, small.parents.tolist(), strict=True):
+        above = -1 if parent == -1 else kept[parent]
+        assert above == tree.parents[node]
+
+
+class Drafter:
+    """Proposes chains that claim much; whether they are right is up to the test."""
+
+    def __init__(self, claim: float, milliseconds: float, source: str = "a") -> None:
+        self.claim, self.milliseconds, self.source = claim, milliseconds, source
+        self.asked: list[int] = []
+
+    def step(self, session: GoodputSession, cost: CostCurve, right: int) -> float:
+        """Take one step of which `right` tokens can be accepted; returns its milliseconds."""
+        allowed = session.allowance(128)
+        self.asked.append(allowed)
+        tree = DraftTree.empty()
+        if allowed:
+            claims = [self.claim ** (i + 1) for i in range(allowed)]
+            tree = session.fit(
+                DraftTree.chain(list(range(allowed)), self.source, reach=claims), 128
+            )
+        accepted = min(right, len(tree))
+        token = accepted if accepted < right else 99
+        spent = {
+            "draft": self.milliseconds if allowed else 0.0,
+            "verify": 1000 * cost.seconds(len(tree) + 1, 128),
+            "commit": 0.0,
+            "host": HOST,
+        }
+        tokens = (*range(accepted), token)
+        session.observe(Step(tree, tuple(range(accepted)), tokens, spent), 128)
+        return sum(spent.values())
+
+
+def play(drafter: Drafter, session: GoodputSession, rights: list[int]) -> float:
+    """Take a step for each number of right tokens; return the milliseconds spent."""
+    cost = linear()
+    return sum(drafter.step(session, cost, right) for right in rights)
+
+
+def test_switches_off_for_a_useless_drafter_and_on_when_it_becomes_useful() -> None:
+    session = AutoBudget().open(linear())
+    drafter = Drafter(claim=0.9, milliseconds=5.0)
+    play(drafter, session, [0] * 60)
+    assert drafter.asked[-40:].count(0) >= 38
+    assert session.reason is not None and "off" in session.reason
+    play(drafter, session, [8] * 200)
+    assert all(asked > 0 for asked in drafter.asked[-20:])
+    assert session.reason is None
+
+
+@pytest.mark.parametrize("milliseconds", [0.05, 0.5, 2.0, 5.0, 50.0])
+def test_the_time_lost_to_a_useless_drafter_is_bounded(milliseconds: float) -> None:
+    policy, plain = AutoBudget(), 10.0 + HOST
+    drafter = Drafter(claim=0.9, milliseconds=milliseconds)
+    first = play(drafter, policy.open(linear()), [0] * 500)
+    assert first <= 500 * plain + 6 * (plain + milliseconds) + 0.015 * 500 * plain
+    for steps in (96, 500):
+        later = play(drafter, policy.open(linear()), [0] * steps)
+        assert later <= 1.015 * steps * plain + plain
+
+
+def test_a_free_drafter_is_asked_at_every_step_yet_costs_no_verification() -> None:
+    session = AutoBudget().open(linear())
+    drafter = Drafter(claim=0.6, milliseconds=0.05)
+    play(drafter, session, [0] * 120)
+    assert 0 not in drafter.asked
+    assert session.chosen[0] > 80
+
+
+def test_a_free_drafter_is_trusted_again_without_any_verification() -> None:
+    session = AutoBudget().open(linear())
+    drafter = Drafter(claim=0.9, milliseconds=0.05)
+    play(drafter, session, [0] * 100)
+    before = dict(session.chosen)
+    play(drafter, session, [8] * 30)
+    grown = sum(n for size, n in session.chosen.items() if size >= 6)
+    assert grown - sum(n for size, n in before.items() if size >= 6) >= 15
+
+
+def test_hysteresis_keeps_a_break_even_drafter_from_flapping() -> None:
+    session = AutoBudget().open(linear())
+    drafter = Drafter(claim=0.9, milliseconds=3.0)
+    random = np.random.default_rng(0)
+    rights = [int(right) for right in random.integers(0, 2, 600)]
+    play(drafter, session, rights)
+    on = [asked > 0 for asked in drafter.asked]
+    lengths = [len(list(run)) for state, run in itertools.groupby(on) if state]
+    assert sum(length > 2 for length in lengths) <= 12
+
+
+def test_no_proposals_are_told_apart_from_poor_ones() -> None:
+    session = AutoBudget().open(linear())
+    session.allowance(128)
+    session.observe(Step(session.fit(DraftTree.empty(), 128), (), (5,), {"draft": 0.0}), 128)
+    assert session.reason == "the drafter proposed nothing"
+    session.allowance(128)
+    poor = session.fit(DraftTree.chain([1], "a", reach=[0.01]), 128)
+    session.observe(Step(poor, (), (5,), {}), 128)
+    assert session.reason is not None and "verification" in session.reason
+
+
+def test_never_more_than_the_maximum_is_asked_for_or_kept() -> None:
+    session = AutoBudget(maximum=5).open(linear())
+    drafter = Drafter(claim=1.0, milliseconds=0.0)
+    play(drafter, session, [64] * 40)
+    assert max(drafter.asked) == 4
+    assert len(session.fit(DraftTree.chain(list(range(20)), "a"), 128)) <= 4
+
+
+def test_works_without_a_curve_and_without_times() -> None:
+    session = AutoBudget().open(None)
+    for _ in range(20):
+        assert session.allowance(10) > 0
+        tree = session.fit(DraftTree.chain([0, 1, 2], "a", reach=[0.9, 0.8, 0.7]), 10)
+        session.observe(Step(tree, (0, 1, 2), (0, 1, 2, 3), {}), 10)
+    assert session.chosen == {3: 20}
