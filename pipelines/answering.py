@@ -178,6 +178,8 @@ def _show(
     for number, citation in enumerate(result.fields.get("citations", ()), 1):
         where = f"{citation['document']}, characters {citation['start']} to {citation['end']}"
         terminal.note(f"  quotation {number}: {where}")
+    if result.generation.finish_reason == "cancelled":
+        terminal.note("interrupted; this is what was written")
     terminal.note(result.report.summary())
     if compared is not None:
         terminal.note(compared.summary(), "bold")

@@ -19,6 +19,8 @@ DRAFTED_WORDS = 3  # shorter drafted spans are turns of phrase, not quotations
 MATCHED_WORDS = 5
 SLACK = 16  # characters by which the place of a token in the answer may be misjudged
 WORD = re.compile(r"\w+")
+APOSTROPHES = ("'", "’")
+NO_BEGINNING = frozenset(" \n\t,;:.!?)]}")  # a quotation does not begin with the end of another
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,9 @@ def grown(answer: str, text: str, quote: Quote) -> Quote:
         a -= 1
     while b < len(answer) and b + shift < len(text) and answer[b] == text[b + shift]:
         b += 1
-    while a < b and (cuts_word(answer, a) or cuts_word(text, a + shift) or answer[a].isspace()):
+    while a < b and (
+        cuts_word(answer, a) or cuts_word(text, a + shift) or answer[a] in NO_BEGINNING
+    ):
         a += 1
     while a < b and (cuts_word(answer, b) or cuts_word(text, b + shift) or answer[b - 1].isspace()):
         b -= 1
@@ -192,11 +196,20 @@ def grown(answer: str, text: str, quote: Quote) -> Quote:
 
 
 def cuts_word(text: str, place: int) -> bool:
-    """Say whether a cut before character `place` would split a word."""
-    inside = 0 < place < len(text)
-    return (
-        inside and WORD.match(text[place - 1]) is not None and WORD.match(text[place]) is not None
-    )
+    """Say whether a cut before character `place` would split a word ("don't" is one word)."""
+    if not 0 < place < len(text):
+        return False
+    left, before, after, right = (text[i : i + 1] for i in range(place - 2, place + 2))
+    if before in APOSTROPHES:
+        return place > 1 and is_letter(left) and is_letter(after)
+    if after in APOSTROPHES:
+        return is_letter(before) and is_letter(right)
+    return is_letter(before) and is_letter(after)
+
+
+def is_letter(character: str) -> bool:
+    """Say whether a character is part of a word."""
+    return WORD.fullmatch(character) is not None
 
 
 def words_in(answer: str, quote: Quote) -> int:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 QUESTIONS = "questions.jsonl"
 WARM_UP_TOKENS = 8
+LOOPING = 0.2  # share of tokens inside loops from which on an answer counts as looping
 
 
 class UnequalTextError(RagspecError):
@@ -36,6 +37,11 @@ class Item:
     answer: Answer
     compared: Comparison
 
+    @property
+    def loops(self) -> bool:
+        """Whether a good part of the answer repeats itself."""
+        return self.answer.report.loop_share > LOOPING
+
     def to_dict(self) -> dict[str, Any]:
         """Return the item as JSON types."""
         return {
@@ -44,16 +50,22 @@ class Item:
             "citations": [asdict(citation) for citation in self.answer.citations],
             "tokens": self.answer.report.tokens,
             "forwards": self.answer.report.forwards,
+            "loop_share": self.answer.report.loop_share,
             **self.compared.to_dict(),
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The figures of the whole demonstration; seconds are sums, the ratio is a median."""
+    """The figures of the whole demonstration; seconds are sums, the ratio is a median.
+
+    Answers that repeat themselves flatter speculation: `looping` counts them, and the ratio is
+    that of the others wherever there are any.
+    """
 
     questions: int
     equal: int
+    looping: int
     ratio: float
     seconds_plain: float
     seconds: float
@@ -63,10 +75,12 @@ class Summary:
     @classmethod
     def of(cls, items: Sequence[Item]) -> Summary:
         """Return the summary of the items, at least one."""
+        straight = [item for item in items if not item.loops]
         return cls(
             questions=len(items),
             equal=sum(item.compared.equal for item in items),
-            ratio=statistics.median(item.compared.ratio for item in items),
+            looping=len(items) - len(straight),
+            ratio=statistics.median(item.compared.ratio for item in straight or items),
             seconds_plain=sum(item.compared.seconds_plain for item in items),
             seconds=sum(item.compared.seconds for item in items),
             tokens=sum(item.answer.report.tokens for item in items),
@@ -169,7 +183,7 @@ def _shown(items: Iterator[Item], total: int, terminal: Terminal) -> Iterator[It
 
 def show_table(items: Sequence[Item], summary: Summary, terminal: Terminal) -> None:
     """Show one row a question and the medians below."""
-    columns = ["question", ">tokens", ">a step", ">plain s", ">speculative s", ">ratio", "equal"]
+    columns = ["question", ">tokens", ">a step", ">plain s", ">ours s", ">ratio", ">loops", "equal"]
     rows = [
         (
             item.question,
@@ -178,14 +192,16 @@ def show_table(items: Sequence[Item], summary: Summary, terminal: Terminal) -> N
             f"{item.compared.seconds_plain:.2f}",
             f"{item.compared.seconds:.2f}",
             f"{item.compared.ratio:.2f}",
+            f"{item.answer.report.loop_share:.0%}",
             "yes" if item.compared.equal else "NO",
         )
         for item in items
     ]
     terminal.table("Plain and speculative, side by side", columns, rows)
+    left_out = f" ({summary.looping} looping answers left out)" if summary.looping else ""
     terminal.line(
-        f"{summary.equal} of {summary.questions} texts equal; median ratio {summary.ratio:.2f}; "
-        f"in all {summary.seconds_plain:.2f} s plain, {summary.seconds:.2f} s speculative."
+        f"{summary.equal} of {summary.questions} texts equal; median ratio {summary.ratio:.2f}"
+        f"{left_out}; in all {summary.seconds_plain:.2f} s plain, {summary.seconds:.2f} s speculative."
     )
 
 
@@ -218,6 +234,7 @@ def write_report(
         ("questions", str(summary.questions)),
         ("texts equal", f"{summary.equal} of {summary.questions}"),
         ("median speed-up", f"{summary.ratio:.2f}×"),
+        *([("looping, left out", str(summary.looping))] if summary.looping else []),
         ("seconds, plain", f"{summary.seconds_plain:.2f}"),
         ("seconds, speculative", f"{summary.seconds:.2f}"),
         ("tokens a pass", f"{summary.tokens / max(summary.forwards, 1):.2f}"),

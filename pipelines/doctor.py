@@ -156,9 +156,10 @@ def show(found: dict[str, Any], terminal: Terminal) -> None:
 
 
 def _show_kept(found: dict[str, Any], terminal: Terminal) -> None:
-    if found["probes"]:
-        verdicts = [(_short(entry), _verdict(entry)) for entry in found["probes"]]
-        terminal.table("Probe verdicts", ["model", "verdict"], verdicts)
+    verdicts = [_verdict_row(entry) for entry in found["probes"]]
+    if verdicts:
+        columns = ["architecture", "device", "dtype", "drafts as", "because"]
+        terminal.table("Probe verdicts", columns, verdicts)
     else:
         terminal.line("No probe verdicts yet: a model is probed when it is first loaded.", "dim")
     rows = [row for entry in found["costs"] if (row := _cost_row(entry))]
@@ -167,17 +168,14 @@ def _show_kept(found: dict[str, Any], terminal: Terminal) -> None:
         terminal.table("Cost of a forward, milliseconds", columns, rows)
 
 
-def _short(entry: dict[str, Any]) -> str:
+def _verdict_row(entry: dict[str, Any]) -> tuple[str, ...]:
     key = entry.get("key")
-    name = key.get("model") if isinstance(key, dict) else entry.get("model")
-    return str(name or entry["file"])[:40]
-
-
-def _verdict(entry: dict[str, Any]) -> str:
-    if entry.get("damaged"):
-        return "damaged file, will be made again"
-    facts = {k: v for k, v in entry.items() if k not in ("file", "key", "format", "model")}
-    return ", ".join(f"{name}: {value}" for name, value in facts.items())
+    if not isinstance(key, dict) or "mode" not in entry:
+        return (entry["file"], "", "", "", "damaged file, it will be made again")
+    facts = (str(key.get(name, "")) for name in ("model", "device", "dtype"))
+    model, device, dtype = facts
+    reason = str(entry.get("reason", ""))
+    return (model, device, dtype.removeprefix("torch."), str(entry["mode"]), reason)
 
 
 def _cost_row(entry: dict[str, Any]) -> tuple[str, ...] | None:
@@ -186,8 +184,9 @@ def _cost_row(entry: dict[str, Any]) -> tuple[str, ...] | None:
 
     try:
         key, curve = entry["key"], CostCurve.from_dict(entry["curve"])
-    except (KeyError, TypeError, ValueError, InputError):
+        facts = (str(key["model"])[:12], key["device"], key["dtype"].removeprefix("torch."))
+    except (KeyError, TypeError, ValueError, AttributeError, InputError):
         return None
     length = curve.lengths[0]
     times = (f"{1000 * curve.seconds(rows, length):.2f}" for rows in (1, 8, 32))
-    return (str(key["model"])[:12], key["device"], key["dtype"], str(length), *times)
+    return (*facts, str(length), *times)

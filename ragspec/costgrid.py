@@ -17,15 +17,19 @@ Floats = NDArray[np.float64]
 
 
 def measuring_order(rows: tuple[int, ...], lengths: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return (length, rows) by importance: the middle length, then the others; outer sizes first.
+    """Return (length, rows) by importance, each once.
 
-    A slow model then gets one whole line before any point of the others.
+    Three sizes at the middle length, then how the other lengths compare, then the rest: a slow
+    model, of which only a part can be timed, still gets a curve of about the right shape.
     """
     middle = lengths[len(lengths) // 2]
-    first = [n for n in (rows[0], rows[-1], rows[len(rows) // 2]) if n in rows]
-    sizes = list(dict.fromkeys([*first, *rows[::2], *rows]))
-    ranked = [middle, *(length for length in reversed(lengths) if length != middle)]
-    return [(length, n) for length in ranked for n in sizes]
+    others = [length for length in reversed(lengths) if length != middle]
+    half = rows[len(rows) // 2]
+    order = [(middle, n) for n in (rows[0], rows[-1], half)]
+    order += [(length, n) for n in (rows[0], half) for length in others]
+    sizes = [*rows[::2], *rows]
+    order += [(length, n) for length in (middle, *others) for n in sizes]
+    return list(dict.fromkeys(order))
 
 
 def agree(samples: list[float]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,7 @@ class Engine:
         texts: Sequence[SourceText] = (),
         attention_mask: torch.Tensor | None = None,
         stopping_criteria: Sequence[Criterion] = (),
+        ignore_eos: bool = False,
         on_step: Callable[[int, Step], None] | None = None,
     ) -> Any:
         """Return a Generation for one prompt, a list of them for several.
@@ -107,15 +109,17 @@ class Engine:
         With Sampling(n > 1) every prompt gives a list of n. stop: strings that end the text and
         are not part of it. logprobs: keep log-probabilities, with as many alternatives.
         logits_processor: any transformers processors. spans, texts: what the prompt was made
-        from, see `DraftRequest`. stopping_criteria: any of transformers'. on_step: called with the
-        number of the row and each of its steps. Raises InputError, SamplingError,
-        PromptTooLongError.
+        from, see `DraftRequest`. stopping_criteria: any of transformers'. ignore_eos: go on past
+        the model's end tokens. on_step: called with the number of the row and each of its steps.
+        Raises InputError, SamplingError, PromptTooLongError.
         """
         sampling = sampling or Sampling()
         encoded = encode_prompts(prompts, self.tokenizer, self.target.vocab_size, attention_mask)
         settings = self._settings(
             encoded, sampling, max_new_tokens, stop, stop_token_ids, logprobs, stopping_criteria
         )
+        if ignore_eos:
+            settings.stop = replace(settings.stop, ends=frozenset(stop_token_ids))
         settings.extra, settings.spans, settings.texts = logits_processor, spans, texts
         results: list[list[Generation]] = []
         for start in range(0, len(encoded.ids), self.batch_size):

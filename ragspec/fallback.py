@@ -183,18 +183,24 @@ def snapshot(cache: Any) -> Any:
     """
     if cache is None:
         return None
-    twin = copy.copy(cache)
+    twin = _copied(cache)
     twin.layers = [_copied(layer) for layer in cache.layers]
     return twin
 
 
-def _copied(layer: Any) -> Any:
-    twin = copy.copy(layer)
-    for name, value in vars(layer).items():
+def _copied(thing: Any) -> Any:
+    """Return a shallow copy whose lists and dictionaries of tensors are its own."""
+    twin = copy.copy(thing)
+    for name, value in vars(thing).items():
         if isinstance(value, dict):
-            states = {k: v.clone() if torch.is_tensor(v) else v for k, v in value.items()}
-            setattr(twin, name, states)
+            setattr(twin, name, {k: _cloned(v) for k, v in value.items()})
+        elif isinstance(value, list):
+            setattr(twin, name, [_cloned(v) for v in value])
     return twin
+
+
+def _cloned(value: Any) -> Any:
+    return value.clone() if torch.is_tensor(value) else value
 
 
 def _commit(row: _Row, path: tuple[int, ...]) -> None:
@@ -220,9 +226,11 @@ def _croppable(cache: Any) -> bool:
 
     Sliding layers cannot once they have let go of what lies before their window.
     """
-    from transformers.cache_utils import DynamicLayer
+    from transformers.cache_utils import DynamicCache, DynamicLayer
 
-    return all(type(layer) is DynamicLayer for layer in cache.layers)
+    return type(cache) is DynamicCache and all(
+        type(layer) is DynamicLayer for layer in cache.layers
+    )
 
 
 def _places(leaves: Sequence[tuple[int, ...]], nodes: int) -> np.ndarray[Any, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ragspec.budget import BudgetPolicy, FixedBudget, FrozenBudget
+from ragspec.budget import BudgetPolicy
 from ragspec.cost import CostCurve, CostKey, cache_directory, context_lengths
 from ragspec.device import pick_device, pick_dtype
 from ragspec.errors import ModelError
@@ -63,7 +63,7 @@ def read_cost(
     target: CausalTarget, budget: BudgetPolicy, cache: Path | None = None
 ) -> CostCurve | None:
     """Return the cost curve of the target where the budget needs one; measured once, cached."""
-    if isinstance(budget, (FixedBudget, FrozenBudget)):
+    if not budget.needs_cost:
         return None
     key = CostKey(
         model=model_identity(target.model),

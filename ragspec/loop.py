@@ -141,7 +141,7 @@ def _draft(row: Row) -> DraftTree:
     if allowed <= 0:
         return DraftTree.empty()
     tree = row.drafter.propose(row.context, allowed)
-    return limit_depth(row.budget.fit(tree, length), row.context.remaining)
+    return row.budget.fit(limit_depth(tree, row.context.remaining), length)
 
 
 def _judge(

@@ -55,6 +55,9 @@ class Run:
         self.prompt_of_row: list[int] = []
         self.rows: list[Row] = []
         self.seconds = 0.0
+        batch = len(prompts) * settings.sampling.n
+        alone = engine.cost is None or batch == 1
+        self._cost = engine.cost if alone else engine.cost.batched(batch)
         for number, prompt in enumerate(prompts):
             seed = settings.sampling.seed_of(first + number)
             seed = fresh_seed() if seed is None else seed
@@ -139,5 +142,5 @@ class Run:
                 law=law,
             )
             row.drafter = engine.drafter.open(request)
-            row.budget = engine.budget.open(engine.cost)
+            row.budget = engine.budget.open(self._cost)
         return row

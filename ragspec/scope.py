@@ -10,8 +10,9 @@ from typing import Any
 
 from ragspec.errors import UnsupportedModelError
 
-# Layers that carry a state from token to token instead of keys and values, or none at all.
-_STATE_LAYERS = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "moe", "mlp"}
+# Kinds of layers that carry a state from token to token instead of keys and values, or nothing.
+_STATE_LAYERS = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "hybrid"}
+_NO_CACHE_LAYERS = {"moe", "mlp"}
 _PURE_RECURRENT = {"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"}
 _CAUSAL_WITH_FLAG = {"gpt_neox", "gpt_neox_japanese"}  # is_decoder=False says nothing for these
 _ADVICE = "Use a decoder-only model: anything that AutoModelForCausalLM loads and generates with."
@@ -36,7 +37,8 @@ def check_config(config: Any) -> None:
             "it is an encoder, which sees the text to the right as well (is_decoder=False)",
         )
     layers = set(getattr(text, "layer_types", None) or ())
-    if kinds & _PURE_RECURRENT or (layers and layers <= _STATE_LAYERS):
+    recurrent = state_layers(config) - {"hybrid"}  # hybrid layers attend as well
+    if kinds & _PURE_RECURRENT or (recurrent and layers <= recurrent | _NO_CACHE_LAYERS):
         raise _refused(
             kind,
             "all its layers are recurrent: without any attention layer there is no key-value "
@@ -67,6 +69,12 @@ def check_scope(model: Any) -> None:
             "its forward takes no past_key_values, so that every token would cost a run over the "
             "whole text",
         )
+
+
+def state_layers(config: Any) -> set[str]:
+    """Return the kinds of layers of a configuration that carry a state from token to token."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return set(getattr(text, "layer_types", None) or ()) & _STATE_LAYERS
 
 
 def unwrapped(model: Any) -> Any:

@@ -198,6 +198,8 @@ def _layout(
     """
     rows = len(trees)
     n = max(len(p) + len(t) for p, t in zip(pending, trees, strict=True))
+    if rows == 1 and n == 1:
+        return _single(lengths[0], pending[0][0], device)
     tokens = np.zeros((2, rows, n), dtype=np.int64)
     for row, (head, tree) in enumerate(zip(pending, trees, strict=True)):
         start, end = len(head), len(head) + len(tree)
@@ -220,6 +222,12 @@ def _layout(
         explicit=explicit,
     )
     return moved[0], view
+
+
+def _single(length: int, token: int, device: torch.device) -> tuple[torch.Tensor, TreeView]:
+    """Lay out one token of one row, the step of plain decoding: it sees all that is committed."""
+    moved = torch.tensor([[token], [length]], device=device)[:, None]
+    return moved[0], TreeView(moved[1, 0], moved[1], moved[1], related=None)
 
 
 def _related(

@@ -29,6 +29,7 @@ UNREAD = {
     ".epub .mobi .azw3": "electronic book",
     ".zip .gz .bz2 .xz .zst .7z .rar .tar .tgz .whl .jar": "archive",
     ".png .jpg .jpeg .gif .bmp .webp .tif .tiff .ico .heic": "picture",
+    ".json .jsonl .ndjson .csv .tsv .parquet .npy .npz .sqlite .db .ipynb": "data file",
     ".mp3 .wav .flac .ogg .m4a .mp4 .mkv .mov .avi .webm": "recording",
 }
 UNREAD_SUFFIXES = {suffix: kind for names, kind in UNREAD.items() for suffix in names.split()}

@@ -14,7 +14,8 @@ from ragspec.budget import (
     FrozenBudget,
     make_budget,
 )
-from ragspec.cost import ROWS, CostCurve
+from ragspec.cost import CostCurve
+from ragspec.costgrid import ROWS
 from ragspec.draft import DraftTree, Step
 from ragspec.errors import InputError, StoreError, UnknownNameError
 

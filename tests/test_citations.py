@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -129,6 +130,21 @@ def test_runs_follow_one_document_and_break_at_the_targets_own_token() -> None:
     tree = DraftTree.chain([1, 2, 3, 4, 5], "context", origin=origin)
     steps = [Step(tree, (0, 1, 2, 3, 4), (1, 2, 3, 4, 5, 6)), Step(tree, (0, 1), (1,))]
     assert list(accepted_runs(steps)) == [(0, 0, 5, 2), (3, 1, 0, 1), (4, 1, 2, 1), (6, 0, 5, 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "cuts"),
+    [
+        ("ab c", [1]),
+        ("don't", [1, 2, 3, 4]),
+        ("a 'b'", []),
+        ("'s", []),
+        ("x' y", []),
+        ("é_1", [1, 2]),
+    ],
+)
+def test_what_cuts_a_word(text: str, cuts: list[int]) -> None:
+    assert [place for place in range(len(text) + 1) if cuts_word(text, place)] == cuts
 
 
 PIECES = st.lists(

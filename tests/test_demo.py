@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +32,14 @@ TEXT = (
     "tree.\n\n# Budget\n\nThe budget is the number of nodes that a step may verify.\n"
 )
 QUESTIONS = ["What does the walk follow?", "What is the budget?"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep verdicts and cost curves of these models out of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -68,15 +77,20 @@ def test_a_text_that_differs_is_an_error_that_names_the_question(items: list[Ite
         refuse_unequal([items[0], replace(items[1], compared=wrong)])
 
 
-def test_summary_is_medians_and_sums(items: list[Item]) -> None:
-    made = [
-        replace(items[0], compared=replace(items[0].compared, ratio=ratio, seconds=1.0))
-        for ratio in (1.0, 5.0, 2.0)
-    ]
+def with_figures(item: Item, ratio: float, loop_share: float) -> Item:
+    report = replace(item.answer.report, loop_share=loop_share)
+    compared = replace(item.compared, ratio=ratio, seconds=1.0)
+    return replace(item, answer=replace(item.answer, report=report), compared=compared)
+
+
+def test_summary_is_medians_and_sums_without_loops(items: list[Item]) -> None:
+    figures = [(1.0, 0.0), (9.0, 0.9), (3.0, 0.1), (2.0, 0.0)]
+    made = [with_figures(items[0], *pair) for pair in figures]
     summary = Summary.of(made)
-    assert (summary.questions, summary.equal, summary.ratio) == (3, 3, 2.0)
-    assert summary.seconds == 3.0
-    assert summary.tokens == 3 * items[0].answer.report.tokens
+    assert (summary.questions, summary.equal, summary.looping, summary.ratio) == (4, 4, 1, 2.0)
+    assert summary.seconds == 4.0
+    assert summary.tokens == 4 * items[0].answer.report.tokens
+    assert Summary.of(made[1:2]).ratio == 9.0
 
 
 def test_table_and_page_show_every_question(
@@ -85,7 +99,7 @@ def test_table_and_page_show_every_question(
     summary = Summary.of(items)
     show_table(items, summary, Terminal())
     out = capsys.readouterr().out
-    assert "2 of 2 texts equal" in out and out.count("yes") == 2
+    assert "2 of 2 texts equal" in out and out.count(" yes") == 2
     write_report(items, summary, folder, qa, tmp_path / "demo.html")
     page = (tmp_path / "demo.html").read_text(encoding="utf-8")
     assert all(question in page for question in QUESTIONS)

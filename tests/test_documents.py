@@ -66,6 +66,7 @@ def test_unusable_files_of_a_folder_are_skipped_with_the_reason(tmp_path: Path) 
     ("name", "data", "message"),
     [
         ("a.zip", b"PK", "archive"),
+        ("a.jsonl", b"{}", "data file"),
         ("a.txt", b"\x00\x01\x02" * 50, "binary"),
         ("a.txt", b"", "no text"),
         ("a.pdf", b"hello", "no PDF"),
@@ -164,3 +165,11 @@ def test_headings_of_markdown_and_rst() -> None:
     rst = "Title\n=====\n\ntext\n\nPart\n----\n"
     assert [heading for _, heading in find_headings(rst, ".rst")] == ["Title", "Part"]
     assert find_headings(markdown, ".txt") == []
+
+
+def test_bundled_guide_is_readable(root: Path) -> None:
+    found = load_documents(root / "ragspec" / "starter" / "guide")
+    assert len(found.documents) == 8
+    assert all(400 <= len(document.text.split()) <= 900 for document in found.documents)
+    assert all(document.title and document.headings for document in found.documents)
+    assert [Path(skipped.path).name for skipped in found.skipped] == ["questions.jsonl"]

@@ -90,7 +90,7 @@ def test_the_kind_is_that_of_the_merged_tree(kinds: list[str], expected: DraftKi
     assert fuse.open(REQUEST).propose(PLACE, 5).kind is expected
 
 
-BAD = {
+BAD: dict[str, DraftTree | Callable[[], DraftTree]] = {
     "raises": fail,
     "token outside the vocabulary": DraftTree.chain([20], "bad"),
     "child before its parent": DraftTree.build([3, 4], [1, -1], "bad"),

@@ -18,7 +18,8 @@ def propose(drafter: SyntheticDrafter, done: int, budget: int, remaining: int = 
     check(tree, 20)
     session.observe(Step(tree, (), (1,)))
     session.rollback(1)
-    return tree.tokens.tolist()
+    drafted: list[int] = tree.tokens.tolist()
+    return drafted
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.8, 1.0])

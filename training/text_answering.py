@@ -1,22 +1,32 @@
 """Question-answering samples: passages, questions about them, evidence lines, short answers.
 
-The layout is "Context:\\n[1] title\\npassage\\n\\n[2] ...\\n\\nQuestion: ...\\nEvidence: [k] sentence
-\\nAnswer: span<eos>". Several questions follow one context, each ended by `<|endoftext|>`: the
-first is the layout of use, the others make more of the same passages.
+The layout is that of the shared training text: "Context:", the passages as "[1] title" with their
+text below, "Question: ...", "Evidence: [k] sentence", "Answer: span" and `<|endoftext|>`. Several
+questions follow one context, each ended by `<|endoftext|>`: the first is the layout of use, the
+others make more of the same passages.
 """
 
 from __future__ import annotations
 
 import random
 import re
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from text_data import Document, GoldQuestion, sentence_spans
-from text_questions import clean, heading_question, is_askable, is_content, make_question
+from text_questions import (
+    STOPWORDS,
+    clean,
+    heading_question,
+    is_askable,
+    is_content,
+    make_question,
+)
 
 EOS_ID = 0
 HEADING = re.compile(r"^#+ ")
+WORD = re.compile(r"[^\W\d_]{3,}|\d{2,}")
 
 
 @dataclass
@@ -51,6 +61,33 @@ class Asked:
     answer: str
 
 
+class Disguise:
+    """Replaces words by others, the same word always by the same other one.
+
+    A passage in disguise cannot be recited from memory, only copied: each text then gives endless
+    new ones, with names and numbers that were never seen together.
+    """
+
+    def __init__(self, words: list[str], salt: int, rate: float) -> None:
+        """Draw replacements from `words`; `rate` is the share of the words replaced."""
+        self.words, self.salt, self.rate = words, salt, rate
+
+    def __call__(self, text: str) -> str:
+        """Replace words of three letters or more, stopwords apart, and numbers."""
+        return WORD.sub(self._replace, text) if self.rate else text
+
+    def _replace(self, match: re.Match[str]) -> str:
+        word = match[0]
+        low = word.lower()
+        draw = zlib.crc32(f"{self.salt} {low}".encode())
+        if low in STOPWORDS or (draw & 0xFFFF) > self.rate * 0x10000:
+            return word
+        if word.isdigit():
+            return str(draw)[-len(word) :].replace("0", "7", 1)
+        other = self.words[(draw >> 8) % len(self.words)]
+        return other.capitalize() if word[0].isupper() and not word.isupper() else other
+
+
 class Answering:
     """Makes question-answering samples from documents and human questions."""
 
@@ -67,6 +104,10 @@ class Answering:
         self.sizes = [factor[d.kind] * min(len(d.text), 60_000) for d in self.documents]
         articles = {d.title: d for d in documents if d.kind == "article"}
         self.questions = [(q, articles.get(q.title)) for q in questions]
+        # Unique words, so that rare names come as often as common words.
+        self.words = sorted(
+            {w for d in self.documents for w in re.findall(r"[^\W\d_]{3,}", d.text)}
+        )
         self._encode = encode
         self._spans: dict[int, list[tuple[int, int]]] = {}
 
@@ -93,7 +134,7 @@ class Answering:
             rest = [asked for p in chosen for asked in self.made(p, rng)]
             rest = [asked for asked in rest if asked.evidence != first.evidence]
             rng.shuffle(rest)
-            asked = [first, *rest[: rng.randint(2, 5)]]
+            asked = [first, *rest[: rng.randint(3, 8)]]
             if sample := self.lay_out(chosen, asked, room, rng):
                 return sample
         return None
@@ -116,9 +157,7 @@ class Answering:
                 return rng.choice(made), document
         return None, document
 
-    def window_at(
-        self, document: Document, place: int, words: int, rng: random.Random
-    ) -> Passage:
+    def window_at(self, document: Document, place: int, words: int, rng: random.Random) -> Passage:
         """Cut a passage that holds the character `place`, at a random distance from its start."""
         spans = self.spans(document)
         hit = max(i for i, (start, _) in enumerate(spans) if start <= place)
@@ -130,8 +169,10 @@ class Answering:
                 break
             first -= 1
         passage = self.window(document, first, words)
-        return passage if spans[hit][0] < spans[first][0] + len(passage.text) else self.window(
-            document, hit, words
+        return (
+            passage
+            if spans[hit][0] < spans[first][0] + len(passage.text)
+            else self.window(document, hit, words)
         )
 
     def window(self, document: Document, first: int, words: int) -> Passage:
@@ -189,13 +230,15 @@ class Answering:
     ) -> Sample | None:
         """Write the context, then the questions that fit with their evidence and answers."""
         flat = rng.random() < 0.4
+        rate = rng.uniform(0.2, 0.9) if rng.random() < 0.45 else 0.0
+        disguise = Disguise(self.words, rng.getrandbits(32), rate)
         blocks = []
         for number, passage in enumerate(passages, start=1):
             body = " ".join(passage.text.split()) if flat else passage.text
-            blocks.append(f"[{number}] {passage.title}\n{body}")
+            blocks.append(disguise(f"[{number}] {passage.title}\n{body}"))
         sample = Sample()
         # Learning the passages as plain text too costs little and keeps the language model.
-        learn = 0.5 if rng.random() < 0.25 else 0.0
+        learn = 0.5 if not rate and rng.random() < 0.25 else 0.0
         sample.add(self._encode("Context:\n" + "\n\n".join(blocks)), learn)
         before = len(sample.tokens)
         opening = "\n\nQuestion:"
@@ -203,10 +246,10 @@ class Answering:
             number = passages.index(asked.passage) + 1
             quote = " ".join(asked.evidence.split()) if flat else asked.evidence
             parts = [
-                (self._encode(f"{opening} {asked.question}\nEvidence:"), 0.0),
+                (self._encode(f"{opening} {disguise(asked.question)}\nEvidence:"), 0.0),
                 (self._encode(f" [{number}]"), 2.0),
-                (self._encode(f" {quote}"), 1.0),
-                (self._encode(f"\nAnswer: {asked.answer}"), 1.5),
+                (self._encode(f" {disguise(quote)}"), 1.0),
+                (self._encode(f"\nAnswer: {disguise(asked.answer)}"), 1.5),
             ]
             if len(sample.tokens) + sum(len(tokens) for tokens, _ in parts) + 1 > room:
                 break

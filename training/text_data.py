@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 SHARE_ALIKE = "CC-BY-SA"
-SENTENCE_END = re.compile(r"(?<=[.!?])[\"”’)\]]*\s+(?=[\"“‘(]?[A-Z0-9])")
+SENTENCE_END = re.compile(
+    r"(?<!Fig)(?<!Mr)(?<!Dr)(?<!Mrs)(?<!\b[A-Z])[.!?][\"”’)\]]*(?P<gap>\s+)(?=[\"“‘(]?[A-Z0-9])"
+)
 QA_RECORD = re.compile(
     r"^Context:\n(?P<context>.*)\n\nQuestion: (?P<question>[^\n]*)\n"
     r"Evidence: \[(?P<gold>\d)\] (?P<evidence>[^\n]*)\nAnswer: (?P<answer>[^\n]*)\s*$",
@@ -101,7 +103,7 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
     for line in re.finditer(r"[^\n]+", text):
         start = line.start()
         for gap in SENTENCE_END.finditer(text, line.start(), line.end()):
-            spans.append((start, gap.start()))
+            spans.append((start, gap.start("gap")))
             start = gap.end()
         spans.append((start, line.end()))
     return [span for span in spans if text[slice(*span)].strip()]

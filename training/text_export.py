@@ -32,6 +32,8 @@ def export(name: str, checkpoint: Path, tokenizer: Path, out: Path) -> dict[str,
         old.unlink()
     model.save_pretrained(out, max_shard_size="14MB")
     AutoTokenizer.from_pretrained(tokenizer).save_pretrained(out)
+    for path in out.iterdir():
+        path.chmod(0o644)
     return counters
 
 
@@ -55,9 +57,9 @@ def main() -> None:
     checkpoint = args.checkpoint or Path("runs/text") / args.model / "last.pt"
     out = args.out or Path("ragspec/starter") / args.model
     counters = export(args.model, checkpoint, args.tokenizer, out)
-    print(out, counters)  # noqa: T201
+    print(out, counters)
     for name, digest in checksums(out).items():
-        print(digest, name)  # noqa: T201
+        print(digest, name)
 
 
 if __name__ == "__main__":

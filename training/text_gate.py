@@ -119,26 +119,29 @@ def judge(item: Item, output: str, ended: bool) -> dict[str, Any]:
     passages = [squeeze(passage) for passage in item.passages]
     found = len(quote.split()) >= 6 and any(squeeze(quote) in passage for passage in passages)
     answer = squeeze(rest.partition("Answer:")[2]).lower()
+    golds = [squeeze(gold).lower() for gold in item.answers]
+    number = int(match[1]) if match else 0
+    named = passages[number - 1] if 0 < number <= len(passages) else ""
     gold = squeeze(item.evidence)
     return {
         "id": item.name,
         "verbatim": found,
         "overlap": overlaps(quote, item.evidence, item.document),
         "ended": ended,
-        "answer": any(squeeze(a).lower() in answer or answer in squeeze(a).lower() for a in
-                      item.answers) if answer else False,
-        "retrieved": any(gold[:60] in passage for passage in passages),
-        "label": bool(match and int(match[1]) <= len(passages)
-                      and squeeze(quote) in passages[int(match[1]) - 1]) if found else False,
+        "answer": bool(answer) and any(gold in answer or answer in gold for gold in golds),
+        "retrieved": any(gold[:60] in text for text in passages),
+        "label": found and match is not None and squeeze(quote) in named,
         "question": item.question,
         "output": output,
     }
 
 
-def generate(model: Any, tokenizer: Any, prompts: list[str], limit: int) -> list[tuple[str, bool]]:
-    """Decode greedily, prompts of like length together; give each text and whether it ended."""
+def generate(
+    model: Any, tokenizer: Any, prompts: list[str], limit: int
+) -> list[tuple[list[int], bool]]:
+    """Decode greedily, prompts of like length together; give each output and whether it ended."""
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    results: dict[int, tuple[str, bool]] = {}
+    results: dict[int, tuple[list[int], bool]] = {}
     tokenizer.padding_side = "left"
     for start in range(0, len(order), 8):
         rows = order[start : start + 8]
@@ -155,17 +158,37 @@ def generate(model: Any, tokenizer: Any, prompts: list[str], limit: int) -> list
         for i, row in zip(rows, output[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):
             ended = 0 in row
             body = row[: row.index(0)] if ended else row
-            results[i] = (tokenizer.decode(body), ended)
+            results[i] = (body, ended)
     return [results[i] for i in range(len(prompts))]
 
 
-def measure(model: Any, tokenizer: Any, items: list[Item], limit: int = 160) -> dict[str, Any]:
+def agreement(draft: Any, prompt: list[int], output: list[int]) -> tuple[int, int]:
+    """Count the tokens of an output that a draft model would have guessed, and all of them."""
+    tokens = torch.tensor([prompt + output])
+    with torch.no_grad():
+        guesses = draft(input_ids=tokens[:, :-1], use_cache=False).logits[0].argmax(-1)
+    hits = guesses[len(prompt) - 1 :] == tokens[0, len(prompt) :]
+    return int(hits.sum()), len(output)
+
+
+def measure(
+    model: Any, tokenizer: Any, items: list[Item], draft: Any = None, limit: int = 160
+) -> dict[str, Any]:
     """Run the gate; returns the rates and the judged rows."""
     outputs = generate(model, tokenizer, [item.prompt for item in items], limit)
-    rows = [judge(item, *output) for item, output in zip(items, outputs, strict=True)]
+    rows = [
+        judge(item, tokenizer.decode(output), ended)
+        for item, (output, ended) in zip(items, outputs, strict=True)
+    ]
     keys = ("verbatim", "overlap", "ended", "answer", "retrieved", "label")
     rates: dict[str, Any] = {k: round(sum(row[k] for row in rows) / len(rows), 3) for k in keys}
     rates["items"] = len(rows)
+    if draft is not None:
+        counts = [
+            agreement(draft, tokenizer.encode(item.prompt, add_special_tokens=False), output)
+            for item, (output, _) in zip(items, outputs, strict=True)
+        ]
+        rates["draft_agreement"] = round(sum(a for a, _ in counts) / sum(b for _, b in counts), 3)
     rates["repeat_128"] = round(repeat_accuracy(model, 16, 128, 7), 4)
     rates["repeat_400"] = round(repeat_accuracy(model, 4, 400, 7), 4)
     return {"rates": rates, "rows": rows}
@@ -175,6 +198,7 @@ def main() -> None:
     """Print the rates of a model folder as JSON; with --rows also every output."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=Path("ragspec/starter/target"))
+    parser.add_argument("--draft", type=Path, default=None, help="count the tokens it guesses too")
     parser.add_argument("--shared", type=Path, default=Path("../shared"))
     parser.add_argument("--split", default="valid")
     parser.add_argument("--passages", type=int, default=4)
@@ -185,13 +209,15 @@ def main() -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype))
+    dtype = getattr(torch, args.dtype)
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype)
+    draft = AutoModelForCausalLM.from_pretrained(args.draft, dtype=dtype) if args.draft else None
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     items = read_items(args.shared, args.split, args.passages)[:: args.every]
-    result = measure(model.eval(), tokenizer, items)
+    result = measure(model.eval(), tokenizer, items, draft)
     if args.rows:
         args.rows.write_text(json.dumps(result["rows"], indent=1, ensure_ascii=False))
-    print(json.dumps(result["rates"]))  # noqa: T201
+    print(json.dumps(result["rates"]))
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ class Mix:
     def copying(self, room: int, rng: random.Random) -> Sample:
         """Repeat a span (random tokens or text) after a gap; only the repeats carry full weight."""
         room = min(room, rng.choice([96, 192, 256, 512, 900]))
-        real = rng.random() < 0.35
+        real = rng.random() < 0.55
         span = rng.randint(8, max(9, min(400, room // 2 - 2)))
         source = self.text(room, rng).tokens[:-1] if real else self.noise(room, rng)
         part, gap = source[:span], source[span:]

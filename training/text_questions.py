@@ -10,18 +10,18 @@ import random
 import re
 from dataclasses import dataclass
 
-STOPWORDS = frozenset(
+_STOPWORDS = (
     "a an the this that these those it its they them their he she his her him we us our you your i "
     "my me of in on at by for with from to into onto over under as is are was were be been being "
     "has have had do does did can could will would shall should may might must not no nor and or "
     "but if then than so such which who whom whose what when where why how there here also only "
     "very more most some any all each both other others same own just about after before between "
     "through during above below up down out off again further once because while until against "
-    "one two however thus therefore e.g i.e etc".split()
+    "one two however thus therefore e.g i.e etc"
 )
-AUXILIARIES = frozenset(
-    "is are was were can will may has have had must should could would might".split()
-)
+STOPWORDS = frozenset(_STOPWORDS.split())
+_AUXILIARIES = "is are was were can will may has have had must should could would might"
+AUXILIARIES = frozenset(_AUXILIARIES.split())
 NUMBER = re.compile(r"^\(?\d[\d.,:/]*%?\)?$")
 YEAR = re.compile(r"^(1[5-9]|20)\d\d$")
 EDGE = " .,;:!?()[]{}\"'“”‘’`*"
@@ -231,7 +231,7 @@ def quote_question(words: list[str], rng: random.Random) -> str:
         return f"Quote the sentence that begins with {' '.join(words[:length])}"
     if draw < 0.5:
         return f"Quote the sentence that ends with {' '.join(words[-length:])}"
-    one, two = (rng.sample(content, 2) if len(content) > 1 else (content[0], content[0]))
+    one, two = rng.sample(content, 2) if len(content) > 1 else (content[0], content[0])
     return rng.choice(
         [
             f"Quote the sentence that mentions {one}.",

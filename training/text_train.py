@@ -40,8 +40,8 @@ class Phase:
 PHASES = (
     Phase(0, Shares(0.6, 0.3, 0.0), {256: 1.0}),
     Phase(2_500_000, Shares(0.4, 0.45, 0.3), {256: 0.5, 512: 0.5}),
-    Phase(5_000_000, Shares(0.15, 0.7, 0.5), {512: 0.7, 1024: 0.3}),
-    Phase(8_000_000, Shares(0.12, 0.73, 0.9), {512: 0.35, 1024: 0.6, 2048: 0.05}),
+    Phase(5_000_000, Shares(0.12, 0.78, 0.5), {512: 0.7, 1024: 0.3}),
+    Phase(8_000_000, Shares(0.1, 0.8, 0.9), {512: 0.35, 1024: 0.6, 2048: 0.05}),
 )
 
 
@@ -57,6 +57,8 @@ class Trainer:
         """Build the model with `seed` and split its parameters between the optimisers."""
         torch.manual_seed(seed)
         self.model: Any = build_model(name)
+        # Token 0 ends texts here: its embedding must learn, so it is no padding to torch.
+        self.model.model.embed_tokens.padding_idx = None
         self.masters = {key: p.detach().clone() for key, p in self.model.named_parameters()}
         self.model.to(torch.bfloat16)
         use_block_attention(self.model)
@@ -80,7 +82,7 @@ class Trainer:
         for start in range(0, tokens.shape[0], micro):
             rows = slice(start, start + micro)
             part = weighted_loss(self.model, tokens[rows], weights[rows]) / total
-            part.backward()
+            part.backward()  # type: ignore[no-untyped-call]
             loss += float(part.detach())
         self.apply_gradients(factor)
         self.step += 1

@@ -32,11 +32,12 @@ PREFIXES = (
     *("what is", "what are", "what does", "how do i", "how does", "how to", "why does", "when is"),
     *("which", "where", "who", "can i", "what is the", "how many", "what happens when", "", "", ""),
 )
-SMALL_WORDS = frozenset(
+_SMALL_WORDS = (
     "a an and are as at be but by can do does for from had has have how if in into is it its not of"
     " on or so such than that the their then there these they this to was were what when where"
-    " which who will with would you your".split(" ")
+    " which who will with would you your"
 )
+SMALL_WORDS = frozenset(_SMALL_WORDS.split())
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,154 @@
+"""`ragspec bench text`: the same prompts in several ways of decoding, side by side in one run.
+
+Ways are interleaved prompt by prompt, so that a machine whose speed drifts treats them alike, and
+compared by the median of per-prompt paired ratios with a bootstrap interval. Seconds are decode
+seconds: the whole run less a run that is stopped at its first token. Prompts whose plain output
+loops are counted but left out of the ratios, since a loop is too easy to draft.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ragspec.pipelines.bench_data import BenchItem, by_category
+from ragspec.pipelines.bench_modes import Mode, Outcome
+from ragspec.pipelines.bench_table import Row, summarise
+from ragspec.report import loop_share
+
+LOOPING = 0.3
+TUNING_ITEMS = 4
+
+
+@dataclass(slots=True)
+class Measured:
+    """All runs of one item in one mode: the output, and seconds of every repetition."""
+
+    outcome: Outcome
+    seconds: list[float] = field(default_factory=list)
+    prefill: list[float] = field(default_factory=list)
+
+    @property
+    def decode_seconds(self) -> float:
+        """Median of the whole runs less median of the runs stopped at the first token."""
+        return max(1e-9, median(self.seconds) - median(self.prefill))
+
+
+@dataclass(slots=True)
+class Benchmark:
+    """The results of a run: for every category and mode the measured items, in item order."""
+
+    items: list[BenchItem]
+    measured: dict[str, dict[str, Measured]]
+    settings: dict[tuple[str, str], str]
+
+    def looping(self, item: BenchItem) -> bool:
+        """Whether the plain output of the item is a loop."""
+        runs = self.measured[item.id + item.category]
+        reference = runs.get("plain") or next(iter(runs.values()))
+        return loop_share(reference.outcome.tokens) > LOOPING
+
+    def rows(self, baseline: str = "hf-greedy") -> list[Row]:
+        """Return one row for each category and mode."""
+        rows = []
+        for category, items in by_category(self.items).items():
+            runs = [self.measured[item.id + item.category] for item in items]
+            kept = [run for run, item in zip(runs, items, strict=True) if not self.looping(item)]
+            for mode in runs[0]:
+                setting = self.settings.get((category, mode), mode)
+                rows.append(summarise(category, mode, setting, runs, kept, baseline))
+        return rows
+
+
+def run_benchmark(
+    items: Sequence[BenchItem],
+    modes: dict[str, list[Mode]],
+    *,
+    repeats: int = 1,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Benchmark:
+    """Run every item in every mode, interleaved; modes with several settings are tuned first.
+
+    Tuning runs each setting on the first few items of a category and keeps the fastest for it.
+    """
+    measured: dict[str, dict[str, Measured]] = {}
+    settings: dict[tuple[str, str], str] = {}
+    for category, group in by_category(items).items():
+        chosen = {name: _tuned(options, group) for name, options in modes.items()}
+        settings.update({(category, name): mode.name for name, mode in chosen.items()})
+        _warm_up(chosen, group[0])
+        for number, item in enumerate(group):
+            progress(f"{category} {number + 1}/{len(group)}")
+            measured[item.id + item.category] = _measure(item, chosen, repeats, number)
+    return Benchmark(list(items), measured, settings)
+
+
+def write_json(path: Path, rows: Sequence[Row], facts: dict[str, Any]) -> None:
+    """Write the rows, one for each category and mode, and what describes the run."""
+    document = {**facts, "rows": [row.to_dict() for row in rows]}
+    path.write_text(json.dumps(document, indent=1), encoding="utf-8")
+
+
+def write_spec_bench(path: Path, benchmark: Benchmark, mode: str, tokenizer: Any) -> None:
+    """Write the answers of one mode in Spec-Bench's own format, one line a question."""
+    lines = []
+    for item in benchmark.items:
+        found = benchmark.measured[item.id + item.category][mode]
+        tokens = found.outcome.tokens
+        choice = {
+            "index": 0,
+            "turns": [tokenizer.decode(tokens, skip_special_tokens=True)],
+            "decoding_steps": [found.outcome.forwards],
+            "new_tokens": [len(tokens)],
+            "wall_time": [median(found.seconds)],
+            "accept_lengths": [len(tokens) / max(1, found.outcome.forwards)],
+        }
+        row = {"question_id": item.id, "category": item.category, "model_id": mode}
+        lines.append(json.dumps({**row, "choices": [choice]}))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _measure(
+    item: BenchItem, modes: dict[str, Mode], repeats: int, turn: int
+) -> dict[str, Measured]:
+    """Run one item in all modes, beginning with another mode at each turn."""
+    names = list(modes)
+    found: dict[str, Measured] = {}
+    for repeat in range(repeats):
+        shift = (turn + repeat) % len(names)
+        for name in names[shift:] + names[:shift]:
+            first = modes[name].run(item, 1)
+            whole = modes[name].run(item, item.new_tokens)
+            kept = found.setdefault(name, Measured(whole))
+            kept.seconds.append(whole.seconds)
+            kept.prefill.append(first.seconds)
+    return {name: found[name] for name in names}
+
+
+def _tuned(options: Sequence[Mode], items: Sequence[BenchItem]) -> Mode:
+    """Return the setting that is fastest over the first items of a category."""
+    if len(options) == 1:
+        return options[0]
+    sample = items[:TUNING_ITEMS]
+    spent = dict.fromkeys(range(len(options)), 0.0)
+    for item in sample:
+        for number, mode in enumerate(options):
+            spent[number] += mode.run(item, item.new_tokens).seconds
+    return options[min(spent, key=lambda number: spent[number])]
+
+
+def _warm_up(modes: dict[str, Mode], item: BenchItem) -> None:
+    for mode in modes.values():
+        mode.run(item, min(16, item.new_tokens))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command line `ragspec bench ...`; returns the exit code."""
+    from ragspec.pipelines.bench_cli import app
+
+    result = app(list(arguments), standalone_mode=False, prog_name="ragspec bench")
+    return result if isinstance(result, int) else 0

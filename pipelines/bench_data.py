@@ -1,0 +1,112 @@
+"""What a text benchmark runs on: prompts by category.
+
+Three kinds are kept apart, since retrieval drafting lives on copying and barely gains on free
+text: questions over documents (category "docqa"), Spec-Bench rows (their own categories), and
+free text that goes on from a beginning ("free", a fixed number of new tokens).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ragspec.errors import DocumentError
+
+if TYPE_CHECKING:
+    from ragspec.pipelines.docqa import DocQA
+
+FIXED_NEW_TOKENS = 96
+DOCQA = "docqa"
+FREE = "free"
+
+
+@dataclass(frozen=True, slots=True)
+class BenchItem:
+    """One prompt. fixed: ignore end tokens and write exactly `new_tokens`."""
+
+    id: str
+    category: str
+    prompt: tuple[int, ...]
+    new_tokens: int
+    fixed: bool = False
+    spans: tuple[tuple[int, int, int, int], ...] = ()
+    extra: dict[str, Any] = field(default_factory=dict, compare=False)
+
+
+def docqa_items(qa: DocQA, questions: Iterable[tuple[str, str]], top_k: int) -> list[BenchItem]:
+    """Return items of (id, question) pairs, prompts built by DocQA's own retrieval."""
+    items = []
+    for name, question in questions:
+        prompt = qa.prompt(question, top_k=top_k)
+        items.append(BenchItem(name, DOCQA, prompt.token_ids, 160, spans=prompt.spans))
+    return items
+
+
+def bundled_items(engine: Any, top_k: int = 3) -> list[BenchItem]:
+    """Return the items that ship with the project: its guide's questions, and free text."""
+    from ragspec.models import STARTER
+    from ragspec.pipelines.docqa import DocQA
+
+    guide = STARTER / "guide"
+    qa = DocQA.from_documents(guide, engine=engine)
+    lines = (guide / "questions.jsonl").read_text(encoding="utf-8").splitlines()
+    questions = [(str(i), json.loads(line)["question"]) for i, line in enumerate(lines)]
+    texts = [
+        (path.stem, path.read_text(encoding="utf-8")) for path in sorted(guide.glob("*.md"))
+    ]
+    return docqa_items(qa, questions, top_k) + free_items(engine.tokenizer, texts)
+
+
+def free_items(
+    tokenizer: Any, texts: Iterable[tuple[str, str]], length: int = 128
+) -> list[BenchItem]:
+    """Return items that go on from the first `length` tokens of each (id, text)."""
+    items = []
+    for name, text in texts:
+        ids = tuple(tokenizer(text[: 8 * length])["input_ids"][:length])
+        if len(ids) == length:
+            items.append(BenchItem(name, FREE, ids, FIXED_NEW_TOKENS, fixed=True))
+    return items
+
+
+def read_items(path: Path, tokenizer: Any, room: int | None) -> list[BenchItem]:
+    """Return the items of a jsonl file: {id, category, prompt} or Spec-Bench rows.
+
+    Of a Spec-Bench row the first turn counts. Prompts keep their last tokens where they would not
+    fit. Raises DocumentError with the line that cannot be read.
+    """
+    items = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if line.strip():
+            items.append(_item(line, f"{path.name}, line {number}", tokenizer, room))
+    if not items:
+        raise DocumentError(f"{path} holds no prompts; expected lines of {{id, category, prompt}}")
+    return items
+
+
+def _item(line: str, where: str, tokenizer: Any, room: int | None) -> BenchItem:
+    try:
+        row = json.loads(line)
+        text = row["prompt"] if "prompt" in row else row["turns"][0]
+        name = str(row.get("id", row.get("question_id", where)))
+        category = str(row["category"])
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise DocumentError(
+            f"{where}: cannot be read ({error!r}); expected a JSON object with id, category and "
+            "prompt, or a Spec-Bench row with question_id, category and turns"
+        ) from error
+    ids = tokenizer(text)["input_ids"]
+    if room is not None:
+        ids = ids[-max(1, room - FIXED_NEW_TOKENS) :]
+    return BenchItem(name, category, tuple(ids), FIXED_NEW_TOKENS, fixed=True, extra=row)
+
+
+def by_category(items: Sequence[BenchItem]) -> dict[str, list[BenchItem]]:
+    """Return the items grouped, categories in the order in which they first appear."""
+    groups: dict[str, list[BenchItem]] = {}
+    for item in items:
+        groups.setdefault(item.category, []).append(item)
+    return groups

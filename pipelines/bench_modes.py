@@ -1,0 +1,160 @@
+"""The ways of decoding that a benchmark compares: ours, and transformers' own.
+
+Every peer runs on its own copy of the model, which ragspec never touches, and is given a small
+grid over its knobs; the best setting of the grid is what it is judged by.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from ragspec.engine import Engine
+from ragspec.errors import UnknownNameError
+from ragspec.names import unknown
+from ragspec.pipelines.bench_data import BenchItem
+
+DRAFT_LENGTHS = (5, 10, 20)
+NGRAMS = (2, 3)
+MODES = ("hf-greedy", "hf-lookup", "hf-assistant", "plain", "context", "model", "auto")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One run: generated tokens, target forwards (prefill included), wall seconds."""
+
+    tokens: list[int]
+    forwards: int
+    seconds: float
+
+
+class Mode(Protocol):
+    """One way of decoding, greedy, one prompt at a time."""
+
+    name: str
+
+    def run(self, item: BenchItem, new_tokens: int) -> Outcome:
+        """Return what the mode makes of the item."""
+        ...
+
+
+class OurMode:
+    """An engine of this project."""
+
+    def __init__(self, name: str, engine: Engine) -> None:
+        self.name = name
+        self.engine = engine
+
+    def run(self, item: BenchItem, new_tokens: int) -> Outcome:
+        """Return what the engine makes of the item; spans of its documents go along."""
+        began = time.perf_counter()
+        result = self.engine.generate(
+            list(item.prompt),
+            max_new_tokens=new_tokens,
+            spans=item.spans,
+            ignore_eos=item.fixed,
+        )
+        seconds = time.perf_counter() - began
+        report = result.report
+        return Outcome(result.tokens, report.forwards + report.prefill_forwards, seconds)
+
+
+class HFMode:
+    """`generate` of transformers with some arguments, on a model of its own."""
+
+    def __init__(self, name: str, model: Any, **arguments: Any) -> None:
+        self.name = name
+        self.model = model
+        self.arguments = arguments
+        self._forwards = 0
+        model.register_forward_pre_hook(self._count)
+
+    def run(self, item: BenchItem, new_tokens: int) -> Outcome:
+        """Return what `generate` makes of the item."""
+        config = self.model.generation_config
+        end = config.eos_token_id
+        ids = torch.tensor([item.prompt], device=self.model.device)
+        self._forwards = 0
+        config.eos_token_id = None if item.fixed else end
+        began = time.perf_counter()
+        try:
+            out = self.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=new_tokens,
+                do_sample=False,
+                **self.arguments,
+            )
+        finally:
+            config.eos_token_id = end
+        seconds = time.perf_counter() - began
+        return Outcome(out[0, len(item.prompt) :].tolist(), self._forwards, seconds)
+
+    def _count(self, module: Any, arguments: Any) -> None:
+        self._forwards += 1
+
+
+def build_modes(
+    names: Sequence[str], engine: Engine, draft_model: Any, load_copy: Callable[[], Any]
+) -> dict[str, list[Mode]]:
+    """Return, for each name, the settings to try; the benchmark keeps the fastest.
+
+    engine: gives model, tokenizer and budget. draft_model: a transformers model or None, which
+    leaves the modes out that need one. load_copy: gives a fresh copy of the target.
+    """
+    peer = load_copy() if any(name.startswith("hf-") for name in names) else None
+    found: dict[str, list[Mode]] = {}
+    for name in names:
+        if name in ("model", "auto", "hf-assistant") and draft_model is None:
+            continue
+        if name.startswith("hf-"):
+            found[name] = _peers(name, peer, draft_model)
+        else:
+            found[name] = [OurMode(name, _ours(name, engine, draft_model))]
+    return found
+
+
+def _peers(name: str, model: Any, draft_model: Any) -> list[Mode]:
+    if name == "hf-greedy":
+        return [HFMode(name, model)]
+    if name == "hf-lookup":
+        return [
+            HFMode(
+                f"{name}:{n}:{gram}",
+                model,
+                prompt_lookup_num_tokens=n,
+                max_matching_ngram_size=gram,
+            )
+            for n in DRAFT_LENGTHS
+            for gram in NGRAMS
+        ]
+    if name == "hf-assistant":
+        return [HFMode(f"{name}:{n}", model, **_assistant(draft_model, n)) for n in DRAFT_LENGTHS]
+    raise UnknownNameError(unknown("mode", name, MODES))
+
+
+def _assistant(draft_model: Any, tokens: int) -> dict[str, Any]:
+    assistant = copy.deepcopy(draft_model)
+    config = assistant.generation_config
+    config.num_assistant_tokens = tokens
+    config.num_assistant_tokens_schedule = "constant"
+    config.assistant_confidence_threshold = 0.0  # its default stops drafts early
+    return {"assistant_model": assistant}
+
+
+def _ours(name: str, engine: Engine, draft_model: Any) -> Engine:
+    drafters: dict[str, tuple[Any, Any]] = {
+        "plain": (None, None),
+        "context": ("context", None),
+        "model": (None, draft_model),
+        "auto": ("context", draft_model),
+    }
+    if name not in drafters:
+        raise UnknownNameError(unknown("mode", name, MODES))
+    drafter, model = drafters[name]
+    return Engine(engine.model, engine.tokenizer, drafter, model, engine.budget)

@@ -1,0 +1,282 @@
+"""Drafts of a real model: the text stays that of plain decoding, and the cache stays in step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.budget import AutoBudget, FixedBudget
+from ragspec.draft import DraftContext, Drafter, DraftKind, DraftRequest, DraftTree, Step
+from ragspec.drafting import build_drafter
+from ragspec.errors import InputError, TokenizerMismatchError, UnsupportedModelError
+from ragspec.fuse import Fuse
+from ragspec.law import TokenLaw
+from ragspec.loop import Row, decode
+from ragspec.model_drafter import ModelDrafter, ModelSession, check_vocabulary
+from ragspec.noise import NoiseStream
+from ragspec.report import ReportBuilder
+from ragspec.rules import Rule, Walk
+from ragspec.sampling import Sampling
+from ragspec.stops import StopRule
+from ragspec.target import CausalTarget
+from tests import tiny
+from tests.mixing import MixingDrafter
+
+NEW = 24
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "sampled": Sampling(temperature=0.8),
+    "filtered": Sampling(temperature=0.8, top_k=20, top_p=0.9, repetition_penalty=1.3),
+}
+
+
+def model(seed: int = 0, **overrides: Any) -> Any:
+    return tiny.model(seed=seed, dtype=torch.float64, **overrides)
+
+
+def alike(weight: float = 0.04) -> Any:
+    """Return a model that is the tiny target with its weights a little off."""
+    target, other = model(), model(1)
+    made = type(target)(target.config).double().eval()
+    made.load_state_dict(
+        {k: (1 - weight) * v + weight * other.state_dict()[k] for k, v in target.state_dict().items()}
+    )
+    return made
+
+
+def law(sampling: Sampling, prompt: list[int], seed: int = 0) -> TokenLaw:
+    return TokenLaw(sampling, NoiseStream(seed), len(prompt))
+
+
+def write(
+    drafter: Drafter | None,
+    sampling: Sampling,
+    *,
+    new: int = NEW,
+    budget: Any = None,
+    seed: int = 0,
+    rule: Rule | None = None,
+    target: Any = None,
+    prompt: list[int] | None = None,
+) -> tuple[list[int], list[Step]]:
+    """Return the tokens that the loop writes, and its steps."""
+    prompt = prompt or tiny.prompt()
+    target = target or model()
+    row = Row(
+        context=DraftContext(list(prompt), len(prompt), new),
+        law=law(sampling, prompt, seed),
+        stop=StopRule(frozenset(), new).open(None, prompt),
+        report=ReportBuilder("exact", seed, len(prompt)),
+        pending=list(prompt),
+    )
+    if drafter is not None:
+        request = DraftRequest(tuple(prompt), target.config.vocab_size, law=row.law)
+        row.drafter = drafter.open(request)
+        row.budget = (budget or FixedBudget(6)).open(None)
+    with CausalTarget(target).open(1, 128) as session:
+        for _ in decode(session, [row], [0], rule or Walk()):
+            pass
+    return row.context.tokens[len(prompt) :], row.steps
+
+
+def accepted(steps: list[Step]) -> float:
+    return sum(len(step.path) for step in steps[1:]) / len(steps[1:])
+
+
+@pytest.mark.parametrize("settings", SAMPLINGS)
+@pytest.mark.parametrize("width", [1, 3])
+def test_the_text_is_that_of_plain_decoding(settings: str, width: int) -> None:
+    sampling = SAMPLINGS[settings]
+    plain, _ = write(None, sampling)
+    for draft in (model(1), alike()):
+        drafted, steps = write(ModelDrafter(draft, width=width, worth=0.0), sampling)
+        assert drafted == plain
+        assert all(step.tree.kind is DraftKind.COUPLED for step in steps[1:] if len(step.tree))
+        assert max(len(step.tree) for step in steps) == 6
+
+
+@pytest.mark.parametrize("settings", SAMPLINGS)
+def test_a_model_that_drafts_for_itself_has_every_chain_accepted(settings: str) -> None:
+    _, steps = write(ModelDrafter(model(), width=1, worth=0.0), SAMPLINGS[settings], new=29)
+    assert [len(step.path) for step in steps] == [0, 6, 6, 6, 6]
+
+
+@pytest.mark.parametrize("settings", ["greedy", "sampled"])
+def test_a_model_that_is_nearly_the_target_is_accepted_for_the_most_part(settings: str) -> None:
+    _, steps = write(ModelDrafter(alike(), width=3), SAMPLINGS[settings], new=60)
+    assert accepted(steps) > 1.0
+    _, other = write(ModelDrafter(model(1), width=3), SAMPLINGS[settings], new=60)
+    assert accepted(other) < 0.6 * accepted(steps)
+
+
+@pytest.mark.parametrize("settings", SAMPLINGS)
+def test_a_draft_is_the_same_whether_the_cache_was_kept_or_is_new(settings: str) -> None:
+    drafter, prompt = ModelDrafter(alike(), width=3, worth=0.0), tiny.prompt()
+    plain, _ = write(None, SAMPLINGS[settings])
+    request = DraftRequest(tuple(prompt), tiny.VOCAB, law=law(SAMPLINGS[settings], prompt))
+    kept, at = drafter.open(request), 1
+    while at < NEW - 1:
+        context = DraftContext([*prompt, *plain[:at]], len(prompt), NEW - at)
+        tree = kept.propose(context, 8)
+        assert same(tree, drafter.open(request).propose(context, 8))
+        emitted = tuple(plain[at : at + 1 + at % 3])
+        kept.observe(Step(DraftTree.empty(), (), emitted))
+        at += len(emitted)
+
+
+def same(one: DraftTree, two: DraftTree) -> bool:
+    assert one.reach == pytest.approx(two.reach)
+    return one.tokens.tolist() == two.tokens.tolist() and (one.parents == two.parents).all()
+
+
+def test_accepted_tokens_are_not_read_again() -> None:
+    read: list[int] = []
+    drafter = ModelDrafter(model(), width=1, worth=0.0)
+    forward = drafter.model.forward
+
+    def counted(tokens: torch.Tensor, *rest: Any) -> torch.Tensor:
+        read.append(tokens.shape[1])
+        return forward(tokens, *rest)
+
+    drafter.model.forward = counted  # type: ignore[method-assign]
+    _, steps = write(drafter, Sampling(), new=29)
+    # A chain of 6 takes 6 forwards; the root and the last node, never read, are all that is new.
+    assert read == [25, 1, 1, 1, 1, 1, *[2, 1, 1, 1, 1, 1] * 3]
+    assert len(steps) == 5
+
+
+def test_a_fused_tree_keeps_the_cache_in_step() -> None:
+    prompt = tiny.prompt()
+    plain, _ = write(None, Sampling())
+    mixing = MixingDrafter({tuple(prompt): plain})
+    for drafters in ([ModelDrafter(alike()), mixing], [mixing, ModelDrafter(alike())]):
+        fuse = Watched(Fuse(drafters))
+        drafted, steps = write(fuse, Sampling(), budget=FixedBudget(8))
+        assert drafted == plain
+        assert {name for step in steps for name in step.tree.sources} >= {"model", "mixing"}
+        source = next(s for s in fuse.session._sources if s.name == "model")
+        assert isinstance(source.session, ModelSession)
+        in_step(source.session, [*prompt, *plain])
+
+
+class Watched:
+    """A drafter whose last session can be looked at."""
+
+    def __init__(self, drafter: Fuse) -> None:
+        self.drafter, self.name, self.kind = drafter, drafter.name, drafter.kind
+
+    def open(self, request: DraftRequest) -> Any:
+        self.session = self.drafter.open(request)
+        return self.session
+
+
+def in_step(session: ModelSession, text: list[int]) -> None:
+    """Compare what the cache holds with a fresh run over the same tokens."""
+    from ragspec.attention import lease
+
+    held = len(session.cache)
+    assert 24 < held < len(text)
+    with lease(session.cache.model.model):
+        logits = session.cache.read(text[: held + 1])
+    with torch.no_grad():
+        expected = session.cache.model.model(torch.tensor([text[: held + 1]])).logits[0, -1]
+    torch.testing.assert_close(logits[0], expected, rtol=0, atol=1e-9)
+
+
+def test_a_budget_that_cuts_and_pauses_changes_nothing() -> None:
+    sampling = Sampling(temperature=0.8)
+    plain, _ = write(None, sampling, new=60)
+    assert write(ModelDrafter(alike()), sampling, new=60, budget=AutoBudget())[0] == plain
+
+
+def test_a_rollback_is_followed() -> None:
+    prompt = tiny.prompt()
+    drafter = ModelDrafter(alike(), worth=0.0)
+    request = DraftRequest(tuple(prompt), tiny.VOCAB, law=law(Sampling(), prompt))
+    session = drafter.open(request)
+    session.rollback(0)
+    context = DraftContext([*prompt, 5, 6, 7], len(prompt), 20)
+    tree = session.propose(context, 6)
+    session.observe(Step(tree, (0,), (int(tree.tokens[0]), 9)))
+    session.rollback(4)
+    other = DraftContext([*prompt, 8, 8, 8], len(prompt), 20)
+    assert same(session.propose(other, 6), drafter.open(request).propose(other, 6))
+
+
+def test_a_text_that_outgrows_the_draft_model_goes_on_without_it() -> None:
+    short = tiny.model(seed=0, dtype=torch.float64, max_position_embeddings=40)
+    plain, _ = write(None, Sampling(), new=40)
+    drafted, steps = write(ModelDrafter(short, width=1, worth=0.0), Sampling(), new=40)
+    assert drafted == plain
+    drafted_at = [len(step.tree) for step in steps]
+    assert drafted_at[1] == 6 and drafted_at[-1] == 0 and 0 < sum(drafted_at) < 20
+
+
+def test_no_draft_is_deeper_than_the_text_may_become() -> None:
+    prompt = tiny.prompt()
+    session = ModelDrafter(alike(), width=1, worth=0.0).open(DraftRequest(tuple(prompt), tiny.VOCAB))
+    sizes = [len(session.propose(DraftContext(prompt, 24, left), 6)) for left in (9, 4, 2, 1)]
+    assert sizes == [6, 3, 1, 0]
+
+
+def test_a_token_unknown_to_the_draft_model_ends_drafting() -> None:
+    small = model(vocab_size=80)
+    prompt = [token % 80 for token in tiny.prompt()]
+    session = ModelDrafter(small).open(DraftRequest(tuple(prompt), tiny.VOCAB))
+    assert len(session.propose(DraftContext(prompt, 24, 20), 6))
+    assert not len(session.propose(DraftContext([*prompt, 90], 24, 20), 6))
+
+
+def test_tokens_beyond_the_target_are_never_proposed() -> None:
+    prompt = [token % 50 for token in tiny.prompt()]
+    for sampling in SAMPLINGS.values():
+        request = DraftRequest(tuple(prompt), 50, law=law(sampling, prompt))
+        tree = ModelDrafter(model(), worth=0.0).open(request).propose(DraftContext(prompt, 24, 20), 40)
+        assert len(tree) == 40 and tree.tokens.max() < 50
+
+
+def test_the_models_are_left_as_they_were() -> None:
+    draft = alike()
+    before = draft.config._attn_implementation
+    write(ModelDrafter(draft), Sampling())
+    assert draft.config._attn_implementation == before
+
+
+def test_vocabularies_that_agree_pass() -> None:
+    tokenizer = tiny.tokenizer()
+    check_vocabulary(tokenizer, tiny.tokenizer(chat=True), 97, 97)
+    check_vocabulary(tokenizer, tokenizer, 97, 128)
+    check_vocabulary(None, None, 97, 97)
+
+
+def test_vocabularies_that_differ_are_refused() -> None:
+    with pytest.raises(TokenizerMismatchError, match=r"id \d+ is .* in the draft.*expected one"):
+        check_vocabulary(tiny.tokenizer(), tiny.bpe_tokenizer(), 97, 320)
+    with pytest.raises(TokenizerMismatchError, match="128 token ids and the target 97"):
+        check_vocabulary(tiny.tokenizer(), None, 97, 128)
+    with pytest.raises(TokenizerMismatchError):
+        build_drafter(
+            None, (model(), tiny.bpe_tokenizer()), tiny.tokenizer(), CausalTarget(model())
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "no draft model"),
+        ({"mode": "greedy"}, "'coupled', 'sampled'"),
+        ({"width": 0}, "width 0"),
+        ({"width": (2, 2)}, "expected one number"),
+        ({"depth": 0}, "depth 0"),
+    ],
+)
+def test_wrong_settings_are_told(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        ModelDrafter(model() if arguments else None, **arguments)
+
+
+def test_a_model_with_a_state_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="cannot draft: it has layers of kind"):
+        ModelDrafter(tiny.model("qwen3_next"))
