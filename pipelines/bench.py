@@ -40,15 +40,15 @@ class Measured:
 
 @dataclass(slots=True)
 class Benchmark:
-    """The results of a run: for every category and mode the measured items, in item order."""
+    """The results of a run: what was measured, by (category, id) of the item and by mode."""
 
     items: list[BenchItem]
-    measured: dict[str, dict[str, Measured]]
+    measured: dict[tuple[str, str], dict[str, Measured]]
     settings: dict[tuple[str, str], str]
 
     def looping(self, item: BenchItem) -> bool:
         """Whether the plain output of the item is a loop."""
-        runs = self.measured[item.id + item.category]
+        runs = self.measured[(item.category, item.id)]
         reference = runs.get("plain") or next(iter(runs.values()))
         return loop_share(reference.outcome.tokens) > LOOPING
 
@@ -56,7 +56,7 @@ class Benchmark:
         """Return one row for each category and mode."""
         rows = []
         for category, items in by_category(self.items).items():
-            runs = [self.measured[item.id + item.category] for item in items]
+            runs = [self.measured[(item.category, item.id)] for item in items]
             kept = [run for run, item in zip(runs, items, strict=True) if not self.looping(item)]
             for mode in runs[0]:
                 setting = self.settings.get((category, mode), mode)
@@ -75,7 +75,7 @@ def run_benchmark(
 
     Tuning runs each setting on the first few items of a category and keeps the fastest for it.
     """
-    measured: dict[str, dict[str, Measured]] = {}
+    measured: dict[tuple[str, str], dict[str, Measured]] = {}
     settings: dict[tuple[str, str], str] = {}
     for category, group in by_category(items).items():
         chosen = {name: _tuned(options, group) for name, options in modes.items()}
@@ -83,7 +83,7 @@ def run_benchmark(
         _warm_up(chosen, group[0])
         for number, item in enumerate(group):
             progress(f"{category} {number + 1}/{len(group)}")
-            measured[item.id + item.category] = _measure(item, chosen, repeats, number)
+            measured[(item.category, item.id)] = _measure(item, chosen, repeats, number)
     return Benchmark(list(items), measured, settings)
 
 
@@ -97,7 +97,7 @@ def write_spec_bench(path: Path, benchmark: Benchmark, mode: str, tokenizer: Any
     """Write the answers of one mode in Spec-Bench's own format, one line a question."""
     lines = []
     for item in benchmark.items:
-        found = benchmark.measured[item.id + item.category][mode]
+        found = benchmark.measured[(item.category, item.id)][mode]
         tokens = found.outcome.tokens
         choice = {
             "index": 0,

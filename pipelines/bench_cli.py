@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from ragspec.pipelines.bench_modes import MODES
 
 app = typer.Typer(no_args_is_help=True, help="Measure side by side with peers in one run.")
 
@@ -14,6 +17,26 @@ app = typer.Typer(no_args_is_help=True, help="Measure side by side with peers in
 @app.callback()
 def bench() -> None:
     """Measure side by side with peers in one run."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextBench:
+    """What one `ragspec bench text` was asked for; data None means the bundled prompts."""
+
+    model: str
+    draft_model: str
+    data: Path | None
+    modes: tuple[str, ...]
+    budget: str
+    dtype: str
+    device: str
+    items: int
+    repeats: int
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the JSON file says about the run."""
+        names = ("model", "draft_model", "budget", "dtype", "device", "items", "repeats")
+        return {name: getattr(self, name) for name in names}
 
 
 @app.command()
@@ -26,7 +49,7 @@ def text(
         Path | None,
         typer.Option(help="Lines of {id, category, prompt}, or Spec-Bench rows."),
     ] = None,
-    modes: Annotated[str, typer.Option(help="Comma-separated; see --list-modes.")] = "",
+    modes: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(MODES),
     budget: Annotated[str, typer.Option(help="'auto' or a number of draft nodes.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, ...")] = "auto",
     device: Annotated[str, typer.Option(help="cpu, an accelerator, or auto.")] = "auto",
@@ -34,48 +57,45 @@ def text(
     repeats: Annotated[int, typer.Option(help="Runs of each prompt in each mode.")] = 1,
     json: Annotated[Path | None, typer.Option("--json", help="Write the rows here.")] = None,
     spec_bench: Annotated[
-        Path | None, typer.Option(help="Write answers in Spec-Bench's format here.")
+        Path | None, typer.Option(help="Write the last mode's answers in Spec-Bench's format.")
     ] = None,
-    list_modes: Annotated[bool, typer.Option("--list-modes", help="Print the modes.")] = False,
 ) -> None:
     """Compare ways of decoding on the same prompts; the bundled ones without --data."""
+    names = tuple(name.strip() for name in modes.split(",") if name.strip())
+    asked = TextBench(
+        model, draft_model, data, names, budget, dtype, device, max(1, items), max(1, repeats)
+    )
+    measure(asked, json, spec_bench)
+
+
+def measure(asked: TextBench, json: Path | None, spec_bench: Path | None) -> None:
+    """Run the benchmark, print its table, and write the files that were asked for."""
     from rich.console import Console
 
     from ragspec.engine import Engine
     from ragspec.loading import load_model
     from ragspec.pipelines.bench import run_benchmark, write_json, write_spec_bench
     from ragspec.pipelines.bench_data import bundled_items, by_category, read_items
-    from ragspec.pipelines.bench_modes import MODES, build_modes
+    from ragspec.pipelines.bench_modes import build_modes
     from ragspec.pipelines.bench_table import make_table
 
-    names = [name.strip() for name in modes.split(",") if name.strip()] or list(MODES)
-    console = Console(stderr=True)
-    if list_modes:
-        Console().print("\n".join(MODES))
-        return
-    engine = Engine.from_pretrained(model, "context", None, budget, device, dtype)
-    draft = load_model(draft_model, device, dtype)[0] if draft_model else None
-    if data is None:
+    engine = Engine.from_pretrained(
+        asked.model, "context", None, asked.budget, asked.device, asked.dtype
+    )
+    draft = load_model(asked.draft_model, asked.device, asked.dtype)[0] if asked.draft_model else None
+    if asked.data is None:
         found = bundled_items(engine)
     else:
-        found = read_items(data, engine.tokenizer, engine.target.max_length)
-    chosen = [item for group in by_category(found).values() for item in group[:items]]
-    built = build_modes(names, engine, draft, lambda: copy.deepcopy(engine.model))
-    with console.status("measuring") as status:
-        result = run_benchmark(chosen, built, repeats=repeats, progress=status.update)
-    baseline = "hf-greedy" if "hf-greedy" in built else next(iter(built))
+        found = read_items(asked.data, engine.tokenizer, engine.target.max_length)
+    items = [item for group in by_category(found).values() for item in group[: asked.items]]
+    modes = build_modes(asked.modes, engine, draft, lambda: copy.deepcopy(engine.model))
+    with Console(stderr=True).status("measuring") as status:
+        result = run_benchmark(items, modes, repeats=asked.repeats, progress=status.update)
+    baseline = "hf-greedy" if "hf-greedy" in modes else next(iter(modes))
     rows = result.rows(baseline)
-    Console().print(make_table(rows, baseline))
-    facts = {
-        "model": model,
-        "draft_model": draft_model,
-        "dtype": str(engine.target.dtype),
-        "device": str(engine.target.device),
-        "budget": budget,
-        "baseline": baseline,
-        "repeats": repeats,
-    }
+    console = Console()
+    console.print(make_table(rows, baseline), width=max(console.width, 120))
     if json is not None:
-        write_json(json, rows, facts)
+        write_json(json, rows, asked.facts() | {"baseline": baseline})
     if spec_bench is not None:
-        write_spec_bench(spec_bench, result, names[-1], engine.tokenizer)
+        write_spec_bench(spec_bench, result, list(modes)[-1], engine.tokenizer)

@@ -54,9 +54,7 @@ def bundled_items(engine: Any, top_k: int = 3) -> list[BenchItem]:
     qa = DocQA.from_documents(guide, engine=engine)
     lines = (guide / "questions.jsonl").read_text(encoding="utf-8").splitlines()
     questions = [(str(i), json.loads(line)["question"]) for i, line in enumerate(lines)]
-    texts = [
-        (path.stem, path.read_text(encoding="utf-8")) for path in sorted(guide.glob("*.md"))
-    ]
+    texts = [(path.stem, path.read_text(encoding="utf-8")) for path in sorted(guide.glob("*.md"))]
     return docqa_items(qa, questions, top_k) + free_items(engine.tokenizer, texts)
 
 
@@ -76,12 +74,26 @@ def read_items(path: Path, tokenizer: Any, room: int | None) -> list[BenchItem]:
     """Return the items of a jsonl file: {id, category, prompt} or Spec-Bench rows.
 
     Of a Spec-Bench row the first turn counts. Prompts keep their last tokens where they would not
-    fit. Raises DocumentError with the line that cannot be read.
+    fit. Raises DocumentError with the line that cannot be read or names a prompt twice.
     """
-    items = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DocumentError(
+            f"{path} cannot be read ({error}); expected a UTF-8 file of JSON lines"
+        ) from error
+    items: list[BenchItem] = []
+    known: set[tuple[str, str]] = set()
+    for number, line in enumerate(lines, start=1):
         if line.strip():
-            items.append(_item(line, f"{path.name}, line {number}", tokenizer, room))
+            item = _item(line, where := f"{path.name}, line {number}", tokenizer, room)
+            if (item.category, item.id) in known:
+                raise DocumentError(
+                    f"{where}: the id {item.id!r} stands twice in category {item.category!r}; "
+                    "expected each once"
+                )
+            known.add((item.category, item.id))
+            items.append(item)
     if not items:
         raise DocumentError(f"{path} holds no prompts; expected lines of {{id, category, prompt}}")
     return items
@@ -91,6 +103,8 @@ def _item(line: str, where: str, tokenizer: Any, room: int | None) -> BenchItem:
     try:
         row = json.loads(line)
         text = row["prompt"] if "prompt" in row else row["turns"][0]
+        if not isinstance(text, str) or not text.strip() or isinstance(row.get("turns"), str):
+            raise TypeError(f"the prompt is {text!r}, not a text")
         name = str(row.get("id", row.get("question_id", where)))
         category = str(row["category"])
     except (ValueError, KeyError, IndexError, TypeError) as error:

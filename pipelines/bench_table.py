@@ -50,13 +50,11 @@ class Row:
     equal_to_plain: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the row as JSON types."""
-        return asdict(self)
+        """Return the row as JSON types; what is no number (NaN) becomes None."""
+        return {name: None if value != value else value for name, value in asdict(self).items()}
 
 
-def summarise(
-    category: str, mode: str, setting: str, runs: Runs, kept: Runs, baseline: str
-) -> Row:
+def summarise(category: str, mode: str, setting: str, runs: Runs, kept: Runs, baseline: str) -> Row:
     """Return the row of one mode from the runs of a category's items."""
     mine = [run[mode] for run in runs]
     plain = "plain" if "plain" in runs[0] else next(iter(runs[0]))

@@ -33,11 +33,15 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs of one request; ratio is seconds_plain / seconds."""
+    """Two runs of one request; ratio is seconds_plain / seconds.
+
+    decode_ratio: the same of the seconds after search and prefill, which speculation cannot cut.
+    """
 
     seconds_plain: float
     seconds: float
     ratio: float
+    decode_ratio: float
     equal: bool
     first_divergence: Divergence | None
 
@@ -48,11 +52,12 @@ class Comparison:
     def summary(self) -> str:
         """Return one line for people."""
         times = f"plain {self.seconds_plain:.2f} s, speculative {self.seconds:.2f} s"
+        times = f"{times}: {self.ratio:.2f} times as fast ({self.decode_ratio:.2f} while decoding)"
         if self.first_divergence is None:
-            return f"{times}: {self.ratio:.2f} times as fast, the same tokens"
+            return f"{times}, the same tokens"
         at = self.first_divergence
         return (
-            f"{times}: {self.ratio:.2f} times as fast; the tokens part at number {at.index}, "
+            f"{times}; the tokens part at number {at.index}, "
             f"where the best two are {at.margin:.2g} apart"
         )
 
@@ -86,10 +91,15 @@ def compare(
     return Comparison(
         seconds_plain=seconds_plain,
         seconds=seconds,
-        ratio=seconds_plain / seconds if seconds > 0 else 0.0,
+        ratio=_ratio(seconds_plain, seconds),
+        decode_ratio=_ratio(plain.report.decode_seconds, speculative.report.decode_seconds),
         equal=index is None,
         first_divergence=divergence,
     )
+
+
+def _ratio(plain: float, ours: float) -> float:
+    return plain / ours if ours > 0 else 0.0
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:

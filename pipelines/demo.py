@@ -67,6 +67,7 @@ class Summary:
     equal: int
     looping: int
     ratio: float
+    decode_ratio: float
     seconds_plain: float
     seconds: float
     tokens: int
@@ -81,6 +82,9 @@ class Summary:
             equal=sum(item.compared.equal for item in items),
             looping=len(items) - len(straight),
             ratio=statistics.median(item.compared.ratio for item in straight or items),
+            decode_ratio=statistics.median(
+                item.compared.decode_ratio for item in straight or items
+            ),
             seconds_plain=sum(item.compared.seconds_plain for item in items),
             seconds=sum(item.compared.seconds for item in items),
             tokens=sum(item.answer.report.tokens for item in items),
@@ -183,7 +187,8 @@ def _shown(items: Iterator[Item], total: int, terminal: Terminal) -> Iterator[It
 
 def show_table(items: Sequence[Item], summary: Summary, terminal: Terminal) -> None:
     """Show one row a question and the medians below."""
-    columns = ["question", ">tokens", ">a step", ">plain s", ">ours s", ">ratio", ">loops", "equal"]
+    columns = ["question", ">tokens", ">a step", ">plain s", ">ours s", ">ratio", ">decoding"]
+    columns += [">loops", "equal"]
     rows = [
         (
             item.question,
@@ -192,6 +197,7 @@ def show_table(items: Sequence[Item], summary: Summary, terminal: Terminal) -> N
             f"{item.compared.seconds_plain:.2f}",
             f"{item.compared.seconds:.2f}",
             f"{item.compared.ratio:.2f}",
+            f"{item.compared.decode_ratio:.2f}",
             f"{item.answer.report.loop_share:.0%}",
             "yes" if item.compared.equal else "NO",
         )
@@ -201,7 +207,8 @@ def show_table(items: Sequence[Item], summary: Summary, terminal: Terminal) -> N
     left_out = f" ({summary.looping} looping answers left out)" if summary.looping else ""
     terminal.line(
         f"{summary.equal} of {summary.questions} texts equal; median ratio {summary.ratio:.2f}"
-        f"{left_out}; in all {summary.seconds_plain:.2f} s plain, {summary.seconds:.2f} s speculative."
+        f"{left_out}, of decoding alone {summary.decode_ratio:.2f}; in all "
+        f"{summary.seconds_plain:.2f} s plain, {summary.seconds:.2f} s speculative."
     )
 
 
@@ -234,6 +241,7 @@ def write_report(
         ("questions", str(summary.questions)),
         ("texts equal", f"{summary.equal} of {summary.questions}"),
         ("median speed-up", f"{summary.ratio:.2f}×"),
+        ("while decoding", f"{summary.decode_ratio:.2f}×"),
         *([("looping, left out", str(summary.looping))] if summary.looping else []),
         ("seconds, plain", f"{summary.seconds_plain:.2f}"),
         ("seconds, speculative", f"{summary.seconds:.2f}"),

@@ -35,14 +35,12 @@ class TreeView:
     query. slot_positions i64 [B, m]: the same for the m speculative slots, the queries last.
     related bool [B, n, m]: which speculative slots each query sees (itself and its ancestors);
     None where all rows start at slot 0 and form chains, so that plain causal attention is right.
-    explicit: the model has attention code of its own, which knows no mask but the one it is given.
     """
 
     lengths: torch.Tensor
     positions: torch.Tensor
     slot_positions: torch.Tensor
     related: torch.Tensor | None
-    explicit: bool = False
 
 
 _view: ContextVar[TreeView | None] = ContextVar("ragspec_tree_view", default=None)
@@ -70,11 +68,13 @@ def tree_mask(
 ) -> torch.Tensor | None:
     """Return the additive mask [B, 1, n, S] of the tree in view, or None for plain causality.
 
-    Without a view the answer is that of transformers' own sdpa mask.
+    Without a view the answer is that of transformers' own sdpa mask. Models with attention code of
+    their own know no mask but the one they are given, so theirs is always spelled out.
     """
     view = _view.get()
+    explicit = _leases.explicit(kwargs.get("config"))
     if view is None:
-        return _plain_mask(
+        return (eager_mask if explicit else _plain_mask)(
             batch_size=batch_size,
             q_length=q_length,
             kv_length=kv_length,
@@ -87,7 +87,7 @@ def tree_mask(
     local = local_size is not None and kv_length > local_size
     windowed = local or (local_size is None and mask_function is not causal_mask_function)
     plain = view.related is None or (q_length == 1 and batch_size == 1)
-    if plain and not windowed and not view.explicit:
+    if plain and not windowed and not explicit:
         return None
     if view.related is None:
         allowed = _model_allows(view, mask_function, kv_length)
@@ -146,6 +146,10 @@ class _Leases:
         self._held: WeakKeyDictionary[nn.Module, tuple[int, list[tuple[Any, Any]]]] = (
             WeakKeyDictionary()
         )
+        self._explicit: dict[int, int] = {}  # by id of the configuration; held ones only
+
+    def explicit(self, config: Any) -> bool:
+        return id(config) in self._explicit
 
     def take(self, model: nn.Module) -> None:
         with self._lock:
@@ -154,6 +158,8 @@ class _Leases:
                 saved = [(c, c._attn_implementation_internal) for c in _configs(model)]
                 for config, _ in saved:
                     config._attn_implementation_internal = NAME
+                for config in _own_attention(model):
+                    self._explicit[id(config)] = self._explicit.get(id(config), 0) + 1
             self._held[model] = (count + 1, saved)
 
     def give_back(self, model: nn.Module) -> None:
@@ -164,6 +170,10 @@ class _Leases:
                 return
             for config, implementation in saved:
                 config._attn_implementation_internal = implementation
+            for config in _own_attention(model):
+                self._explicit[id(config)] -= 1
+                if not self._explicit[id(config)]:
+                    del self._explicit[id(config)]
             del self._held[model]
 
 
@@ -189,6 +199,15 @@ def _configs(model: nn.Module) -> list[Any]:
         config = getattr(module, "config", None)
         if hasattr(config, "_attn_implementation_internal"):
             found.setdefault(id(config), config)
+    return list(found.values())
+
+
+def _own_attention(model: nn.Module) -> list[Any]:
+    """Return the configurations of parts whose attention does not go through the registry."""
+    parts = (m for m in model.modules() if getattr(m, "_supports_attention_backend", None) is False)
+    found = {
+        id(config): config for m in parts if (config := getattr(m, "config", None)) is not None
+    }
     return list(found.values())
 
 

@@ -27,6 +27,7 @@ from ragspec.sampling import Sampling
 _HARMLESS = frozenset(
     {"past_key_values", "use_cache", "logits_to_keep", "cache_position", "position_ids"}
 )
+_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 _WARPERS = {
     "TemperatureLogitsWarper": "temperature",
     "TopKLogitsWarper": "top_k",
@@ -52,6 +53,7 @@ class Speculation:
     streamer: Any = None
     generations: list[Generation] = field(default_factory=list)
     _engine: Engine | None = field(default=None, repr=False)
+    _made_from: tuple[Any, ...] = field(default=(), repr=False)
 
     @property
     def reports(self) -> list[Report]:
@@ -59,11 +61,13 @@ class Speculation:
         return [generation.report for generation in self.generations]
 
     def engine(self, model: Any) -> Engine:
-        """Return the engine for a model; made on first use and kept."""
-        if self._engine is None or self._engine.model is not model:
-            self._engine = Engine(
-                model, self.tokenizer, self.drafter, self.draft_model, self.budget
-            )
+        """Return the engine for a model; made on first use and kept while the fields stay."""
+        wanted = (model, self.tokenizer, self.drafter, self.draft_model, self.budget)
+        same = len(self._made_from) == len(wanted) and all(
+            mine is theirs for mine, theirs in zip(self._made_from, wanted, strict=True)
+        )
+        if self._engine is None or not same:
+            self._engine, self._made_from = Engine(*wanted), wanted
         return self._engine
 
 
@@ -95,7 +99,8 @@ def generate(
             stop_strings, spec.tokenizer, kwargs.get("stopping_criteria")
         )
     result = model.generate(inputs, custom_generate=speculative, speculation=spec, **kwargs)
-    given.generations, given._engine = spec.generations, spec._engine
+    given.generations = spec.generations
+    given._engine, given._made_from = spec._engine, spec._made_from
     return result
 
 
@@ -117,6 +122,7 @@ def speculative(
     # Not a named parameter: transformers would then pass it a second time.
     attention_mask = model_kwargs.pop("attention_mask", None)
     _refuse_unknown(model_kwargs)
+    _refuse_outputs(generation_config)
     engine = spec.engine(model)
     sampling, processors = _settings(generation_config, logits_processor, spec.seed)
     prompts = input_ids[:: sampling.n]
@@ -128,7 +134,9 @@ def speculative(
             max_new_tokens=int(generation_config.max_length) - input_ids.shape[1],
             logits_processor=processors,
             attention_mask=masks,
-            stopping_criteria=_own_criteria(stopping_criteria),
+            stopping_criteria=_own_criteria(stopping_criteria, generation_config),
+            stop_token_ids=_ends(generation_config),
+            ignore_eos=True,  # the model's own: the ones of this call may be others
             on_step=_streaming(spec.streamer, input_ids),
         )
     finally:
@@ -142,8 +150,12 @@ def _settings(config: Any, processors: Any, seed: int | None) -> tuple[Sampling,
     """Turn transformers' own filters, where they come last, into settings; keep the rest."""
     rest = list(processors)
     found: dict[str, Any] = {}
-    while rest and (name := _WARPERS.get(type(rest[-1]).__name__)) and name not in found:
-        found[name] = getattr(rest.pop(), name)
+    order = list(_WARPERS)
+    while rest and (kind := type(rest[-1]).__name__) in order:
+        if getattr(rest[-1], "min_tokens_to_keep", 1) > 1:
+            break
+        order = order[: order.index(kind)]  # only what the law of ragspec applies before it
+        found[_WARPERS[kind]] = getattr(rest.pop(), _WARPERS[kind])
     if not getattr(config, "do_sample", False):
         found = {"temperature": 0.0}
     n = max(getattr(config, "num_return_sequences", 1) or 1, 1)
@@ -152,9 +164,21 @@ def _settings(config: Any, processors: Any, seed: int | None) -> tuple[Sampling,
     return Sampling(**{"temperature": 1.0, **found}, n=n, seed=seed), rest
 
 
-def _own_criteria(criteria: Any) -> list[Any]:
+def _own_criteria(criteria: Any, config: Any) -> list[Any]:
     """Return the stopping criteria that the engine does not have of its own."""
-    return [c for c in criteria if type(c).__name__ not in ("MaxLengthCriteria", "EosTokenCriteria")]
+
+    def own(criterion: Any) -> bool:
+        kind = type(criterion).__name__
+        whole = kind == "MaxLengthCriteria" and criterion.max_length == config.max_length
+        return whole or kind == "EosTokenCriteria"
+
+    return [criterion for criterion in criteria if not own(criterion)]
+
+
+def _ends(config: Any) -> list[int]:
+    """Return the end tokens of this call, which may differ from the model's own."""
+    ends = config.eos_token_id
+    return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
 
 
 def _streaming(streamer: Any, input_ids: torch.Tensor) -> Any:
@@ -194,6 +218,15 @@ def _refuse_unknown(model_kwargs: dict[str, Any]) -> None:
         )
 
 
+def _refuse_outputs(config: Any) -> None:
+    asked = [name for name in _OUTPUTS if getattr(config, name, False)]
+    if asked and getattr(config, "return_dict_in_generate", False):
+        raise InputError(
+            f"got {', '.join(asked)}; expected none: a verified tree has no such rows. Use "
+            "Engine.generate(logprobs=...) for log-probabilities."
+        )
+
+
 def _flat(results: Any) -> list[Generation]:
     if isinstance(results, Generation):
         return [results]
@@ -204,8 +237,7 @@ def _sequences(input_ids: torch.Tensor, results: list[Generation], config: Any) 
     longest = max(len(result.tokens) for result in results)
     pad = config.pad_token_id
     if pad is None:
-        ends = config.eos_token_id
-        pad = (ends if isinstance(ends, int) else ends[0]) if ends is not None else 0
+        pad = next(iter(_ends(config)), 0)
     new = torch.full((len(results), longest), int(pad), device=input_ids.device)
     for row, result in enumerate(results):
         new[row, : len(result.tokens)] = torch.tensor(result.tokens, device=input_ids.device)

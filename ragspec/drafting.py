@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ragspec.draft import Drafter
@@ -19,11 +20,15 @@ def build_drafter(
 ) -> Drafter | None:
     """Return the drafter for a name, an object, a list of these (fused), or None for none.
 
-    draft_model: a transformers model, or (model, tokenizer); one more source. All drafters go
-    through `Fuse`, which also keeps a failing source from breaking the output. Raises
-    UnknownNameError, TokenizerMismatchError, InputError.
+    draft_model: a transformers model, (model, tokenizer), a path or a name; one more source. All
+    drafters go through `Fuse`, which also keeps a failing source from breaking the output. Raises
+    UnknownNameError, TokenizerMismatchError, ModelNotFoundError, InputError.
     """
-    asked = [] if drafter is None else [drafter] if _is_one(drafter) else list(drafter)
+    asked: list[Any] = [drafter]
+    if drafter is None:
+        asked = []
+    elif isinstance(drafter, Sequence) and not isinstance(drafter, str):
+        asked = list(drafter)
     sources = [_one(item) for item in asked]
     if draft_model is not None:
         sources.append(_model_drafter(draft_model, tokenizer, target))
@@ -32,10 +37,6 @@ def build_drafter(
     if len(sources) == 1 and isinstance(sources[0], Fuse):
         return sources[0]
     return Fuse(sources)
-
-
-def _is_one(drafter: Any) -> bool:
-    return isinstance(drafter, (str, Drafter))
 
 
 def _one(item: Any) -> Drafter:
@@ -49,8 +50,11 @@ def _one(item: Any) -> Drafter:
 
 
 def _model_drafter(draft_model: Any, tokenizer: Any, target: CausalTarget) -> Drafter:
+    from ragspec.loading import load_model
     from ragspec.model_drafter import ModelDrafter, check_vocabulary
 
+    if isinstance(draft_model, (str, Path)):
+        draft_model = load_model(draft_model, target.device, target.dtype)
     model, own = draft_model if isinstance(draft_model, tuple) else (draft_model, None)
     size = int(model.config.get_text_config().vocab_size)
     check_vocabulary(tokenizer, own, target.vocab_size, size)

@@ -13,7 +13,8 @@ import torch
 from ragspec.budget import BudgetPolicy, make_budget
 from ragspec.draft import Drafter, SourceText, Step
 from ragspec.drafting import build_drafter
-from ragspec.errors import InputError
+from ragspec.errors import InputError, SamplingError
+from ragspec.loading import load_model, open_target, read_cost
 from ragspec.loop import decode
 from ragspec.names import resolve
 from ragspec.output import Generation
@@ -22,7 +23,6 @@ from ragspec.prompts import EncodedPrompts, check_length, encode_prompts
 from ragspec.rules import Rule, check_pairing
 from ragspec.runs import RowSettings, Run
 from ragspec.sampling import Sampling
-from ragspec.loading import load_model, open_target, read_cost
 from ragspec.stops import Criterion, StopRule
 from ragspec.streaming import Stream
 
@@ -159,9 +159,7 @@ class Engine:
                 f"stream() got {len(encoded.ids)} prompts with n={sampling.n}; expected one prompt "
                 "and n=1. Use generate() for several."
             )
-        settings = self._settings(
-            encoded, sampling, max_new_tokens, stop, stop_token_ids, logprobs
-        )
+        settings = self._settings(encoded, sampling, max_new_tokens, stop, stop_token_ids, logprobs)
         settings.extra, settings.spans, settings.texts = logits_processor, spans, texts
         run = self._run(encoded.ids, settings, 0)
         return Stream(run, self._decode(run), self.tokenizer, settings.stop.strings)
@@ -192,6 +190,14 @@ class Engine:
             raise InputError("a stop string is empty; expected at least one character")
         ends = frozenset(self._end_tokens()) | frozenset(stop_token_ids)
         top = None if logprobs is False else int(logprobs) if logprobs is not True else 0
+        size = self.target.vocab_size
+        if top is not None and not 0 <= top <= size:
+            raise InputError(f"logprobs is {logprobs}; expected a number from 0 to {size}")
+        for token in sampling.logit_bias or ():
+            if not 0 <= token < size:
+                raise SamplingError(
+                    f"logit_bias has the token id {token}; expected 0 to {size - 1}"
+                )
         return RowSettings(sampling, StopRule(ends, max_new_tokens, strings, tuple(criteria)), top)
 
     def _end_tokens(self) -> list[int]:

@@ -137,7 +137,11 @@ class TokenLaw:
             if total is None and sampling.top_p < 1.0 and not sampling.top_k:
                 total = (scores.double() / sampling.temperature).logsumexp(-1, keepdim=True)
             kept = self._filter(scaled, total)
-            if not bool((kept[:, -1] > _NEVER).any()):  # no survivor can lie beyond
+            beyond = kept[:, -1] > _NEVER  # a survivor may lie beyond, or a tie that weighs
+            if sampling.top_k:
+                last, kth = scaled[:, -1], scaled[:, sampling.top_k - 1]
+                beyond |= (last == kth) & last.isfinite()
+            if not bool(beyond.any()):
                 return kept, tokens
         return self._everything(scores)
 

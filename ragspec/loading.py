@@ -19,6 +19,7 @@ from ragspec.scope import check_scope
 from ragspec.target import CausalTarget
 
 LONGEST_TIMED = 8192
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
 def load_model(
@@ -28,6 +29,7 @@ def load_model(
 
     The tokenizer is None where the folder holds none. Raises ModelNotFoundError, ModelError.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     found = resolve_model(name)
@@ -36,14 +38,19 @@ def load_model(
         model = AutoModelForCausalLM.from_pretrained(
             found.folder, dtype=pick_dtype(dtype, place), local_files_only=True
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ModelError(
             f"{name} was found at {found.folder} but transformers cannot load it as a causal "
             f"language model: {error}. Expected a folder written by save_pretrained."
         ) from error
     try:
         tokenizer = AutoTokenizer.from_pretrained(found.folder, local_files_only=True)
-    except (OSError, ValueError):
+    except Exception as error:  # a damaged tokenizer.json raises the bare class
+        if any((Path(found.folder) / file).exists() for file in _TOKENIZER_FILES):
+            raise ModelError(
+                f"{name} was found at {found.folder} but transformers cannot load its tokenizer: "
+                f"{error}. Expected the files that save_pretrained writes; copy them again."
+            ) from error
         tokenizer = None
     return model.to(place).eval(), tokenizer
 

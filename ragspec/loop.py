@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -141,7 +141,8 @@ def _draft(row: Row) -> DraftTree:
     if allowed <= 0:
         return DraftTree.empty()
     tree = row.drafter.propose(row.context, allowed)
-    return row.budget.fit(limit_depth(tree, row.context.remaining), length)
+    # The target adds a token of its own, so a node at depth `remaining` could never pay.
+    return row.budget.fit(limit_depth(tree, row.context.remaining - 1), length)
 
 
 def _judge(
@@ -186,9 +187,10 @@ def _emit(row: Row, tree: DraftTree, verdict: Verdict, spent: dict[str, float]) 
             break
     row.context.tokens.extend(tokens)
     row.context.remaining -= len(tokens)
+    del row.scored[row.stop.count :]  # of accepted tokens behind the one that ended the text
     row.pending = tokens[-1:]
     step = Step(tree, verdict.path[: len(tokens)], tuple(tokens), spent)
-    row.steps.append(step)
+    row.steps.append(step if tree.q is None else replace(step, tree=replace(tree, q=None)))
     return step
 
 

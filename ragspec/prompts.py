@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 
 from ragspec.errors import InputError, PromptTooLongError
@@ -35,15 +37,23 @@ def encode_prompts(
 ) -> EncodedPrompts:
     """Return the token ids of one prompt or a batch in any accepted form.
 
-    A tensor [T] or [1, T] and a flat list of ids are one prompt, a tensor [B, T] or a list of
-    lists is a batch; attention_mask [B, T] marks padding. Raises InputError for an empty prompt,
-    ids outside the vocabulary, text without a tokenizer, and other types.
+    A tensor or array [T] or [1, T] and a flat list of ids are one prompt, a tensor [B, T] or a
+    list of lists is a batch; attention_mask [B, T] marks padding. What a tokenizer returned
+    (input_ids, attention_mask) is taken as well. Raises InputError for an empty prompt, ids
+    outside the vocabulary, text without a tokenizer, and other types.
     """
-    if isinstance(prompts, torch.Tensor):
+    if isinstance(prompts, Mapping) and "input_ids" in prompts:
+        prompts, attention_mask = _from_encoding(prompts, attention_mask)
+    if isinstance(prompts, (torch.Tensor, np.ndarray)):
         found = _from_tensor(prompts, attention_mask)
+    elif attention_mask is not None:
+        raise InputError(
+            f"got an attention_mask with a {type(prompts).__name__} as a prompt; expected a tensor "
+            "[B, T] of token ids. Leave the padding and the mask out."
+        )
     elif isinstance(prompts, str):
         found = EncodedPrompts([_encode(prompts, tokenizer)], True)
-    elif isinstance(prompts, Sequence) and len(prompts) > 0:
+    elif isinstance(prompts, Sequence) and not isinstance(prompts, bytes) and len(prompts) > 0:
         found = _from_list(prompts, tokenizer)
     else:
         raise InputError(f"got {_described(prompts)} as a prompt; {_FORMS}")
@@ -58,34 +68,68 @@ def check_length(prompt: int, new: int, limit: int | None) -> None:
     Raises PromptTooLongError with the numbers.
     """
     if limit is not None and prompt + new > limit:
+        fewer = f" or pass max_new_tokens={limit - prompt}" if limit > prompt else ""
         raise PromptTooLongError(
             f"the prompt has {prompt} tokens and {new} new ones were asked for: {prompt + new} "
             f"exceed the model's context of {limit}. Shorten the prompt by "
-            f"{prompt + new - limit} tokens or pass max_new_tokens={max(0, limit - prompt)}."
+            f"{prompt + new - limit} tokens{fewer}."
         )
 
 
-def _from_tensor(ids: torch.Tensor, mask: torch.Tensor | None) -> EncodedPrompts:
-    if ids.dtype not in (torch.int64, torch.int32) or ids.ndim not in (1, 2):
+def _from_encoding(encoding: Mapping[str, Any], mask: Any) -> tuple[Any, Any]:
+    """Return ids and mask of what a tokenizer returned; lists lose their padding here."""
+    ids, mask = encoding["input_ids"], encoding.get("attention_mask") if mask is None else mask
+    if mask is None or not isinstance(ids, list) or not ids:
+        return ids, mask
+    if not isinstance(ids[0], list):
+        return [token for token, keep in zip(ids, mask, strict=True) if keep], None
+    rows = zip(ids, mask, strict=True)
+    return [[t for t, keep in zip(*row, strict=True) if keep] for row in rows], None
+
+
+def _from_tensor(given: Any, mask: Any) -> EncodedPrompts:
+    ids = torch.as_tensor(given) if _is_numeric(given) else torch.empty(0)
+    if ids.dtype not in (torch.int64, torch.int32) or ids.ndim not in (1, 2) or not len(ids):
         raise InputError(
-            f"got a tensor of {ids.dtype} with shape {list(ids.shape)} as a prompt; expected "
+            f"got a tensor of {given.dtype} with shape {list(given.shape)} as a prompt; expected "
             "token ids, int64, shape [T] or [B, T]"
         )
     rows = ids[None] if ids.ndim == 1 else ids
     if mask is None:
         return EncodedPrompts(rows.tolist(), len(rows) == 1)
-    kept = [row[keep.bool()].tolist() for row, keep in zip(rows, mask, strict=True)]
+    marks = torch.as_tensor(mask, device=rows.device).bool()
+    marks = marks[None] if marks.ndim == 1 else marks
+    if marks.shape != rows.shape:
+        raise InputError(
+            f"got an attention_mask with shape {list(marks.shape)} for token ids with shape "
+            f"{list(rows.shape)}; expected the same shape"
+        )
+    kept = [row[keep].tolist() for row, keep in zip(rows, marks, strict=True)]
     return EncodedPrompts(kept, len(rows) == 1)
 
 
 def _from_list(prompts: Sequence[Any], tokenizer: Any) -> EncodedPrompts:
     first = prompts[0]
     if _is_id(first):
+        _check_alike(prompts, _is_id)
         return EncodedPrompts([[int(token) for token in prompts]], True)
-    if isinstance(first, Mapping):
+    if _is_message(first):
+        _check_alike(prompts, _is_message)
         return EncodedPrompts([_chat(prompts, tokenizer)], True)
-    rows = [encode_prompts(prompt, tokenizer, 1 << 62).ids[0] for prompt in prompts]
-    return EncodedPrompts(rows, False)
+    rows = [encode_prompts(prompt, tokenizer, 1 << 62) for prompt in prompts]
+    for number, row in enumerate(rows):
+        if not row.single:
+            raise InputError(f"prompt {number} of the list is itself a list of prompts; {_FORMS}")
+    return EncodedPrompts([row.ids[0] for row in rows], False)
+
+
+def _check_alike(prompts: Sequence[Any], belongs: Callable[[Any], bool]) -> None:
+    for number, item in enumerate(prompts):
+        if not belongs(item):
+            raise InputError(
+                f"got {type(prompts[0]).__name__} first and {item!r} at place {number} of one "
+                f"prompt; {_FORMS}"
+            )
 
 
 def _encode(text: str, tokenizer: Any) -> list[int]:
@@ -121,12 +165,18 @@ def _check(ids: list[int], number: int, vocab_size: int) -> None:
 
 
 def _is_id(value: Any) -> bool:
-    return isinstance(value, int) or (
-        hasattr(value, "__index__") and not isinstance(value, (str, torch.Tensor))
-    )
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, Mapping) and "input_ids" not in value
+
+
+def _is_numeric(given: torch.Tensor | np.ndarray[Any, Any]) -> bool:
+    return isinstance(given, torch.Tensor) or given.dtype.kind in "iu"
 
 
 def _described(value: Any) -> str:
-    if isinstance(value, Sequence):
+    if isinstance(value, Sequence) and len(value) == 0:
         return f"an empty {type(value).__name__}"
     return f"an object of type {type(value).__name__}"

@@ -56,8 +56,8 @@ class Run:
         self.rows: list[Row] = []
         self.seconds = 0.0
         batch = len(prompts) * settings.sampling.n
-        alone = engine.cost is None or batch == 1
-        self._cost = engine.cost if alone else engine.cost.batched(batch)
+        cost = engine.cost
+        self._cost = cost if cost is None or batch == 1 else cost.batched(batch)
         for number, prompt in enumerate(prompts):
             seed = settings.sampling.seed_of(first + number)
             seed = fresh_seed() if seed is None else seed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Integral
 from typing import Any
 
 from ragspec.errors import SamplingError
@@ -48,6 +49,10 @@ class Sampling:
         self._check("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, 1 << 20)
         self._check("min_new_tokens", self.min_new_tokens, 0, 1 << 31)
         self._check("n", self.n, 1, 4096)
+        for name in ("top_k", "no_repeat_ngram_size", "min_new_tokens", "n"):
+            if not isinstance(value := getattr(self, name), Integral):
+                raise SamplingError(f"{name} is {value!r}, expected a whole number")
+        self._check_seed()
         if self.top_p == 0.0:
             raise SamplingError("top_p is 0.0, expected above 0 and at most 1; use temperature=0")
         if self.do_sample and self.temperature == 0.0:
@@ -60,6 +65,15 @@ class Sampling:
         if not isinstance(value, (int, float)) or not low <= value <= high:
             raise SamplingError(f"{name} is {value!r}, expected a number from {low} to {high}")
 
+    def _check_seed(self) -> None:
+        listed = not isinstance(self.seed, (str, bytes)) and hasattr(self.seed, "__len__")
+        seeds: Any = self.seed if listed else [self.seed]
+        for seed in seeds:
+            if seed is not None and not isinstance(seed, Integral):
+                raise SamplingError(
+                    f"seed is {self.seed!r}, expected a whole number, one for each prompt, or None"
+                )
+
     @property
     def greedy(self) -> bool:
         """Whether the most probable token is always taken."""
@@ -67,14 +81,15 @@ class Sampling:
 
     def seed_of(self, row: int) -> int | None:
         """Return the seed of prompt number `row`, or None where none was given."""
-        if self.seed is None or isinstance(self.seed, int):
-            return self.seed
+        if self.seed is None or isinstance(self.seed, (int, Integral)):
+            return None if self.seed is None else int(self.seed)
         if row >= len(self.seed):
             raise SamplingError(
                 f"{len(self.seed)} seeds for at least {row + 1} prompts: give one seed, or one "
                 "for each prompt"
             )
-        return self.seed[row]
+        found: Any = self.seed[row]
+        return None if found is None else int(found)
 
     @classmethod
     def from_generation_config(cls, config: Any, **overrides: Any) -> Sampling:
@@ -89,9 +104,7 @@ class Sampling:
             )
         known = {f.name for f in fields(cls)} - {"n", "seed", "do_sample"}
         values = {
-            name: value
-            for name in known
-            if (value := getattr(config, name, None)) is not None
+            name: value for name in known if (value := getattr(config, name, None)) is not None
         }
         if not getattr(config, "do_sample", False):
             values["temperature"] = 0.0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
+from ragspec.draft import Step
 from ragspec.output import Generation
 from ragspec.runs import Run
 from ragspec.stops import TextStream
@@ -28,13 +29,24 @@ class Stream:
         self._held = max((len(stop) for stop in stops), default=1) - 1
         self._cancelled = threading.Event()
         self._given = 0
-        self._pieces = self._iterate()
+        self._ended = False
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> str:
-        return next(self._pieces)
+        # No generator over `self` here: it would be a cycle, and a stream that is dropped would
+        # keep its cache, and the lease on its model, until the garbage collector comes by.
+        try:
+            piece = self._advance()
+        except BaseException:
+            self.close()
+            raise
+        if piece is None or self._ended:
+            self.close()
+        if piece is None:
+            raise StopIteration
+        return piece
 
     def cancel(self) -> None:
         """End the text after the step that is under way."""
@@ -42,27 +54,31 @@ class Stream:
 
     def close(self) -> None:
         """Leave the iteration and free the cache; what was written stays in `result`."""
-        self._pieces.close()
-        self._end()
+        self._ended = True
+        close = getattr(self._passes, "close", None)
+        if close is not None:
+            close()
 
     @property
     def result(self) -> Generation:
         """The generation so far; whole once the iteration has ended."""
         return self._run.results()[0][0]
 
-    def _iterate(self) -> Generator[str, None, None]:
+    def _advance(self) -> str | None:
+        """Return the next piece that is not empty, or None where there is no more."""
         row = self._run.rows[0]
-        try:
-            for emissions in self._passes:
-                for emission in emissions:
-                    self._text.push(emission.step.tokens)
-                piece = self._new(row.done)
-                if piece:
-                    yield piece
-                if self._cancelled.is_set():
-                    break
-        finally:
-            self._end()
+        while not self._ended:
+            emissions = next(self._passes, None)
+            if emissions is None:
+                return None
+            for emission in emissions:
+                self._text.push(emission.step.tokens)
+            # What was held back is due as soon as nothing can follow it.
+            self._ended = row.done or self._cancelled.is_set()
+            piece = self._new(self._ended)
+            if piece:
+                return piece
+        return None
 
     def _new(self, done: bool) -> str:
         """Return text that cannot become part of a stop string any more."""
@@ -73,8 +89,3 @@ class Stream:
             text = text[: len(text) - self._held] if self._held else text
         piece, self._given = text[self._given :], max(self._given, len(text))
         return piece
-
-    def _end(self) -> None:
-        close = getattr(self._passes, "close", None)
-        if close is not None:
-            close()

@@ -26,9 +26,7 @@ from ragspec.tree import ancestors, depths
 class TargetSession(Protocol):
     """The cache of one generation: B rows that grow at their own pace. A context manager."""
 
-    def verify(
-        self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]
-    ) -> torch.Tensor:
+    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
         """Run one forward over committed-but-unseen tokens and the draft below them.
 
         pending: for each row the committed tokens not yet in the cache, the root last (the whole
@@ -70,7 +68,6 @@ class CausalTarget:
         accepted = inspect.signature(unwrapped(model).forward).parameters
         self.keeps_logits = "logits_to_keep" in accepted
         self._takes_positions = "position_ids" in accepted
-        self.own_attention = not getattr(unwrapped(model), "_supports_attention_backend", False)
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.dtype: torch.dtype = model.dtype
 
@@ -141,14 +138,11 @@ class TreeSession:
     ) -> None:
         self._stack.close()
 
-    def verify(
-        self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]
-    ) -> torch.Tensor:
+    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
         """Run one forward; see `TargetSession.verify`."""
         self._pending = [len(row) for row in pending]
         device = self.target.device
-        own = self.target.own_attention
-        tokens, view = _layout(self.cache.book.lengths, pending, trees, device, explicit=own)
+        tokens, view = _layout(self.cache.book.lengths, pending, trees, device)
         wanted = max(len(tree) for tree in trees) + 1
         firsts = [count - 1 for count in self._pending]
         n = tokens.shape[1]
@@ -189,8 +183,6 @@ def _layout(
     pending: Sequence[Sequence[int]],
     trees: Sequence[DraftTree],
     device: torch.device,
-    *,
-    explicit: bool = False,
 ) -> tuple[torch.Tensor, TreeView]:
     """Lay pending tokens and nodes side by side, rows padded with positions that see themselves.
 
@@ -219,7 +211,6 @@ def _layout(
         positions=moved[1],
         slot_positions=slots,
         related=related,
-        explicit=explicit,
     )
     return moved[0], view
 

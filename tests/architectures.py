@@ -23,7 +23,7 @@ COMMON: dict[str, Any] = {
     "max_position_embeddings": 256,
     "initializer_range": 0.3,  # the usual 0.02 gives nearly flat laws
     "bos_token_id": VOCAB - 1,
-    "eos_token_id": VOCAB - 1,
+    "eos_token_id": None,  # every text has its full length
     "pad_token_id": VOCAB - 1,
     "tie_word_embeddings": False,
 }

@@ -50,8 +50,9 @@ class NoisySession:
             for token in siblings:
                 tokens.append(token)
                 parents.append(parent)
-            tokens.append(right)  # a child of a wrong node: right token, wrong path
-            parents.append(first)
+            if tokens[first] != right:
+                tokens.append(right)  # a child of a wrong node: right token, wrong path
+                parents.append(first)
             if right not in siblings or len(tokens) > budget:
                 break
             parent = first + list(siblings).index(right)

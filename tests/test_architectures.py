@@ -144,3 +144,15 @@ def test_rows_of_a_batch_do_not_mix(name: str, cache: Path) -> None:
     together, _ = compare(build(name), cache, "greedy", 4)
     alone, _ = compare(build(name), cache, "greedy", 1)
     assert together[0] == alone[0]
+
+
+@pytest.mark.parametrize("architecture", CLOSELY)
+def test_an_end_token_inside_a_draft_ends_the_text(architecture: str, cache: Path) -> None:
+    model, (text,) = build(architecture), prompts(1)
+    whole = Engine(model, drafter=None, cache=cache).generate(text, max_new_tokens=NEW).tokens
+    end = whole[7]
+    drafter = NoisyTrees({tuple(text): whole}, spoiled=0.0)
+    engine = Engine(model, drafter=drafter, budget=BUDGET, cache=cache)
+    out = engine.generate(text, max_new_tokens=NEW, stop_token_ids=[end])
+    assert out.tokens == whole[: whole.index(end) + 1]
+    assert out.finish_reason == "stop"

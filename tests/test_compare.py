@@ -47,6 +47,8 @@ def test_an_unseeded_run_is_repeated_with_the_seed_it_drew(engine: Engine) -> No
     found = compare(engine, speculative, plain, sampling)
     assert found.equal and found.first_divergence is None
     assert found.ratio == pytest.approx(plain.report.seconds / speculative.report.seconds)
+    decoding = plain.report.decode_seconds / speculative.report.decode_seconds
+    assert found.decode_ratio == pytest.approx(decoding)
     assert "the same tokens" in found.summary()
 
 

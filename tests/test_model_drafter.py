@@ -200,7 +200,7 @@ def test_a_rollback_is_followed() -> None:
     context = DraftContext([*prompt, 5, 6, 7], len(prompt), 20)
     tree = session.propose(context, 6)
     session.observe(Step(tree, (0,), (int(tree.tokens[0]), 9)))
-    session.rollback(4)
+    session.rollback(5)
     other = DraftContext([*prompt, 8, 8, 8], len(prompt), 20)
     assert same(session.propose(other, 6), drafter.open(request).propose(other, 6))
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import random
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from text_data import Document, GoldQuestion, sentence_spans
 from text_questions import (
     STOPWORDS,
+    TEMPLATE_WORDS,
     clean,
     heading_question,
     is_askable,
@@ -26,6 +28,7 @@ from text_questions import (
 
 EOS_ID = 0
 HEADING = re.compile(r"^#+ ")
+PLAIN = STOPWORDS | TEMPLATE_WORDS
 WORD = re.compile(r"[^\W\d_]{3,}|\d{2,}")
 
 
@@ -80,7 +83,7 @@ class Disguise:
         word = match[0]
         low = word.lower()
         draw = zlib.crc32(f"{self.salt} {low}".encode())
-        if low in STOPWORDS or (draw & 0xFFFF) > self.rate * 0x10000:
+        if low in PLAIN or (draw & 0xFFFF) > self.rate * 0x10000:
             return word
         if word.isdigit():
             return str(draw)[-len(word) :].replace("0", "7", 1)
@@ -106,7 +109,7 @@ class Answering:
         self.questions = [(q, articles.get(q.title)) for q in questions]
         # Unique words, so that rare names come as often as common words.
         self.words = sorted(
-            {w for d in self.documents for w in re.findall(r"[^\W\d_]{3,}", d.text)}
+            {w for d in self.documents for w in re.findall(r"\b[^\W\d_]{3,12}\b", d.text)}
         )
         self._encode = encode
         self._spans: dict[int, list[tuple[int, int]]] = {}
@@ -120,28 +123,33 @@ class Answering:
 
     def sample(self, room: int, hardness: float, rng: random.Random) -> Sample | None:
         """Lay out passages and questions in at most `room` tokens; None when they do not fit."""
-        long = rng.random() < 0.2 + 0.6 * hardness
+        long = rng.random() < 0.8 * hardness
         words = rng.randint(80, 125) if long else rng.randint(20, 80)
-        count = rng.choices([1, 2, 3, 4], [1.3 - hardness, 1.2 - hardness / 2, 1.2, hardness])[0]
+        count = rng.choices(
+            [1, 2, 3, 4], [1.2 - hardness, 1.1 - hardness / 2, 0.2 + hardness, hardness]
+        )[0]
         count = max(1, min(count, room // int(words * 1.7 + 30)))
-        first, document = self.first(words, rng)
+        first, document = self.first(words, hardness, rng)
         if first is None:
             return None
         passages = self.distractors(first, document, count - 1, words, hardness, rng)
         for kept in range(len(passages), -1, -1):
             chosen = [*passages[:kept], first.passage]
             rng.shuffle(chosen)
-            rest = [asked for p in chosen for asked in self.made(p, rng)]
+            rest = self.made(chosen, hardness, rng)
             rest = [asked for asked in rest if asked.evidence != first.evidence]
-            rng.shuffle(rest)
+            # Short sentences first while it is easy: more questions in the same room.
+            rest.sort(key=lambda asked: rng.random() * len(asked.evidence) ** (1.0 - hardness))
             asked = [first, *rest[: rng.randint(3, 8)]]
             if sample := self.lay_out(chosen, asked, room, rng):
                 return sample
         return None
 
-    def first(self, words: int, rng: random.Random) -> tuple[Asked | None, Document]:
-        """Choose the first question: a human one in three tenths of the samples."""
-        if self.questions and rng.random() < 0.3:
+    def first(
+        self, words: int, hardness: float, rng: random.Random
+    ) -> tuple[Asked | None, Document]:
+        """Choose the first question: a human one in up to three tenths of the samples."""
+        if self.questions and rng.random() < 0.1 + 0.2 * hardness:
             gold, article = rng.choice(self.questions)
             document = article or rng.choices(self.documents, self.sizes)[0]
             place = document.text.find(gold.evidence) if article else -1
@@ -153,7 +161,7 @@ class Answering:
         for _ in range(5):
             document = rng.choices(self.documents, self.sizes)[0]
             passage = self.window(document, rng.randrange(len(self.spans(document))), words)
-            if made := self.made(passage, rng):
+            if made := self.made([passage], hardness, rng):
                 return rng.choice(made), document
         return None, document
 
@@ -210,19 +218,28 @@ class Answering:
             candidates.append((-len(wanted & present) if hard else 0.0, number, passage))
         return [passage for _, _, passage in sorted(candidates, key=lambda c: c[:2])[:count]]
 
-    def made(self, passage: Passage, rng: random.Random) -> list[Asked]:
-        """Make one question for each sentence of a passage that can be asked about."""
+    def made(self, passages: list[Passage], hardness: float, rng: random.Random) -> list[Asked]:
+        """Make one question for each sentence of the passages that can be asked about."""
+        counts: Counter[str] = Counter()
+        for passage in passages:
+            for sentence in passage.sentences:
+                counts.update({clean(word).lower() for word in sentence.split()})
+        common = frozenset(word for word, count in counts.items() if count > 1)
         result = []
-        for i, sentence in enumerate(passage.sentences):
-            if not is_askable(sentence) or HEADING.match(sentence) or sentence not in passage.text:
-                continue
-            made = make_question(sentence, passage.title, rng)
-            if made is None:
-                continue
-            question = made.question
-            if i and HEADING.match(passage.sentences[i - 1]) and rng.random() < 0.6:
-                question = heading_question(passage.sentences[i - 1], rng)
-            result.append(Asked(passage, question, sentence, made.answer))
+        for passage in passages:
+            headed = False
+            for sentence in passage.sentences:
+                heading, headed = headed, bool(HEADING.match(sentence))
+                if headed or not is_askable(sentence) or sentence not in passage.text:
+                    last = sentence
+                    continue
+                made = make_question(sentence, passage.title, rng, hardness, common)
+                if made is None:
+                    continue
+                question = made.question
+                if heading and rng.random() < 0.6:
+                    question = heading_question(last, rng)
+                result.append(Asked(passage, question, sentence, made.answer))
         return result
 
     def lay_out(
@@ -245,19 +262,23 @@ class Answering:
         for asked in questions:
             number = passages.index(asked.passage) + 1
             quote = " ".join(asked.evidence.split()) if flat else asked.evidence
+            quote_text = disguise(quote)
+            label, quoted = self._encode(f" [{number}]"), self._encode(f" {quote_text}")
+            # The passage number and the first word decide everything that follows.
             parts = [
                 (self._encode(f"{opening} {disguise(asked.question)}\nEvidence:"), 0.0),
-                (self._encode(f" [{number}]"), 2.0),
-                (self._encode(f" {disguise(quote)}"), 1.0),
-                (self._encode(f"\nAnswer: {disguise(asked.answer)}"), 1.5),
+                (label[:1], 0.5),
+                (label[1:2], 3.0),
+                (label[2:], 0.5),
+                (quoted[:1], 4.0),
+                (quoted[1:3], 2.0),
+                (quoted[3:], 1.0),
+                (self._encode(f"\nAnswer: {disguise(asked.answer)}"), 1.0),
             ]
             if len(sample.tokens) + sum(len(tokens) for tokens, _ in parts) + 1 > room:
                 break
             for tokens, weight in parts:
-                # The first tokens of the quotation decide which sentence it will be.
-                lead = 3 if weight == 1.0 else 0
-                sample.add(tokens[:lead], 3.0)
-                sample.add(tokens[lead:], weight)
-            sample.add([EOS_ID], 1.5)
+                sample.add(tokens, weight)
+            sample.add([EOS_ID], 1.0)
             opening = "Question:"
         return sample if len(sample.tokens) > before else None

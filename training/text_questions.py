@@ -22,6 +22,12 @@ _STOPWORDS = (
 STOPWORDS = frozenset(_STOPWORDS.split())
 _AUXILIARIES = "is are was were can will may has have had must should could would might"
 AUXILIARIES = frozenset(_AUXILIARIES.split())
+# Words of the templates below: a disguise leaves them as they are.
+_TEMPLATES = (
+    "quote sentence mentions begins ends explain said say kind type number year work works role "
+    "play happens speak text affect related thing many much use used question evidence answer"
+)
+TEMPLATE_WORDS = frozenset(_TEMPLATES.split())
 NUMBER = re.compile(r"^\(?\d[\d.,:/]*%?\)?$")
 YEAR = re.compile(r"^(1[5-9]|20)\d\d$")
 EDGE = " .,;:!?()[]{}\"'“”‘’`*"
@@ -55,8 +61,18 @@ def is_askable(sentence: str) -> bool:
     return plain >= 0.6 * len(words) and sum(map(is_content, words)) >= 4
 
 
-def make_question(sentence: str, title: str, rng: random.Random) -> MadeQuestion | None:
-    """Make one question about `sentence`; None when no template fits."""
+def make_question(
+    sentence: str,
+    title: str,
+    rng: random.Random,
+    hardness: float = 1.0,
+    common: frozenset[str] = frozenset(),
+) -> MadeQuestion | None:
+    """Make one question about `sentence`; None when no template fits.
+
+    `hardness` (0 to 1) says how many of its words change; `common` holds the lower-case words that
+    other sentences share, which would not tell this one from them.
+    """
     words = sentence.split()
     spans = answer_spans(words, rng)
     if not spans:
@@ -65,13 +81,13 @@ def make_question(sentence: str, title: str, rng: random.Random) -> MadeQuestion
     answer = " ".join(words[start:stop]).strip(EDGE)
     draw = rng.random()
     if draw < 0.45:
-        question = clause_question(words, start, stop, rng)
+        question = clause_question(words, start, stop, rng, hardness)
     elif draw < 0.72:
-        question = window_question(words, start, stop, rng)
+        question = window_question(words, start, stop, rng, hardness, common)
     elif draw < 0.92:
-        question = keyword_question(words, rng)
+        question = keyword_question(words, rng, common)
     else:
-        question = quote_question(words, rng)
+        question = quote_question(words, rng, common)
         answer = sentence if rng.random() < 0.3 else answer
     if rng.random() < 0.06 and len(title) < 60:
         question = question.rstrip("?.") + f" in {title}?"
@@ -112,17 +128,17 @@ def interrogative(words: list[str], rng: random.Random) -> str:
     return rng.choice(["What", "What", f"Which {tail}", f"What {tail}", "What type", "Why", "How"])
 
 
-def perturb(words: list[str], rng: random.Random) -> list[str]:
+def perturb(words: list[str], rng: random.Random, hardness: float) -> list[str]:
     """Drop, inflect and lower-case words, so that the match is by meaning-bearing words only."""
     keep_stop = rng.uniform(0.5, 1.0)
-    keep_content = rng.uniform(0.7, 1.0)
+    keep_content = rng.uniform(1.0 - 0.3 * hardness, 1.0)
     result = []
     for word in words:
         bare = clean(word)
         content = is_content(word)
         if not bare or rng.random() > (keep_content if content else keep_stop):
             continue
-        if content and rng.random() < 0.12:
+        if content and rng.random() < 0.12 * hardness:
             bare = inflect(bare, rng)
         result.append(bare)
     return result
@@ -146,32 +162,43 @@ def lower_first(words: list[str]) -> list[str]:
     return words
 
 
-def clause_question(words: list[str], start: int, stop: int, rng: random.Random) -> str:
+def clause_question(
+    words: list[str], start: int, stop: int, rng: random.Random, hardness: float
+) -> str:
     """Turn a clause round its auxiliary verb: "What was X found in?"."""
     which = interrogative(words[start:stop], rng)
     places = [i for i, word in enumerate(words[:14]) if i > 0 and word.lower() in AUXILIARIES]
     limit = rng.randint(5, 14)
     if not places:
         verb = rng.choice(["does", "did", "do"])
-        rest = perturb(lower_first(words[:start]), rng) + perturb(words[stop:], rng)
+        rest = perturb(lower_first(words[:start]), rng, hardness) + perturb(
+            words[stop:], rng, hardness
+        )
         return f"{which} {verb} {' '.join(rest[:limit])}?"
     place = min(places, key=lambda i: abs(i - start))
     subject, rest = words[:place], words[place + 1 :]
     if start < place:
-        body = perturb(rest, rng)
+        body = perturb(rest, rng, hardness)
     else:
-        left = perturb(words[place + 1 : start], rng)
-        right = perturb(words[stop:], rng)
-        body = perturb(lower_first(subject)[-8:], rng) + left + right[: rng.randint(0, 6)]
+        left = perturb(words[place + 1 : start], rng, hardness)
+        right = perturb(words[stop:], rng, hardness)
+        body = perturb(lower_first(subject)[-8:], rng, hardness) + left + right[: rng.randint(0, 6)]
     return f"{which} {words[place]} {' '.join(body[:limit])}?"
 
 
-def window_question(words: list[str], start: int, stop: int, rng: random.Random) -> str:
+def window_question(
+    words: list[str],
+    start: int,
+    stop: int,
+    rng: random.Random,
+    hardness: float,
+    common: frozenset[str],
+) -> str:
     """Ask for the span from the words on its two sides, in place or moved to the front."""
-    left = perturb(lower_first(words)[max(0, start - rng.randint(2, 9)) : start], rng)
-    right = perturb(words[stop : stop + rng.randint(2, 9)], rng)
+    left = perturb(lower_first(words)[max(0, start - rng.randint(2, 9)) : start], rng, hardness)
+    right = perturb(words[stop : stop + rng.randint(2, 9)], rng, hardness)
     if len(left) + len(right) < 3:
-        return keyword_question(words, rng)
+        return keyword_question(words, rng, common)
     which = interrogative(words[start:stop], rng)
     draw = rng.random()
     if draw < 0.3:
@@ -207,9 +234,16 @@ KEYWORD_FORMS = (
 )
 
 
-def keyword_question(words: list[str], rng: random.Random) -> str:
-    """Ask about a few content words of the sentence."""
+def telling_words(words: list[str], common: frozenset[str]) -> list[str]:
+    """List the content words that tell a sentence from the others, or all where too few do."""
     content = [clean(word) for word in words if is_content(word)]
+    telling = [word for word in content if word.lower() not in common]
+    return telling if len(telling) > 1 else content
+
+
+def keyword_question(words: list[str], rng: random.Random, common: frozenset[str]) -> str:
+    """Ask about a few content words of the sentence."""
+    content = telling_words(words, common)
     form = rng.choice(KEYWORD_FORMS)
     count = 3 if "{2}" in form else 2 if "{1}" in form else 1
     if count == 1:
@@ -222,9 +256,9 @@ def keyword_question(words: list[str], rng: random.Random) -> str:
     return form.format(*picked)
 
 
-def quote_question(words: list[str], rng: random.Random) -> str:
+def quote_question(words: list[str], rng: random.Random, common: frozenset[str]) -> str:
     """Ask for the sentence itself, by its beginning, its end or a word in it."""
-    content = [clean(word) for word in words if is_content(word)]
+    content = telling_words(words, common)
     length = rng.randint(2, 5)
     draw = rng.random()
     if draw < 0.3:

@@ -1,0 +1,159 @@
+"""What the engine itself costs: host time per step, the walk with processors, and long contexts.
+
+    python benchmarks/costs.py host|walk|long
+
+host: share of a step that is not the model's forward (starter target, context drafter, greedy).
+walk: walk and processors for 32 nodes of a 32k vocabulary. long: plain decoding after 8k tokens
+against transformers, a cost probe: the starter's architecture with a stretched position limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from ragspec.draft import DraftTree
+from ragspec.engine import Engine
+from ragspec.law import TokenLaw
+from ragspec.models import STARTER
+from ragspec.noise import NoiseStream
+from ragspec.pipelines.bench_data import bundled_items
+from ragspec.rules import Walk
+from ragspec.sampling import Sampling
+from ragspec.stops import StopRule
+from ragspec.view import RowView
+
+VOCABULARY = 32_000
+NODES = 32
+
+
+def host(dtype: str) -> dict[str, float]:
+    """Return the share of the steps' time that is not spent in the model's forwards."""
+    engine = Engine.from_pretrained("starter", dtype=dtype)
+    spent = [0.0]
+    inner = engine.target.forward
+
+    def timed(*arguments: Any) -> torch.Tensor:
+        began = time.perf_counter()
+        out = inner(*arguments)
+        spent[0] += time.perf_counter() - began
+        return out
+
+    engine.target.forward = timed  # type: ignore[method-assign]
+    shares = []
+    for item in bundled_items(engine) * 3:
+        if item.fixed:
+            continue
+        spent[0] = 0.0
+        result = engine.generate(list(item.prompt), max_new_tokens=96, spans=item.spans)
+        stages = result.report.milliseconds
+        steps = sum(stages[name] for name in ("draft", "verify", "commit", "host"))
+        forwards = 1000 * spent[0] - stages["prefill"]
+        shares.append(1.0 - forwards / steps)
+    return {"host_share": median(shares), "runs": float(len(shares))}
+
+
+def walk() -> dict[str, float]:
+    """Return milliseconds of one verdict over 32 drafted nodes, six of them accepted."""
+    torch.manual_seed(0)
+    logits = torch.randn(NODES + 1, VOCABULARY) * 3
+    law = TokenLaw(Sampling(temperature=0.8, top_k=50, top_p=0.9), NoiseStream(1), 4)
+    context = list(range(500))
+    path: list[int] = []
+    for depth in range(NODES):
+        scores = law.process(logits[depth : depth + 1], context, [path])
+        token = int(law.select(scores, [496 + depth]))
+        path.append(token if depth < 6 else (token + 1) % VOCABULARY)
+    tree = DraftTree.chain(path, "benchmark")
+    stop = StopRule(frozenset(), 10_000).open(None)
+
+    def verdict() -> None:
+        found = Walk().judge(tree, RowView(logits, tree, law, stop, context))
+        assert len(found.path) == 6
+
+    every = [[int(token) for token in path[:i]] for i in range(NODES + 1)]
+    together = lambda: law.select(  # noqa: E731
+        law.process(logits, context, every), [496 + len(p) for p in every]
+    )
+    return {"walk_ms": milliseconds(verdict), "all_nodes_ms": milliseconds(together)}
+
+
+def long(dtype: str, length: int = 8192, new: int = 48) -> dict[str, float]:
+    """Return the ratio of transformers' seconds a token to ours after a long prompt."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(STARTER / "target")
+    config.max_position_embeddings = length + 4096
+    torch.manual_seed(0)
+    number = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    model = AutoModelForCausalLM.from_config(config, dtype=number).eval()
+    peer = copy.deepcopy(model)
+    peer.generation_config.eos_token_id = None
+    engine = Engine(model, None, drafter=None)
+    ids = torch.randint(100, config.vocab_size, (1, length))
+    runs = {
+        "hf": lambda n: _hf(peer, ids, n),
+        "ours": lambda n: _own(engine, ids, n),
+    }
+    spent: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(3):
+        for name, run in runs.items():
+            spent[name].append((seconds(run, new) - seconds(run, 1)) / (new - 1))
+    theirs, ours = spent["hf"], spent["ours"]
+    return {
+        "hf_ms_per_token": 1000 * median(theirs),
+        "ms_per_token": 1000 * median(ours),
+        "ratio": median(a / b for a, b in zip(theirs, ours, strict=True)),
+    }
+
+
+def _hf(model: Any, ids: torch.Tensor, new: int) -> None:
+    mask = torch.ones_like(ids)
+    model.generate(ids, attention_mask=mask, max_new_tokens=new, do_sample=False, pad_token_id=0)
+
+
+def _own(engine: Engine, ids: torch.Tensor, new: int) -> None:
+    engine.generate(ids, max_new_tokens=new, ignore_eos=True)
+
+
+def seconds(run: Callable[..., Any], *arguments: Any) -> float:
+    """Return the wall seconds of one call."""
+    began = time.perf_counter()
+    run(*arguments)
+    return time.perf_counter() - began
+
+
+def milliseconds(run: Callable[[], Any], repeats: int = 101) -> float:
+    """Return the median milliseconds of a call, after a warm-up."""
+    run()
+    return 1000 * median(seconds(run) for _ in range(repeats))
+
+
+def main() -> None:
+    """Run what was asked for and print it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("host", "walk", "long"))
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    found = {
+        "host": lambda: host(options.dtype),
+        "walk": walk,
+        "long": lambda: long(options.dtype),
+    }[options.what]()
+    text = json.dumps({"what": options.what, "dtype": options.dtype, **found})
+    print(text)
+    if options.json:
+        options.json.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
