@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -35,12 +34,14 @@ class TreeView:
     query. slot_positions i64 [B, m]: the same for the m speculative slots, the queries last.
     related bool [B, n, m]: which speculative slots each query sees (itself and its ancestors);
     None where all rows start at slot 0 and form chains, so that plain causal attention is right.
+    explicit: give a mask even where plain causality would do.
     """
 
     lengths: torch.Tensor
     positions: torch.Tensor
     slot_positions: torch.Tensor
     related: torch.Tensor | None
+    explicit: bool = False
 
 
 _view: ContextVar[TreeView | None] = ContextVar("ragspec_tree_view", default=None)
@@ -72,9 +73,9 @@ def tree_mask(
     their own know no mask but the one they are given, so theirs is always spelled out.
     """
     view = _view.get()
-    explicit = _leases.explicit(kwargs.get("config"))
+    own = _leases.explicit(kwargs.get("config"))
     if view is None:
-        return (eager_mask if explicit else _plain_mask)(
+        return (eager_mask if own else _plain_mask)(
             batch_size=batch_size,
             q_length=q_length,
             kv_length=kv_length,
@@ -86,8 +87,9 @@ def tree_mask(
         )
     local = local_size is not None and kv_length > local_size
     windowed = local or (local_size is None and mask_function is not causal_mask_function)
-    plain = view.related is None or (q_length == 1 and batch_size == 1)
-    if plain and not windowed and not explicit:
+    alone = batch_size == q_length == 1 and view.slot_positions.shape[1] == 1
+    plain = (view.related is None or alone) and not windowed
+    if plain and not own and not view.explicit:
         return None
     if view.related is None:
         allowed = _model_allows(view, mask_function, kv_length)
@@ -138,43 +140,52 @@ def tree_attention(
     return out.transpose(1, 2).contiguous(), None
 
 
+@dataclass(slots=True)
+class _Lent:
+    """A configuration on loan: to how many, and what it said before.
+
+    own: some part of the model has attention code that does not go through the registry.
+    """
+
+    config: Any
+    implementation: Any
+    own: bool
+    count: int = 0
+
+
 class _Leases:
-    """Counts who uses a model's attention; the first sets it, the last puts it back."""
+    """Counts who uses a configuration; the first sets it, the last puts it back.
+
+    Counted by configuration and not by model, because models may share one.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: WeakKeyDictionary[nn.Module, tuple[int, list[tuple[Any, Any]]]] = (
-            WeakKeyDictionary()
-        )
-        self._explicit: dict[int, int] = {}  # by id of the configuration; held ones only
+        self._lent: dict[int, _Lent] = {}
+
+    def take(self, model: nn.Module) -> list[Any]:
+        configs = _configs(model)
+        with self._lock:
+            for config, own in configs:
+                new = _Lent(config, config._attn_implementation_internal, own)
+                lent = self._lent.setdefault(id(config), new)
+                lent.own |= own
+                lent.count += 1
+                config._attn_implementation_internal = NAME
+        return [config for config, _ in configs]
+
+    def give_back(self, configs: list[Any]) -> None:
+        with self._lock:
+            for config in configs:
+                lent = self._lent[id(config)]
+                lent.count -= 1
+                if not lent.count:
+                    config._attn_implementation_internal = lent.implementation
+                    del self._lent[id(config)]
 
     def explicit(self, config: Any) -> bool:
-        return id(config) in self._explicit
-
-    def take(self, model: nn.Module) -> None:
-        with self._lock:
-            count, saved = self._held.get(model, (0, []))
-            if count == 0:
-                saved = [(c, c._attn_implementation_internal) for c in _configs(model)]
-                for config, _ in saved:
-                    config._attn_implementation_internal = NAME
-                for config in _own_attention(model):
-                    self._explicit[id(config)] = self._explicit.get(id(config), 0) + 1
-            self._held[model] = (count + 1, saved)
-
-    def give_back(self, model: nn.Module) -> None:
-        with self._lock:
-            count, saved = self._held[model]
-            if count > 1:
-                self._held[model] = (count - 1, saved)
-                return
-            for config, implementation in saved:
-                config._attn_implementation_internal = implementation
-            for config in _own_attention(model):
-                self._explicit[id(config)] -= 1
-                if not self._explicit[id(config)]:
-                    del self._explicit[id(config)]
-            del self._held[model]
+        lent = self._lent.get(id(config))
+        return lent is not None and lent.own
 
 
 _leases = _Leases()
@@ -185,29 +196,22 @@ AttentionMaskInterface.register(NAME, tree_mask)
 @contextmanager
 def lease(model: nn.Module) -> Iterator[None]:
     """Let the model attend through this module inside the block; nests and is thread-safe."""
-    _leases.take(model)
+    configs = _leases.take(model)
     try:
         yield
     finally:
-        _leases.give_back(model)
+        _leases.give_back(configs)
 
 
-def _configs(model: nn.Module) -> list[Any]:
-    """Return every distinct configuration that some module of the model reads."""
-    found: dict[int, Any] = {}
+def _configs(model: nn.Module) -> list[tuple[Any, bool]]:
+    """Return every distinct configuration that some module reads, and `_Lent.own` of it."""
+    found: dict[int, tuple[Any, bool]] = {}
     for module in model.modules():
         config = getattr(module, "config", None)
         if hasattr(config, "_attn_implementation_internal"):
-            found.setdefault(id(config), config)
-    return list(found.values())
-
-
-def _own_attention(model: nn.Module) -> list[Any]:
-    """Return the configurations of parts whose attention does not go through the registry."""
-    parts = (m for m in model.modules() if getattr(m, "_supports_attention_backend", None) is False)
-    found = {
-        id(config): config for m in parts if (config := getattr(m, "config", None)) is not None
-    }
+            own = getattr(module, "_supports_attention_backend", None) is False
+            _, before = found.get(id(config), (config, False))
+            found[id(config)] = (config, own or before)
     return list(found.values())
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import exp
 
 import torch
 
@@ -21,20 +22,28 @@ from ragspec.draft_cache import DraftCache
 from ragspec.law import TokenLaw
 
 _CANDIDATES = 8
+_CONTENDERS = 64
+_ERROR, _LEAST, _MOST = 0.7, 0.1, 3.0
+_RATE = 0.1
 _TYPICAL = 0.7  # agreement of a first candidate, before its law is known
 
 
 @dataclass(slots=True)
 class _Nodes:
-    """Candidates so far, parents first; slot -1 = not read."""
+    """Candidates so far, parents first; slot -1 = not read.
+
+    first: of every node that was read (-1 = root), its first candidate's token and agreement.
+    """
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     reach: list[float] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
+    first: dict[int, tuple[int, float]] = field(default_factory=dict)
 
     def add(self, parent: int, tokens: Sequence[float], agreements: Sequence[float]) -> None:
+        self.first[parent] = int(tokens[0]), agreements[0]
         above, depth = (1.0, 0) if parent == ROOT else (self.reach[parent], self.depths[parent])
         for token, agreement in zip(tokens, agreements, strict=True):
             if agreement > 0.0:
@@ -62,7 +71,8 @@ class CoupledGrowth:
 
     law: the target's, without processors that keep state. width: nodes read by one forward and
     candidates per node; 1 gives a chain. worth: growth ends when the next forward is expected to
-    add less than this many accepted nodes.
+    add less than this many accepted nodes. error: the scale, in logits, by which the draft's law is
+    taken to differ from the target's; it follows what is accepted.
     """
 
     kind = DraftKind.COUPLED
@@ -72,6 +82,8 @@ class CoupledGrowth:
         self.name = name
         self.width = width
         self.worth = worth
+        self.error = _ERROR
+        self._nodes = _Nodes()
         self._candidates = 1 if width == 1 else max(width, _CANDIDATES)
 
     def grow(
@@ -83,7 +95,7 @@ class CoupledGrowth:
         depth: int,
     ) -> DraftTree:
         """Return at most `budget` nodes, at most `depth` deep, below the root's logits [1, V]."""
-        nodes = _Nodes()
+        nodes = self._nodes = _Nodes()
         wanted = min(self._candidates, max(budget, 1))
         self._choose(nodes, [ROOT], logits, context, wanted)
         while True:
@@ -102,6 +114,22 @@ class CoupledGrowth:
             self._choose(nodes, fresh, logits, context, wanted)
         return self._tree(nodes, kept)
 
+    def learn(self, tokens: Sequence[int]) -> None:
+        """Learn from what the target chose after the nodes of the last draft.
+
+        Stochastic approximation: at rest the first candidates' mean agreement is what it claims.
+        """
+        nodes, self._nodes = self._nodes, _Nodes()
+        place = {pair: i for i, pair in enumerate(zip(nodes.parents, nodes.tokens, strict=True))}
+        node: int | None = ROOT
+        for token in tokens:
+            if node is None or node not in nodes.first:
+                break
+            first, claim = nodes.first[node]
+            error = self.error * exp(_RATE * (claim - (token == first)))
+            self.error = min(max(error, _LEAST), _MOST)
+            node = place.get((node, token))
+
     def _choose(
         self,
         nodes: _Nodes,
@@ -116,9 +144,9 @@ class CoupledGrowth:
             logits = law.process(logits, context.tokens, [nodes.path(node) for node in parents])
         depths = [0 if node == ROOT else nodes.depths[node] for node in parents]
         indices = [context.generated + depth for depth in depths]
-        tokens, p = law.best(logits, indices, min(k, logits.shape[-1]))
-        agreements = agreement(law, indices, tokens, p)
-        rows: list[list[float]] = torch.cat([tokens.double(), agreements], -1).tolist()
+        tokens, p = law.best(logits, indices, min(_CONTENDERS, logits.shape[-1]))
+        agreements = agreement(law, indices, tokens, p, self.error)[:, :k]
+        rows: list[list[float]] = torch.cat([tokens[:, :k], agreements], -1).tolist()
         for node, row in zip(parents, rows, strict=True):
             half = len(row) // 2
             nodes.add(node, row[:half], row[half:])
@@ -150,16 +178,17 @@ def _gain(reach: Sequence[float], fresh: Sequence[int], kept: Sequence[int], bud
 
 
 def agreement(
-    law: TokenLaw, indices: Sequence[int], tokens: torch.Tensor, p: torch.Tensor
+    law: TokenLaw, indices: Sequence[int], tokens: torch.Tensor, p: torch.Tensor, error: float
 ) -> torch.Tensor:
     """Return the estimated chance that the target's choice is the same: f64 [R, k].
 
     tokens i64 [R, k] and their probabilities f64 [R, k] are the first choices of R nodes. If the
-    target's log-probabilities differ from the draft's by Gumbel errors of scale 1, the chance is
-    the softmax of the draft's perturbed scores: q itself when greedy, and `q exp(g)` over its sum
-    under noise. Beyond the k choices that sum is left out.
+    target's logits differ from the draft's by Gumbel errors of scale `error`, the chance is the
+    softmax of the perturbed logits `log q + T g` over that scale, at temperature T (0 = greedy).
+    It is taken over the k choices, of which the last should not matter.
     """
-    if law.sampling.greedy:
-        return p
-    weights = p * law.noise.gumbel_rows(indices, tokens).exp()
-    return weights / weights.sum(-1, keepdim=True)
+    scores = p.log()
+    if not law.sampling.greedy:
+        scores += law.noise.gumbel_rows(indices, tokens)
+        scores *= law.sampling.temperature
+    return (scores / error).softmax(-1)

@@ -76,6 +76,9 @@ class DraftCache:
         which nodes are read.
         """
         n, before = len(tokens), len(self._depths)
+        if n == 1 and not self._seen[above[0], :before].all():
+            # A lone query is given no mask, but this one must not see every slot: add a twin.
+            return self.extend([*tokens, *tokens], [*above, *above])[:1]
         self._grow(before + n)
         for slot, (token, parent) in enumerate(zip(tokens, above, strict=True), start=before):
             self._slots.setdefault((parent, token), slot)
@@ -85,7 +88,7 @@ class DraftCache:
         related = self._seen[before : before + n, : before + n]
         root = len(self) - 1
         positions = [root + depth for depth in self._depths]
-        seen = None if n == 1 and related.all() else related
+        seen = None if n == 1 else related
         return self._forward(tokens, positions[before:], positions, seen, n)
 
     @property
@@ -137,8 +140,6 @@ class DraftCache:
             positions=torch.tensor([positions], device=device),
             slot_positions=torch.tensor([slot_positions], device=device),
             related=None if seen is None else torch.from_numpy(seen)[None].to(device),
-            # A mask is due even for one query, which need not see every slot before it.
-            explicit=seen is not None or model.own_attention,
         )
         logits = model.forward(torch.tensor([tokens], device=device), view, self._cache, keep)
         return _fitted(logits[0], self.vocab_size)

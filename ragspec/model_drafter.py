@@ -30,7 +30,7 @@ from ragspec.scope import check_scope, state_layers
 from ragspec.target import CausalTarget
 
 WIDTH = 4
-WORTH = 0.15
+WORTH = 0.3
 _MODES = {
     "coupled": DraftKind.COUPLED,
     "sampled": DraftKind.SAMPLED,
@@ -52,6 +52,10 @@ class Growth(Protocol):
         depth: int,
     ) -> DraftTree:
         """Return at most `budget` nodes, at most `depth` deep, below the root's logits [1, V]."""
+        ...
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """Learn from the tokens that were emitted in place of the last draft."""
         ...
 
 
@@ -138,6 +142,7 @@ class ModelSession:
         """Keep what the target accepted of the last proposal, wherever it stood in the tree."""
         self._committed += len(step.tokens)
         self.cache.commit(step.tokens)
+        self._growth.learn(step.tokens)
 
     def rollback(self, n: int) -> None:
         """Forget the last `n` committed tokens."""

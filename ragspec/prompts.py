@@ -88,7 +88,7 @@ def _from_encoding(encoding: Mapping[str, Any], mask: Any) -> tuple[Any, Any]:
 
 
 def _from_tensor(given: Any, mask: Any) -> EncodedPrompts:
-    ids = torch.as_tensor(given) if _is_numeric(given) else torch.empty(0)
+    ids = given if isinstance(given, torch.Tensor) else _as_ids(given)
     if ids.dtype not in (torch.int64, torch.int32) or ids.ndim not in (1, 2) or not len(ids):
         raise InputError(
             f"got a tensor of {given.dtype} with shape {list(given.shape)} as a prompt; expected "
@@ -172,8 +172,9 @@ def _is_message(value: Any) -> bool:
     return isinstance(value, Mapping) and "input_ids" not in value
 
 
-def _is_numeric(given: torch.Tensor | np.ndarray[Any, Any]) -> bool:
-    return isinstance(given, torch.Tensor) or given.dtype.kind in "iu"
+def _as_ids(given: np.ndarray[Any, Any]) -> torch.Tensor:
+    """Return an array of any integers as i64, another as an empty tensor of another type."""
+    return torch.from_numpy(given.astype(np.int64)) if given.dtype.kind in "iu" else torch.empty(0)
 
 
 def _described(value: Any) -> str:

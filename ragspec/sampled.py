@@ -62,6 +62,9 @@ class SampledGrowth:
             level = list(range(first, len(drawn.tokens)))
         return drawn.tree(self.name, self.kind)
 
+    def learn(self, tokens: Sequence[int]) -> None:
+        """Learn nothing: a shape that follows the text might bias it."""
+
     def _laws(
         self, drawn: _Drawn, parents: Sequence[int], logits: torch.Tensor, depth: int
     ) -> torch.Tensor:

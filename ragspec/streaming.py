@@ -86,6 +86,6 @@ class Stream:
             text = self._run.results()[0][0].text
         else:
             text = self._text.text
-            text = text[: len(text) - self._held] if self._held else text
+            text = text[: max(0, len(text) - self._held)]
         piece, self._given = text[self._given :], max(self._given, len(text))
         return piece

@@ -26,6 +26,10 @@ from ragspec.tree import ancestors, depths
 class TargetSession(Protocol):
     """The cache of one generation: B rows that grow at their own pace. A context manager."""
 
+    def admit(self, tree: DraftTree) -> DraftTree:
+        """Return the part of a draft that this session verifies at a fair price."""
+        ...
+
     def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
         """Run one forward over committed-but-unseen tokens and the draft below them.
 
@@ -68,6 +72,7 @@ class CausalTarget:
         accepted = inspect.signature(unwrapped(model).forward).parameters
         self.keeps_logits = "logits_to_keep" in accepted
         self._takes_positions = "position_ids" in accepted
+        self.own_attention = getattr(model, "_supports_attention_backend", None) is False
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.dtype: torch.dtype = model.dtype
 
@@ -137,6 +142,10 @@ class TreeSession:
         trace: TracebackType | None,
     ) -> None:
         self._stack.close()
+
+    def admit(self, tree: DraftTree) -> DraftTree:
+        """Return the whole draft; see `TargetSession.admit`."""
+        return tree
 
     def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
         """Run one forward; see `TargetSession.verify`."""

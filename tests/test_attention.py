@@ -95,6 +95,16 @@ def test_plain_causality_needs_no_mask_unless_the_model_knows_no_other() -> None
     assert torch.equal(mask[0, 0] == 0, torch.ones(5, 5).tril().bool())
 
 
+def test_a_single_query_need_not_see_every_speculative_slot() -> None:
+    position = torch.tensor([[5]])
+    related = torch.tensor([[[True, False, True]]])  # a second forward below one of two nodes
+    slots = torch.tensor([[4, 4, 5]])
+    with tree_view(TreeView(torch.tensor([4]), position, slots, related)):
+        mask = tree_mask(1, 1, 7)
+    assert mask is not None
+    assert (mask[0, 0, 0] == 0).tolist() == [True, True, True, True, True, False, True]
+
+
 def naive(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -131,7 +141,10 @@ def test_attention_is_that_of_single_queries(
     random = torch.Generator().manual_seed(groups)
     rows, heads, n, width = 2, 4, 5, 8
     slots = n if causal else 9
-    draw = lambda *shape: torch.randn(shape, generator=random, dtype=torch.float64)  # noqa: E731
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=random, dtype=torch.float64)
+
     query, key, value = draw(rows, heads, n, width), *draw(2, rows, groups, slots, width)
     mask = torch.zeros(rows, 1, n, slots, dtype=torch.float64)
     if causal:
@@ -173,6 +186,21 @@ def test_a_lease_nests_and_ends_even_in_an_error() -> None:
         assert model.config._attn_implementation == NAME
         raise KeyError
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_models_may_share_a_configuration() -> None:
+    one: Any = copy.deepcopy(build("llama"))
+    other: Any = type(one)(one.config).eval()
+    assert other.config is one.config
+    with lease(one):
+        with lease(other):
+            pass
+        assert one.config._attn_implementation == NAME
+        still = lease(other)
+        still.__enter__()
+    assert other.config._attn_implementation == NAME, "put back while the other needs it"
+    still.__exit__(None, None, None)
+    assert one.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "falcon", "bloom"])

@@ -45,9 +45,11 @@ def test_a_draft_grows_forward_by_forward(architecture: str) -> None:
         check(cache.extend([3, 4], [ROOT, ROOT]), architecture, [[*text, 3], [*text, 4]])
         # One query that must not see the sibling of its parent, then nodes of several depths.
         check(cache.extend([5], [1]), architecture, [[*text, 4, 5]])
-        logits = cache.extend([6, 7, 8], [2, 0, ROOT])
+        below, first = cache.slot(1, 5), cache.drafted
+        assert below is not None
+        logits = cache.extend([6, 7, 8], [below, 0, ROOT])
         check(logits, architecture, [[*text, 4, 5, 6], [*text, 3, 7], [*text, 8]])
-        check(cache.extend([9], [3]), architecture, [[*text, 4, 5, 6, 9]])
+        check(cache.extend([9], [first]), architecture, [[*text, 4, 5, 6, 9]])
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text"])

@@ -44,7 +44,8 @@ def held(cache: SlotCache, row: int) -> list[int]:
 @settings(max_examples=60)
 def test_a_cache_holds_what_lists_hold(data: st.DataObject) -> None:
     rows = data.draw(st.integers(1, 3))
-    cache, truth = SlotCache(rows, capacity=4), [[] for _ in range(rows)]  # type: list[list[int]]
+    cache = SlotCache(rows, capacity=4)
+    truth: list[list[int]] = [[] for _ in range(rows)]
     mark = 0
     for _ in range(data.draw(st.integers(1, 6))):
         fresh: list[list[int]] = [[] for _ in truth]
@@ -117,7 +118,8 @@ def test_keeping_slots_equals_recomputing_them(data: st.DataObject) -> None:
             parents = [data.draw(st.integers(-1, i - 1)) for i in range(n)]
             tokens = torch.randperm(VOCAB - 1, generator=random)[:n].tolist()
             kept.verify([pending], [DraftTree.build(tokens, parents, "test")])
-            node, path = data.draw(st.integers(-1, n - 1)), []
+            node = data.draw(st.integers(-1, n - 1))
+            path: list[int] = []
             while node >= 0:
                 path.insert(0, node)
                 node = parents[node]

@@ -108,7 +108,13 @@ def test_only_wanted_logits_are_computed(monkeypatch: pytest.MonkeyPatch) -> Non
     model = copy.deepcopy(build("llama"))
     seen: list[int] = []
     head = model.lm_head.forward
-    monkeypatch.setattr(model.lm_head, "forward", lambda x: seen.append(x.shape[1]) or head(x))
+
+    def counted(hidden: torch.Tensor) -> torch.Tensor:
+        seen.append(hidden.shape[1])
+        logits: torch.Tensor = head(hidden)
+        return logits
+
+    monkeypatch.setattr(model.lm_head, "forward", counted)
     with CausalTarget(model).open(1, 32) as session:
         session.verify([list(range(20))], [DraftTree.empty()])
         session.commit([()])

@@ -121,8 +121,14 @@ class Answering:
             self._spans[key] = sentence_spans(document.text)
         return self._spans[key]
 
-    def sample(self, room: int, hardness: float, rng: random.Random) -> Sample | None:
-        """Lay out passages and questions in at most `room` tokens; None when they do not fit."""
+    def sample(
+        self, room: int, hardness: float, rng: random.Random, brief: bool = False
+    ) -> Sample | None:
+        """Lay out passages and questions in at most `room` tokens; None when they do not fit.
+
+        A brief sample asks many questions, most of them a single word, and gives only the number
+        and the first tokens of each evidence line: it teaches where to look, many times a row.
+        """
         long = rng.random() < 0.8 * hardness
         words = rng.randint(80, 125) if long else rng.randint(20, 80)
         count = rng.choices(
@@ -140,8 +146,11 @@ class Answering:
             rest = [asked for asked in rest if asked.evidence != first.evidence]
             # Short sentences first while it is easy: more questions in the same room.
             rest.sort(key=lambda asked: rng.random() * len(asked.evidence) ** (1.0 - hardness))
-            asked = [first, *rest[: rng.randint(3, 8)]]
-            if sample := self.lay_out(chosen, asked, room, rng):
+            if brief:
+                rest = [*rest[: rng.randint(0, 8)], *self.looked_up(chosen, rng)]
+                rng.shuffle(rest)
+            asked = [first, *rest[: 40 if brief else rng.randint(3, 8)]]
+            if sample := self.lay_out(chosen, asked, room, rng, brief):
                 return sample
         return None
 
@@ -242,8 +251,31 @@ class Answering:
                 result.append(Asked(passage, question, sentence, made.answer))
         return result
 
+    def looked_up(self, passages: list[Passage], rng: random.Random) -> list[Asked]:
+        """Ask with one or two words that stand in a single sentence of the passages."""
+        counts: Counter[str] = Counter()
+        for passage in passages:
+            counts.update(clean(word).lower() for word in passage.text.split())
+        result = []
+        for passage in passages:
+            for sentence in passage.sentences:
+                if sentence not in passage.text or len(sentence.split()) < 4:
+                    continue
+                bare = [clean(word) for word in sentence.split() if is_content(word)]
+                alone = [word for word in bare if counts[word.lower()] == 1]
+                rng.shuffle(alone)
+                for i in range(min(4, len(alone))):
+                    words = alone[i : i + rng.choice([1, 1, 2, 3])]
+                    result.append(Asked(passage, " ".join(words), sentence, ""))
+        return result
+
     def lay_out(
-        self, passages: list[Passage], questions: list[Asked], room: int, rng: random.Random
+        self,
+        passages: list[Passage],
+        questions: list[Asked],
+        room: int,
+        rng: random.Random,
+        brief: bool,
     ) -> Sample | None:
         """Write the context, then the questions that fit with their evidence and answers."""
         flat = rng.random() < 0.4
@@ -255,7 +287,7 @@ class Answering:
             blocks.append(disguise(f"[{number}] {passage.title}\n{body}"))
         sample = Sample()
         # Learning the passages as plain text too costs little and keeps the language model.
-        learn = 0.5 if not rate and rng.random() < 0.25 else 0.0
+        learn = 0.5 if not rate and not brief and rng.random() < 0.25 else 0.0
         sample.add(self._encode("Context:\n" + "\n\n".join(blocks)), learn)
         before = len(sample.tokens)
         opening = "\n\nQuestion:"
@@ -275,10 +307,14 @@ class Answering:
                 (quoted[3:], 1.0),
                 (self._encode(f"\nAnswer: {disguise(asked.answer)}"), 1.0),
             ]
+            if brief:
+                # No loss on what follows: a line cut short is not to be learned.
+                parts = [*parts[:6], (self._encode("\n"), 0.0)]
             if len(sample.tokens) + sum(len(tokens) for tokens, _ in parts) + 1 > room:
                 break
             for tokens, weight in parts:
                 sample.add(tokens, weight)
-            sample.add([EOS_ID], 1.0)
+            if not brief:
+                sample.add([EOS_ID], 1.0)
             opening = "Question:"
         return sample if len(sample.tokens) > before else None

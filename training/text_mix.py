@@ -17,11 +17,15 @@ from text_data import Document, GoldQuestion
 
 @dataclass(frozen=True)
 class Shares:
-    """Shares of copying and answering samples, and how hard the questions are (0 to 1)."""
+    """Shares of copying and answering samples, how hard the questions are (0 to 1), how many brief.
+
+    `brief` is the share of the answering samples that only teach where to look.
+    """
 
     copying: float = 0.35
     answering: float = 0.5
     hardness: float = 1.0
+    brief: float = 0.0
 
 
 class Mix:
@@ -58,7 +62,8 @@ class Mix:
             draw = rng.random()
             sample = None
             if draw < shares.answering and room > 100:
-                sample = self.answering.sample(room, shares.hardness, rng)
+                brief = rng.random() < shares.brief
+                sample = self.answering.sample(room, shares.hardness, rng, brief)
             elif draw > 1.0 - shares.copying and room > 24:
                 sample = self.copying(room, rng)
             if sample is None:

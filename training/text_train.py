@@ -24,7 +24,7 @@ from text_mix import Mix, Shares
 from text_model import SHAPES, build_model, repeat_accuracy, use_block_attention, weighted_loss
 from torch import Tensor
 
-STEP_TOKENS = 8192
+STEP_TOKENS = 4096
 MICRO_TOKENS = 4096
 
 
@@ -41,8 +41,9 @@ PHASES = (
     Phase(0, Shares(0.6, 0.3, 0.0), {256: 1.0}),
     Phase(2_500_000, Shares(0.4, 0.45, 0.3), {256: 0.5, 512: 0.5}),
     Phase(5_000_000, Shares(0.12, 0.78, 0.0), {256: 0.3, 512: 0.7}),
-    Phase(15_000_000, Shares(0.1, 0.82, 0.3), {512: 1.0}),
-    Phase(18_000_000, Shares(0.1, 0.82, 0.7), {512: 0.5, 1024: 0.47, 2048: 0.03}),
+    Phase(12_500_000, Shares(0.07, 0.88, 0.0, 0.8), {256: 0.7, 512: 0.3}),
+    Phase(16_000_000, Shares(0.07, 0.88, 0.3, 0.4), {256: 0.2, 512: 0.8}),
+    Phase(19_000_000, Shares(0.1, 0.82, 0.7, 0.2), {512: 0.5, 1024: 0.47, 2048: 0.03}),
 )
 
 

@@ -44,10 +44,10 @@ SMALL_WORDS = frozenset(_SMALL_WORDS.split())
 class Settings:
     """Size of the table and course of the training."""
 
-    vocabulary: int = 12288
-    dimensions: int = 144
+    vocabulary: int = 8192
+    dimensions: int = 224
     batch: int = 1024
-    steps: int = 3000
+    steps: int = 350
     rate: float = 0.02
     scale: float = 20.0
     group: int = 16
@@ -152,9 +152,9 @@ class Pairs:
         self.asked = [number for number, source in enumerate(sources) if source.questions]
 
     def batch(self, rng: random.Random) -> tuple[list[Ids], list[Ids]]:
-        """Draw a batch: half alone, half in runs of neighbours, a tenth with human questions."""
+        """Draw a batch: half alone, half in runs of neighbours, a few with human questions."""
         size, group = self.settings.batch, self.settings.group
-        chosen = set(rng.sample(self.asked, min(size // 10, len(self.asked))))
+        chosen = set(rng.sample(self.asked, min(size // 50, len(self.asked))))
         while len(chosen) < size // 2:
             start = rng.randrange(len(self.sources))
             chosen.update(range(start, min(start + group, len(self.sources))))

@@ -1,0 +1,175 @@
+"""Drafts drawn from the draft model's law: their law, and the text that the classical rules make
+of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.block import Block
+from ragspec.budget import AutoBudget, FixedBudget
+from ragspec.draft import DraftContext, DraftKind, DraftRequest, DraftTree
+from ragspec.fuse import Fuse
+from ragspec.kseq import KSeq
+from ragspec.law import TokenLaw
+from ragspec.model_drafter import ModelDrafter
+from ragspec.noise import NoiseStream
+from ragspec.rejection import ChainRejection, MultiStep, WithoutReplacement
+from ragspec.rules import Rule
+from ragspec.sampled import draw_distinct, draw_independent
+from ragspec.sampling import Sampling
+from tests import tiny
+from tests.test_model_drafter import write
+
+V = 5
+PROMPT = [1, 0, 3, 2]
+HOT = Sampling(temperature=0.9)
+WITHOUT = "sampled-without-replacement"
+
+
+def model(seed: int) -> torch.nn.Module:
+    made: torch.nn.Module = tiny.model(seed=seed, dtype=torch.float64, vocab_size=V)
+    return made
+
+
+def law_of(seed: int, text: list[int]) -> torch.Tensor:
+    """Return the model's law after the text at temperature 0.9, by the model alone: [V]."""
+    with torch.no_grad():
+        logits: torch.Tensor = model(seed)(torch.tensor([text])).logits
+    return (logits[0, -1] / HOT.temperature).softmax(-1)
+
+
+def propose(drafter: ModelDrafter, budget: int, seed: int = 0, left: int = 50) -> DraftTree:
+    law = TokenLaw(HOT, NoiseStream(seed), len(PROMPT))
+    session = drafter.open(DraftRequest(tuple(PROMPT), V, law=law))
+    return session.propose(DraftContext(list(PROMPT), len(PROMPT), left), budget)
+
+
+def test_independent_draws_follow_q() -> None:
+    q = torch.tensor([0.5, 0.0, 0.3, 0.2], dtype=torch.float64)
+    draws = [draw_independent(NoiseStream(s), 3, q, range(2)) for s in range(4000)]
+    for rank in range(2):
+        check_counts(Counter(draw[rank] for draw in draws), q)
+    pairs = Counter((draw[0] == 0) * 2 + (draw[1] == 0) for draw in draws)
+    check_counts(pairs, torch.full((4,), 0.25))
+
+
+def test_distinct_draws_follow_what_the_ones_before_left() -> None:
+    q = torch.tensor([0.5, 0.0, 0.3, 0.2], dtype=torch.float64)
+    draws = [tuple(draw_distinct(NoiseStream(s), 3, q, -1, 4)) for s in range(4000)]
+    assert all(len(set(draw)) == 3 for draw in draws), "a token of no probability was drawn"
+    orders = [(a, b) for a in range(4) for b in range(4) if a != b]
+    expected = torch.stack([q[a] * q[b] / (1 - q[a]) for a, b in orders])
+    check_counts(Counter(orders.index(draw[:2]) for draw in draws), expected)
+
+
+def check_counts(counts: Counter[int], p: torch.Tensor) -> None:
+    """Compare counts with a law by chi-square, at six sigma."""
+    n = sum(counts.values())
+    cells = [(counts[i], n * float(x)) for i, x in enumerate(p.tolist()) if x > 0]
+    assert sum(seen for seen, _ in cells) == n
+    statistic = sum((seen - wanted) ** 2 / wanted for seen, wanted in cells)
+    freedom = len(cells) - 1
+    assert statistic < freedom + 6 * (2 * freedom) ** 0.5, (statistic, freedom)
+
+
+@pytest.mark.parametrize(
+    ("width", "mode", "parents"),
+    [
+        (None, "sampled", [-1, 0, 1, 2, 3, 4, 5]),
+        (3, "sampled", [-1, -1, -1, 0, 1, 2, 3]),
+        ((2, 2), "sampled", [-1, -1, 0, 0, 1, 1, 2]),
+        ((2, 2), WITHOUT, [-1, -1, 0, 0, 1, 1, 2]),
+    ],
+)
+def test_the_shape_is_known_before_anything_is_drawn(
+    width: int | tuple[int, ...] | None, mode: str, parents: list[int]
+) -> None:
+    drafter = ModelDrafter(model(1), width=width, mode=mode)
+    trees = [propose(drafter, 7, seed) for seed in range(12)]
+    assert all(tree.parents.tolist() == parents for tree in trees)
+    assert len({tuple(tree.tokens.tolist()) for tree in trees}) > 6
+    assert all((tree.reach == trees[0].reach).all() for tree in trees)
+    assert {tree.kind for tree in trees} == {drafter.kind} == {DraftKind(mode)}
+
+
+@pytest.mark.parametrize("mode", ["sampled", WITHOUT])
+def test_q_is_the_law_of_the_draft_model_after_every_node(mode: str) -> None:
+    for seed in range(6):  # with equal siblings in some of them
+        tree = propose(ModelDrafter(model(1), width=(3, 2), mode=mode), 20, seed)
+        assert tree.q is not None and tree.q.shape == (21, V)
+        texts = {-1: PROMPT}
+        for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+            texts[node] = [*texts[int(parent)], int(token)]
+        for parent in set(tree.parents.tolist()):
+            expected = law_of(1, texts[parent])
+            torch.testing.assert_close(tree.q[parent + 1], expected, rtol=0, atol=1e-9)
+
+
+def test_a_draft_has_new_numbers_at_every_root() -> None:
+    drafter = ModelDrafter(model(1), mode="sampled", depth=1)
+    law = TokenLaw(HOT, NoiseStream(5), len(PROMPT))
+    session = drafter.open(DraftRequest(tuple(PROMPT), V, law=law))
+    drawn: list[int] = []
+    text = list(PROMPT)
+    for _ in range(12):  # the same text every time, but for the count of generated tokens
+        context = DraftContext(text, len(PROMPT) - len(drawn), 50)
+        drawn.append(int(session.propose(context, 1).tokens[0]))
+    assert len(set(drawn)) > 1
+
+
+RULES: list[tuple[Rule, str, int | tuple[int, ...]]] = [
+    (ChainRejection(), "sampled", 1),
+    (Block(), "sampled", 1),
+    (MultiStep(), "sampled", (2, 2)),
+    (KSeq(), "sampled", 3),
+    (WithoutReplacement(), WITHOUT, (2, 2)),
+]
+
+
+@pytest.mark.parametrize(("rule", "mode", "width"), RULES, ids=lambda value: str(value))
+@pytest.mark.parametrize("budget", [FixedBudget(4), AutoBudget()], ids=["fixed", "auto"])
+def test_the_text_follows_the_law_of_the_target(
+    rule: Rule, mode: str, width: int | tuple[int, ...], budget: FixedBudget | AutoBudget
+) -> None:
+    samples = 400
+    drafter = Fuse([ModelDrafter(model(1), width=width, mode=mode)])
+    counts: Counter[int] = Counter()
+    accepted = 0
+    for seed in range(samples):
+        text, steps = write(
+            drafter, HOT, new=3, budget=budget, seed=seed, rule=rule, target=model(0), prompt=PROMPT
+        )
+        counts[text[1] * V + text[2]] += 1
+        accepted += sum(len(step.path) for step in steps)
+    assert accepted > samples / 4
+    check_law(counts)
+
+
+def check_law(counts: Counter[int]) -> None:
+    """Compare pairs of second and third tokens with the target's law, by total variation."""
+    expected = np.zeros(V * V)
+    for first in range(V):
+        for second in range(V):
+            weight = law_of(0, PROMPT)[first] * law_of(0, [*PROMPT, first])[second]
+            after = weight * law_of(0, [*PROMPT, first, second])
+            expected[second * V : second * V + V] += after.numpy()
+    n = sum(counts.values())
+    found = np.array([counts[i] / n for i in range(V * V)])
+    bound = 0.5 * ((V * V - 1) / n) ** 0.5 + (np.log(1e6) / (2 * n)) ** 0.5
+    assert np.abs(found - expected).sum() / 2 < bound
+
+
+def test_fuse_and_budget_let_a_sampled_draft_pass() -> None:
+    drafter = ModelDrafter(model(1), width=(3, 2), mode="sampled")
+    alone = propose(drafter, 9)
+    law = TokenLaw(HOT, NoiseStream(0), len(PROMPT))
+    session = Fuse([drafter]).open(DraftRequest(tuple(PROMPT), V, law=law))
+    context = DraftContext(list(PROMPT), len(PROMPT), 50)
+    tree = FixedBudget(9).open(None).fit(session.propose(context, 9), len(PROMPT))
+    assert tree.tokens.tolist() == alone.tokens.tolist()
+    assert (tree.parents == alone.parents).all()
+    assert tree.q is not None and alone.q is not None and (tree.q == alone.q).all()
