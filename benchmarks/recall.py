@@ -12,11 +12,12 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ragspec.retrievers.dense import DEFAULT_EMBEDDER, DenseIndex, load_embedder
-from ragspec.retrievers.index import WEIGHTS
+from ragspec.retrievers.index import fusion_for
 from ragspec.retrievers.search import CANDIDATES, Ranking, fuse_rankings
 from ragspec.retrievers.sparse import SparseIndex
 
@@ -79,14 +80,16 @@ def measure(folder: Path, split: str, embedder: str) -> dict[str, Any]:
     start = time.perf_counter()
     by_sparse = [sparse.search(question, CANDIDATES) for question in questions]
     seconds["search_sparse"] = time.perf_counter() - start
+    fusion = fusion_for(dense.embedder)
     fused = [
-        [number for number, _, _ in fuse_rankings({"dense": one, "sparse": other}, WEIGHTS)]
+        [number for number, _, _ in fuse_rankings({"dense": one, "sparse": other}, fusion)]
         for one, other in zip(by_dense, by_sparse, strict=True)
     ]
     found = {"dense": numbers(by_dense), "sparse": numbers(by_sparse), "fused": fused}
     return {
         "split": split,
         "embedder": embedder,
+        "fusion": asdict(fusion),
         "passages": len(ids),
         "queries": len(queries),
         "seconds": {name: round(value, 2) for name, value in seconds.items()},

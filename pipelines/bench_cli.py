@@ -73,6 +73,7 @@ def measure(asked: TextBench, json: Path | None, spec_bench: Path | None) -> Non
     from rich.console import Console
 
     from ragspec.engine import Engine
+    from ragspec.errors import InputError
     from ragspec.loading import load_model
     from ragspec.pipelines.bench import run_benchmark, write_json, write_spec_bench
     from ragspec.pipelines.bench_data import bundled_items, by_category, read_items
@@ -82,13 +83,20 @@ def measure(asked: TextBench, json: Path | None, spec_bench: Path | None) -> Non
     engine = Engine.from_pretrained(
         asked.model, "context", None, asked.budget, asked.device, asked.dtype
     )
-    draft = load_model(asked.draft_model, asked.device, asked.dtype)[0] if asked.draft_model else None
+    draft = (
+        load_model(asked.draft_model, asked.device, asked.dtype)[0] if asked.draft_model else None
+    )
     if asked.data is None:
         found = bundled_items(engine)
     else:
         found = read_items(asked.data, engine.tokenizer, engine.target.max_length)
     items = [item for group in by_category(found).values() for item in group[: asked.items]]
     modes = build_modes(asked.modes, engine, draft, lambda: copy.deepcopy(engine.model))
+    if not modes:
+        raise InputError(
+            f"no mode is left of {', '.join(asked.modes) or 'none'}; expected some of "
+            f"{', '.join(MODES)}, those with a model only together with --draft-model"
+        )
     with Console(stderr=True).status("measuring") as status:
         result = run_benchmark(items, modes, repeats=asked.repeats, progress=status.update)
     baseline = "hf-greedy" if "hf-greedy" in modes else next(iter(modes))

@@ -34,14 +34,12 @@ class TreeView:
     query. slot_positions i64 [B, m]: the same for the m speculative slots, the queries last.
     related bool [B, n, m]: which speculative slots each query sees (itself and its ancestors);
     None where all rows start at slot 0 and form chains, so that plain causal attention is right.
-    explicit: give a mask even where plain causality would do.
     """
 
     lengths: torch.Tensor
     positions: torch.Tensor
     slot_positions: torch.Tensor
     related: torch.Tensor | None
-    explicit: bool = False
 
 
 _view: ContextVar[TreeView | None] = ContextVar("ragspec_tree_view", default=None)
@@ -89,7 +87,7 @@ def tree_mask(
     windowed = local or (local_size is None and mask_function is not causal_mask_function)
     alone = batch_size == q_length == 1 and view.slot_positions.shape[1] == 1
     plain = (view.related is None or alone) and not windowed
-    if plain and not own and not view.explicit:
+    if plain and not own:
         return None
     if view.related is None:
         allowed = _model_allows(view, mask_function, kv_length)

@@ -136,8 +136,8 @@ class CostCurve:
     ) -> CostCurve:
         """Time `run(rows, length) -> seconds` over the grid within about `seconds` in all.
 
-        Goes round the whole grid up to `repeats` times, so that a burst of noise does not hit
-        one size alone, and stops early at points that agree within 3 %. Takes minima, since noise only
+        Goes round the whole grid up to `repeats` times, so that a burst of noise does not hit one
+        size alone, and stops early at points that agree within 3 %. Takes minima, since noise only
         ever adds. What time does not allow is filled in from the length and the rows that were
         measured; one length is always measured at three sizes, however slow the model.
         """

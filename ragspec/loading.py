@@ -12,10 +12,10 @@ import torch
 from ragspec.budget import BudgetPolicy
 from ragspec.cost import CostCurve, CostKey, cache_directory, context_lengths
 from ragspec.device import pick_device, pick_dtype
-from ragspec.errors import ModelError
+from ragspec.errors import ModelError, UnsupportedModelError
 from ragspec.models import resolve_model
 from ragspec.probe import probe_target
-from ragspec.scope import check_scope
+from ragspec.scope import check_config, check_scope
 from ragspec.target import CausalTarget
 
 LONGEST_TIMED = 8192
@@ -27,17 +27,21 @@ def load_model(
 ) -> tuple[Any, Any]:
     """Return (model, tokenizer) of a path or name, in eval mode on the device.
 
-    The tokenizer is None where the folder holds none. Raises ModelNotFoundError, ModelError.
+    The tokenizer is None where the folder holds none. Raises ModelNotFoundError,
+    UnsupportedModelError, ModelError.
     """
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     found = resolve_model(name)
     place = pick_device(device)
     try:
+        check_config(AutoConfig.from_pretrained(found.folder, local_files_only=True))
         model = AutoModelForCausalLM.from_pretrained(
             found.folder, dtype=pick_dtype(dtype, place), local_files_only=True
         )
+    except UnsupportedModelError:
+        raise
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ModelError(
             f"{name} was found at {found.folder} but transformers cannot load it as a causal "

@@ -108,7 +108,7 @@ def _prefill(
 def _advance(session: TargetSession, rows: Sequence[Row], rule: Rule) -> list[Emission]:
     """Take one step in every row."""
     began = time.perf_counter()
-    trees = [_draft(row) for row in rows]
+    trees = [session.admit(_draft(row)) for row in rows]
     drafted = time.perf_counter()
     logits = session.verify([row.pending for row in rows], trees)
     verdicts = _judge(rows, trees, logits, rule)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -39,8 +40,8 @@ class ProbeVerdict:
     """What a model may be used for, and the figures behind it.
 
     mode: "tree", "chain", "rows" or "refused". error: largest difference of two logits between
-    a draft verified in that mode (refused: as a tree) and its paths run alone. tolerance: what
-    rounding may do in this dtype. prefix: tokens before the draft.
+    a draft verified in that mode (refused: as a tree) and its paths run alone, infinite where the
+    model raised. tolerance: what rounding may do in this dtype. prefix: tokens before the draft.
     """
 
     mode: str
@@ -83,12 +84,14 @@ def cached(target: CausalTarget, directory: Path) -> ProbeVerdict:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         entry = json.loads(path.read_text(encoding="utf-8"))
         if entry.pop("key") == key and entry.pop("format") == FORMAT:
+            entry["error"] = math.inf if entry["error"] is None else entry["error"]
             return ProbeVerdict(**entry)
     verdict = probe(target)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}.part")
         entry = {"format": FORMAT, "key": key} | asdict(verdict)
+        entry["error"] = verdict.error if math.isfinite(verdict.error) else None  # strict JSON
         part.write_text(json.dumps(entry), encoding="utf-8")
         os.replace(part, path)
     return verdict
@@ -125,7 +128,7 @@ def probe(target: CausalTarget) -> ProbeVerdict:
         raise
     except Exception as error:  # whatever a foreign model may raise is its verdict
         reason = f"its own forward fails on plain text ({type(error).__name__}: {error})"[:400]
-        return ProbeVerdict("refused", reason, float("inf"), 0.0, 0)
+        return ProbeVerdict("refused", reason, math.inf, 0.0, 0)
     attempt = trial.attempt(target.open, TREES)
     if attempt.passed:
         return _verdict(trial, "tree", attempt, _RIGHT["tree"])

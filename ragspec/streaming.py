@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
-from ragspec.draft import Step
 from ragspec.output import Generation
 from ragspec.runs import Run
 from ragspec.stops import TextStream

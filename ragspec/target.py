@@ -72,7 +72,6 @@ class CausalTarget:
         accepted = inspect.signature(unwrapped(model).forward).parameters
         self.keeps_logits = "logits_to_keep" in accepted
         self._takes_positions = "position_ids" in accepted
-        self.own_attention = getattr(model, "_supports_attention_backend", None) is False
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.dtype: torch.dtype = model.dtype
 

@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from ragspec.errors import InputError, StoreError
 from ragspec.manifest import Verify
-from ragspec.retrievers.dense import DEFAULT_EMBEDDER, DenseIndex, Embedder, load_embedder
+from ragspec.retrievers.dense import (
+    DEFAULT_EMBEDDER,
+    DenseIndex,
+    Embedder,
+    StaticEmbedder,
+    load_embedder,
+)
 from ragspec.retrievers.documents import Document
 from ragspec.retrievers.passages import WORDS, Passage, split_documents
-from ragspec.retrievers.search import CANDIDATES, Hit, Ranking, SearchMode, fuse_rankings
+from ragspec.retrievers.search import (
+    CANDIDATES,
+    EQUAL,
+    STATIC,
+    Fusion,
+    Hit,
+    Ranking,
+    SearchMode,
+    fuse_rankings,
+)
 from ragspec.retrievers.sparse import SparseIndex
 from ragspec.store import OpenStore, open_store, publish
 
 KIND = "passages"
-WEIGHTS: Mapping[str, float] = MappingProxyType({"dense": 1.0, "sparse": 1.0})
 
 
 class PassageIndex:
@@ -38,7 +51,7 @@ class PassageIndex:
         *,
         dense: DenseIndex | None,
         sparse: SparseIndex | None,
-        weights: Mapping[str, float] = WEIGHTS,
+        fusion: Fusion | None = None,
     ) -> None:
         if dense is None and sparse is None:
             raise InputError("An index needs a dense or a sparse part; got neither.")
@@ -48,7 +61,7 @@ class PassageIndex:
         self.passages = tuple(passages)
         self.dense = dense
         self.sparse = sparse
-        self.weights = weights
+        self.fusion = fusion or fusion_for(dense.embedder if dense else None)
 
     @classmethod
     def build(
@@ -58,11 +71,13 @@ class PassageIndex:
         words: int = WORDS,
         embedder: str | Path | Embedder | None = DEFAULT_EMBEDDER,
         sparse: bool = True,
+        fusion: Fusion | None = None,
     ) -> PassageIndex:
         """Cut documents into passages of about `words` words and index them.
 
-        embedder None leaves dense search out, sparse=False leaves BM25 out. Raises InputError
-        where nothing is left to search with or to search in, and the errors of `load_embedder`.
+        fusion: how both rankings are joined, None for what suits the embedder. embedder None
+        leaves dense search out, sparse=False leaves BM25 out. Raises InputError where nothing is
+        left to search with or to search in, and the errors of `load_embedder`.
         """
         documents = tuple(documents)
         passages = split_documents(documents, words)
@@ -72,6 +87,7 @@ class PassageIndex:
             passages,
             dense=None if embedder is None else DenseIndex.build(texts, load_embedder(embedder)),
             sparse=SparseIndex.build(texts) if sparse and texts else None,
+            fusion=fusion,
         )
 
     @property
@@ -87,7 +103,7 @@ class PassageIndex:
             raise InputError("The query is empty; ask something.")
         if k < 1:
             raise InputError(f"{k} passages were asked for, expected at least 1.")
-        ranked = fuse_rankings(self.rankings(query, k, SearchMode(mode or self.mode)), self.weights)
+        ranked = fuse_rankings(self.rankings(query, k, SearchMode(mode or self.mode)), self.fusion)
         return [
             Hit(self.documents[self.passages[number].document], self.passages[number], score, ranks)
             for number, score, ranks in ranked[:k]
@@ -117,7 +133,7 @@ class PassageIndex:
             "passages": len(self.passages),
             "embedder": self.dense.embedder.name if self.dense else None,
             "sparse": self.sparse is not None,
-            "weights": dict(self.weights),
+            "fusion": asdict(self.fusion),
         }
         fingerprints = {"embedder": self.dense.embedder.fingerprint} if self.dense else {}
         publish(Path(path), KIND, self._write, parameters=parameters, fingerprints=fingerprints)
@@ -164,13 +180,18 @@ class PassageIndex:
             Passage(number, start, end, title, documents[number].text[start:end])
             for (number, start, end), title in zip(spans, titles, strict=True)
         ]
-        dense = None
+        dense, fusion = None, Fusion(**parameters["fusion"])
         if parameters["embedder"] is not None:
             model = load_embedder(embedder or parameters["embedder"])
             store.expect("embedder", model.fingerprint)
             dense = DenseIndex(np.load(store.file("vectors.npy"), allow_pickle=False), model)
         sparse = SparseIndex.load(store.path / "sparse") if parameters["sparse"] else None
-        return cls(documents, passages, dense=dense, sparse=sparse, weights=parameters["weights"])
+        return cls(documents, passages, dense=dense, sparse=sparse, fusion=fusion)
+
+
+def fusion_for(embedder: Embedder | None) -> Fusion:
+    """Return how this embedder's ranking is joined with BM25's where the user does not say."""
+    return STATIC if isinstance(embedder, StaticEmbedder) else EQUAL
 
 
 def searched_text(document: Document, passage: Passage) -> str:

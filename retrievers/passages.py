@@ -27,7 +27,7 @@ Span = tuple[int, int]
 class Passage:
     """A piece of document number `document`: characters start to end of its text.
 
-    title: the nearest heading above it, else the document's title.
+    title: the nearest heading above its middle, else the document's title.
     """
 
     document: int
@@ -50,7 +50,7 @@ def split_document(document: Document, number: int = 0, words: int = WORDS) -> l
     """Cut one document into passages of about `words` words.
 
     A passage ends where the next sentence would take it past `words`, and before a heading once
-    it is half full. A longer sentence is cut at a line, else between words. Raises
+    it is a quarter full. A longer sentence is cut at a line, else between words. Raises
     InputError for fewer than 10 words.
     """
     if words < 10:
@@ -58,7 +58,7 @@ def split_document(document: Document, number: int = 0, words: int = WORDS) -> l
     starts = [offset for offset, _ in document.headings]
     passages = []
     for start, end in group(list(units(document.text, words)), document.text, set(starts), words):
-        place = bisect.bisect_right(starts, start) - 1
+        place = bisect.bisect_right(starts, (start + end) // 2) - 1
         title = document.headings[place][1] if place >= 0 else document.title
         passages.append(Passage(number, start, end, title, document.text[start:end]))
     return passages
@@ -69,7 +69,7 @@ def group(spans: Sequence[Span], text: str, headings: set[int], words: int) -> I
     first, last, count = -1, -1, 0
     for start, end in spans:
         size = weight(text, (start, end))
-        full = count + size > words or (start in headings and count >= words // 2)
+        full = count + size > words or (start in headings and count >= words // 4)
         if count and full:
             yield first, last
             count = 0

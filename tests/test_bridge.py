@@ -27,7 +27,7 @@ def spec() -> Speculation:
     return Speculation(drafter=None, tokenizer=tiny.tokenizer(), seed=1)
 
 
-def padded() -> dict[str, torch.Tensor]:
+def padded() -> dict[str, Any]:
     rows = [[5, 6, 7, 8, 9, 5], [40, 41, 3]]
     ids = torch.full((2, 6), 96)
     for row, tokens in enumerate(rows):
@@ -85,7 +85,7 @@ def test_the_callable_alone_works_too(model: Any) -> None:
 
 
 def test_several_sequences_of_each_prompt(model: Any, spec: Speculation) -> None:
-    settings = {"do_sample": True, "temperature": 0.9, "max_new_tokens": 5}
+    settings: dict[str, Any] = {"do_sample": True, "temperature": 0.9, "max_new_tokens": 5}
     ours = generate(model, speculation=spec, **padded(), **settings, num_return_sequences=3)
     assert [generation.sample for generation in spec.generations] == [0, 1, 2] * 2
     prompts = [generation.prompt_tokens for generation in spec.generations]
@@ -140,9 +140,7 @@ def test_criteria_of_the_user(model: Any, spec: Speculation) -> None:
     from transformers import MaxLengthCriteria, StoppingCriteriaList
 
     criteria = StoppingCriteriaList([MaxLengthCriteria(9)])
-    ours = generate(
-        model, IDS, speculation=spec, max_new_tokens=NEW, stopping_criteria=criteria
-    )
+    ours = generate(model, IDS, speculation=spec, max_new_tokens=NEW, stopping_criteria=criteria)
     assert ours.shape[1] == 9
 
 

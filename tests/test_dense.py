@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ragspec.errors import InputError, ModelError, ModelNotFoundError
+from ragspec.manifest import sha256_file
 from ragspec.models import BUNDLED
 from ragspec.retrievers.dense import (
     PINNED,
@@ -48,6 +49,9 @@ def test_bundled_embedder_is_small_and_means_something() -> None:
     vectors = embedder.encode(texts)
     np.testing.assert_allclose(vectors, reference.encode(texts), atol=5e-3)
     assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2] + 0.2
+    card = (folder / "README.md").read_text()
+    assert sha256_file(folder / "model.safetensors") in card
+    assert sha256_file(folder / "tokenizer.json") in card
 
 
 def test_long_batches_keep_their_order(tmp_path: Path) -> None:

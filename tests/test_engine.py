@@ -109,7 +109,7 @@ def test_forms_of_prompts(plain: Engine) -> None:
     assert all(isinstance(result, Generation) for result in results)
     assert len({tuple(result.tokens) for result in results}) == 1
     batch = plain.generate([text, "x y z"], max_new_tokens=5)
-    assert [g.tokens for g in batch][0] == results[0].tokens
+    assert batch[0].tokens == results[0].tokens
     padded = torch.tensor([[0, 0, *ids], [3] * (len(ids) + 2)])
     mask = torch.tensor([[0, 0] + [1] * len(ids), [1] * (len(ids) + 2)])
     unpadded = plain.generate(padded, max_new_tokens=5, attention_mask=mask)

@@ -10,6 +10,7 @@ import pytest
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.documents import Document
 from ragspec.retrievers.index import PassageIndex, searched_text
+from ragspec.retrievers.search import STATIC
 from tests.toy_embedder import make_embedder
 
 DOCUMENTS = [
@@ -43,6 +44,7 @@ def test_saved_index_opens_with_equal_results(index: PassageIndex, tmp_path: Pat
     again = PassageIndex.open(tmp_path / "idx")
     assert again.documents == index.documents
     assert again.passages == index.passages
+    assert again.fusion == index.fusion == STATIC
     for query in ("cat pet", "token tree", "wheel"):
         assert again.search(query, 3) == index.search(query, 3)
 
@@ -105,7 +107,7 @@ def test_file_made_by_somebody_else_under_a_right_manifest_is_refused(
         index._write(folder)
         (folder / "documents.jsonl").write_text(json.dumps({"name": "x"}) + "\n")
 
-    parameters: dict[str, object] = {"embedder": None, "sparse": True, "weights": {}}
+    parameters: dict[str, object] = {"embedder": None, "sparse": True, "fusion": {}}
     publish(tmp_path / "idx", "passages", write, parameters=parameters)
     with pytest.raises(StoreError, match="build it again"):
         PassageIndex.open(tmp_path / "idx")

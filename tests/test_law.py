@@ -1,4 +1,4 @@
-"""The law of the next token against transformers' own filters, and its shortcuts against sorting."""
+"""The law of the next token: transformers' own filters, shortcuts that equal a full sort."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ragspec.law import TokenLaw, top_candidates
 from ragspec.noise import NoiseStream
 from ragspec.sampling import Sampling
 
-FILTERS = {
+FILTERS: dict[str, dict[str, float]] = {
     "top-k": {"top_k": 7},
     "top-k 1": {"top_k": 1},
     "top-p": {"top_p": 0.8},

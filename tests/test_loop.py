@@ -45,9 +45,7 @@ def drafted(model: Any, expected: list[list[int]]) -> Engine:
 
 
 def tokens_of(engine: Engine, **arguments: Any) -> list[list[int]]:
-    results = engine.generate(
-        PROMPTS, SAMPLED, max_new_tokens=NEW, ignore_eos=True, **arguments
-    )
+    results = engine.generate(PROMPTS, SAMPLED, max_new_tokens=NEW, ignore_eos=True, **arguments)
     return [result.tokens for result in results]
 
 
@@ -67,11 +65,18 @@ def test_a_processor_that_is_blind_to_the_draft_is_noticed(
     model: Any, plain: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     true = RepetitionPenalty.apply
-    penalised = Sampling(repetition_penalty=2.0)
-    whole = plain.generate(PROMPTS[2], penalised, max_new_tokens=NEW).tokens
-    drafter = MixingDrafter({tuple(PROMPTS[2]): whole}, right=1.0, depth=8)
-    engine = Engine(model, drafter=drafter, budget=16)
-    assert engine.generate(PROMPTS[2], penalised, max_new_tokens=NEW).tokens == whole
+    prompts = [tiny.prompt(8, seed=seed) for seed in (1, 2, 4)]
+
+    def texts(using: Engine) -> list[list[int]]:
+        results = using.generate(
+            prompts, Sampling(repetition_penalty=1.2), max_new_tokens=NEW, ignore_eos=True
+        )
+        return [result.tokens for result in results]
+
+    whole = texts(plain)
+    truth = {tuple(prompt): tokens for prompt, tokens in zip(prompts, whole, strict=True)}
+    engine = Engine(model, drafter=MixingDrafter(truth, right=1.0, depth=8), budget=16)
+    assert texts(engine) == whole
 
     def blind(
         self: RepetitionPenalty,
@@ -82,7 +87,7 @@ def test_a_processor_that_is_blind_to_the_draft_is_noticed(
         return true(self, logits, context, [[] for _ in paths])
 
     monkeypatch.setattr(RepetitionPenalty, "apply", blind)
-    assert engine.generate(PROMPTS[2], penalised, max_new_tokens=NEW).tokens != whole
+    assert texts(engine) != whole
 
 
 def test_a_cache_that_keeps_the_wrong_node_is_noticed(

@@ -192,6 +192,16 @@ def test_a_damaged_entry_is_made_again(tmp_path: Path, text: str) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
+def test_a_model_that_raised_is_kept_in_strict_json(tmp_path: Path) -> None:
+    model = changed()
+    model.model.layers[0].self_attn.q_proj = torch.nn.Linear(7, 7)
+    first = cached(CausalTarget(model), tmp_path)
+    (file,) = tmp_path.glob("probe-*.json")
+    assert "Infinity" not in file.read_text(encoding="utf-8")
+    assert cached(CausalTarget(model), tmp_path) == first
+    assert first.error == float("inf")
+
+
 def test_an_unwritable_cache_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     assert cached(CausalTarget(build("llama")), tmp_path / "file").mode == "tree"

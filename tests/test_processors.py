@@ -89,7 +89,11 @@ def test_counts_are_of_generated_tokens_only() -> None:
 
 @given(st.lists(st.lists(st.integers(0, V - 1), max_size=4), min_size=1, max_size=5))
 def test_nodes_together_are_nodes_one_by_one(paths: list[list[int]]) -> None:
-    made = [RepetitionPenalty(1.3), CountPenalty(0.4, 0.2, 2), MinimumLength(5, [1], 2)]
+    made: list[Processor] = [
+        RepetitionPenalty(1.3),
+        CountPenalty(0.4, 0.2, 2),
+        MinimumLength(5, [1], 2),
+    ]
     values = logits(len(paths))
     for processor in made:
         together = processor.apply(values, CONTEXT, paths)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.errors import InputError
-from ragspec.retrievers.search import FunctionRetriever, as_retriever, fuse_rankings
+from ragspec.retrievers.search import FunctionRetriever, Fusion, as_retriever, fuse_rankings
 
 
 def test_fusion_is_the_formula() -> None:
@@ -18,13 +18,17 @@ def test_fusion_is_the_formula() -> None:
         (7, {"dense": 1}),
     ]
     assert fused[0][1] == pytest.approx(1 / 62 + 1 / 61)
-    weighted = fuse_rankings({"dense": [(7, 0.9)], "sparse": [(3, 1.0)]}, {"sparse": 0.5})
-    assert weighted[1][1] == pytest.approx(0.5 / 61)
+    weighted = fuse_rankings({"dense": [(7, 0.9)], "sparse": [(3, 1.0)]}, Fusion(k=2, sparse=0.5))
+    assert weighted[1][1] == pytest.approx(0.5 / 3)
+    with pytest.raises(InputError, match="0 or more"):
+        Fusion(dense=-1)
 
 
 @given(st.lists(st.integers(0, 9), unique=True), st.lists(st.integers(0, 9), unique=True))
 def test_fusion_keeps_the_union_best_first(first: list[int], second: list[int]) -> None:
-    fused = fuse_rankings({"a": [(n, 0.0) for n in first], "b": [(n, 0.0) for n in second]})
+    fused = fuse_rankings(
+        {"dense": [(n, 0.0) for n in first], "sparse": [(n, 0.0) for n in second]}
+    )
     assert {number for number, _, _ in fused} == {*first, *second}
     scores = [score for _, score, _ in fused]
     assert scores == sorted(scores, reverse=True)

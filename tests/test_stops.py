@@ -100,9 +100,7 @@ def test_looking_ahead_agrees_with_what_follows_and_changes_nothing(bpe: Any) ->
     tokens = encode("the draft. € then more")
     state = StopRule(frozenset(), 1000, ("€ t",)).open(bpe)
     state.push(tokens[0])
-    expected = [
-        "€ t" in bpe.decode(tokens[: count + 1]) for count in range(1, len(tokens))
-    ]
+    expected = ["€ t" in bpe.decode(tokens[: count + 1]) for count in range(1, len(tokens))]
     assert [state.peek(tokens[1 : count + 1]) for count in range(1, len(tokens))] == expected
     assert any(expected)
     assert state.reason is None

@@ -37,7 +37,7 @@ class Phase:
     lengths: dict[int, float]
 
 
-PHASES = (
+TARGET_PHASES = (
     Phase(0, Shares(0.6, 0.3, 0.0), {256: 1.0}),
     Phase(2_500_000, Shares(0.4, 0.45, 0.3), {256: 0.5, 512: 0.5}),
     Phase(5_000_000, Shares(0.12, 0.78, 0.0), {256: 0.3, 512: 0.7}),
@@ -45,11 +45,18 @@ PHASES = (
     Phase(16_000_000, Shares(0.07, 0.88, 0.3, 0.4), {256: 0.2, 512: 0.8}),
     Phase(19_000_000, Shares(0.1, 0.82, 0.7, 0.2), {512: 0.5, 1024: 0.47, 2048: 0.03}),
 )
+# Two layers can copy but not search: the draft learns what it can.
+DRAFT_PHASES = (
+    Phase(0, Shares(0.6, 0.3, 0.0), {256: 1.0}),
+    Phase(2_500_000, Shares(0.4, 0.45, 0.3), {256: 0.5, 512: 0.5}),
+    Phase(9_000_000, Shares(0.2, 0.65, 0.5), {512: 0.7, 1024: 0.3}),
+)
+PHASES = {"target": TARGET_PHASES, "draft": DRAFT_PHASES}
 
 
-def phase_at(tokens: int) -> Phase:
+def phase_at(phases: tuple[Phase, ...], tokens: int) -> Phase:
     """Give the phase of the mix after `tokens` training tokens."""
-    return [phase for phase in PHASES if phase.tokens <= tokens][-1]
+    return [phase for phase in phases if phase.tokens <= tokens][-1]
 
 
 class Trainer:
@@ -72,6 +79,7 @@ class Trainer:
             ),
             torch.optim.AdamW(others, lr=adam_rate, betas=(0.9, 0.95), weight_decay=0.0),
         ]
+        self.phases = PHASES[name]
         self.rates = (muon_rate, adam_rate)
         self.step = 0
         self.tokens = 0
@@ -154,7 +162,7 @@ def train(trainer: Trainer, mix: Mix, folder: Path, seconds: float, decay: float
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with (folder / "log.jsonl").open("a") as log:
         while (left := end - time.monotonic()) > 0 and not stop.is_set():
-            phase = phase_at(trainer.tokens)
+            phase = phase_at(trainer.phases, trainer.tokens)
             rng = random.Random(f"length/{trainer.step}")
             length = rng.choices(list(phase.lengths), list(phase.lengths.values()))[0]
             rows, weights = mix.batch(trainer.step, STEP_TOKENS // length, length, phase.shares)
