@@ -37,8 +37,11 @@ def load_model(
     place = pick_device(device)
     try:
         check_config(AutoConfig.from_pretrained(found.folder, local_files_only=True))
-        model = AutoModelForCausalLM.from_pretrained(
-            found.folder, dtype=pick_dtype(dtype, place), local_files_only=True
+        model, info = AutoModelForCausalLM.from_pretrained(
+            found.folder,
+            dtype=pick_dtype(dtype, place),
+            local_files_only=True,
+            output_loading_info=True,
         )
     except UnsupportedModelError:
         raise
@@ -47,6 +50,11 @@ def load_model(
             f"{name} was found at {found.folder} but transformers cannot load it as a causal "
             f"language model: {error}. Expected a folder written by save_pretrained."
         ) from error
+    if info["missing_keys"]:  # transformers would go on with random ones
+        raise ModelError(
+            f"{name} was found at {found.folder} but lacks the weights "
+            f"{', '.join(sorted(info['missing_keys'])[:3])}; expected all of them. Copy it again."
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(found.folder, local_files_only=True)
     except Exception as error:  # a damaged tokenizer.json raises the bare class

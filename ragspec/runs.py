@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ragspec.draft import DraftContext, DraftRequest, SourceText
@@ -36,7 +36,6 @@ class RowSettings:
     extra: Sequence[HFCallable] = ()
     spans: Sequence[tuple[int, int, int, int]] = ()
     texts: Sequence[SourceText] = ()
-    seeds: list[int] = field(default_factory=list)
 
 
 class Run:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from ragspec.law import TokenLaw, top_candidates
 from ragspec.noise import NoiseStream
 from ragspec.sampling import Sampling
 
-FILTERS: dict[str, dict[str, float]] = {
+FILTERS: dict[str, dict[str, Any]] = {
     "top-k": {"top_k": 7},
     "top-k 1": {"top_k": 1},
     "top-p": {"top_p": 0.8},
@@ -23,8 +25,8 @@ FILTERS: dict[str, dict[str, float]] = {
 }
 
 
-def law(seed: int = 0, **settings: float) -> TokenLaw:
-    return TokenLaw(Sampling(**{"temperature": 1.0, **settings}), NoiseStream(seed))  # type: ignore[arg-type]
+def law(seed: int = 0, **settings: Any) -> TokenLaw:
+    return TokenLaw(Sampling(**{"temperature": 1.0, **settings}), NoiseStream(seed))
 
 
 def scores(rows: int, size: int, scale: float = 3.0, seed: int = 0) -> torch.Tensor:
@@ -89,7 +91,8 @@ def test_top_candidates_are_the_top_k(data: st.DataObject) -> None:
 @given(st.permutations(range(6)))
 def test_ties_survive_together_in_any_order(order: list[int]) -> None:
     values = torch.tensor([[3.0, 2.0, 2.0, 2.0, 1.0, 0.0]])[:, order]
-    for filters in ({"top_k": 2}, {"top_p": 0.55}):
+    options: list[dict[str, Any]] = [{"top_k": 2}, {"top_p": 0.55}]
+    for filters in options:
         kept = law(**filters).probabilities(values)[0] > 0
         assert sorted(values[0, kept].tolist()) == [2.0, 2.0, 2.0, 3.0]
 
@@ -104,7 +107,7 @@ def test_ties_beyond_the_candidates_still_weigh() -> None:
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 9}, {"top_p": 0.7}, {"min_p": 0.2}])
-def test_the_token_is_the_argmax_of_the_perturbed_law(filters: dict[str, float]) -> None:
+def test_the_token_is_the_argmax_of_the_perturbed_law(filters: dict[str, Any]) -> None:
     values, indices = scores(6, 1000), [0, 1, 2, 50, 51, 52]
     mine = law(seed=4, **filters)
     noise = NoiseStream(4).gumbel_rows(indices, torch.arange(1000).expand(6, 1000))
@@ -115,7 +118,7 @@ def test_the_token_is_the_argmax_of_the_perturbed_law(filters: dict[str, float])
 
 @pytest.mark.parametrize("filters", [{"temperature": 0.0}, {}, {"top_k": 9}, {"top_p": 0.7}])
 def test_the_best_begin_with_the_token_and_carry_their_probability(
-    filters: dict[str, float],
+    filters: dict[str, Any],
 ) -> None:
     values, indices = scores(4, 600), [3, 4, 5, 6]
     mine = law(seed=2, **filters)

@@ -47,6 +47,25 @@ def test_cut_weights_are_refused(size: int, folder: Path) -> None:
         load_model(folder)
 
 
+def test_weights_that_are_missing_are_not_made_up(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"lacks the weights model\.layers\.1\.mlp"):
+        load_model(folder)
+
+
+def test_tied_weights_are_not_missing(tmp_path: Path) -> None:
+    tied = copy.deepcopy(tiny.model("llama", tie_word_embeddings=True))
+    tied.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path, "cpu")[0]
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        assert torch.equal(loaded(ids).logits, tied(ids).logits)
+
+
 def test_a_damaged_tokenizer_is_refused_rather_than_left_out(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{", encoding="utf-8")
     with pytest.raises(ModelError, match="cannot load its tokenizer"):

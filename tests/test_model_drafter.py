@@ -135,7 +135,7 @@ def test_a_draft_is_the_same_whether_the_cache_was_kept_or_is_new(settings: str)
 
 def same(one: DraftTree, two: DraftTree) -> bool:
     assert one.reach == pytest.approx(two.reach)
-    return one.tokens.tolist() == two.tokens.tolist() and (one.parents == two.parents).all()
+    return bool(one.tokens.tolist() == two.tokens.tolist() and (one.parents == two.parents).all())
 
 
 def test_accepted_tokens_are_not_read_again() -> None:
@@ -147,7 +147,7 @@ def test_accepted_tokens_are_not_read_again() -> None:
         read.append(tokens.shape[1])
         return forward(tokens, *rest)
 
-    drafter.model.forward = counted  # type: ignore[method-assign]
+    drafter.model.forward = counted  # type: ignore
     _, steps = write(drafter, Sampling(), new=29)
     # A chain of 6 takes 6 forwards; the root and the last node, never read, are all that is new.
     assert read == [25, 1, 1, 1, 1, 1, *[2, 1, 1, 1, 1, 1] * 3]
@@ -158,7 +158,8 @@ def test_a_fused_tree_keeps_the_cache_in_step() -> None:
     prompt = tiny.prompt()
     plain, _ = write(None, Sampling())
     mixing = MixingDrafter({tuple(prompt): plain})
-    for drafters in ([ModelDrafter(alike()), mixing], [mixing, ModelDrafter(alike())]):
+    pairs: list[list[Drafter]] = [[ModelDrafter(alike()), mixing], [mixing, ModelDrafter(alike())]]
+    for drafters in pairs:
         fuse = Watched(Fuse(drafters))
         drafted, steps = write(fuse, Sampling(), budget=FixedBudget(8))
         assert drafted == plain

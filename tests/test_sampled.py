@@ -64,7 +64,7 @@ def test_distinct_draws_follow_what_the_ones_before_left() -> None:
     assert all(len(set(draw)) == 3 for draw in draws), "a token of no probability was drawn"
     orders = [(a, b) for a in range(4) for b in range(4) if a != b]
     expected = torch.stack([q[a] * q[b] / (1 - q[a]) for a, b in orders])
-    check_counts(Counter(orders.index(draw[:2]) for draw in draws), expected)
+    check_counts(Counter(orders.index((draw[0], draw[1])) for draw in draws), expected)
 
 
 def check_counts(counts: Counter[int], p: torch.Tensor) -> None:

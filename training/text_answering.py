@@ -11,9 +11,10 @@ from __future__ import annotations
 import random
 import re
 import zlib
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from text_data import Document, GoldQuestion, sentence_spans
 from text_questions import (
@@ -34,15 +35,22 @@ WORD = re.compile(r"[^\W\d_]{3,}|\d{2,}")
 
 @dataclass
 class Sample:
-    """Token ids and their loss weights (weight of a token = of predicting it)."""
+    """Token ids, their loss weights, and hints on where to look.
+
+    The weight of a token is that of predicting it. A hint is (hop, start, number) for a token: hop
+    1 is a passage's token, with the first token of its own sentence and the number of its passage;
+    hop 2 is a question's token, with those of the evidence; hop 0 has no hint.
+    """
 
     tokens: list[int] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
+    hints: list[tuple[int, int, int]] = field(default_factory=list)
 
-    def add(self, tokens: list[int], weight: float) -> None:
-        """Append tokens of one weight."""
+    def add(self, tokens: list[int], weight: float, hint: tuple[int, int, int] = (0, 0, 0)) -> None:
+        """Append tokens of one weight and one hint."""
         self.tokens.extend(tokens)
         self.weights.extend([weight] * len(tokens))
+        self.hints.extend([hint] * len(tokens))
 
 
 @dataclass(frozen=True)
@@ -98,9 +106,9 @@ class Answering:
         self,
         documents: list[Document],
         questions: list[GoldQuestion],
-        encode: Callable[[str], list[int]],
+        tokenizer: Any,
     ) -> None:
-        """Keep the prose of `documents`; `encode` turns text into token ids."""
+        """Keep the prose of `documents`, the questions and the tokenizer."""
         self.documents = [d for d in documents if d.kind in ("docs", "article", "book")]
         # Articles are the kind of text that people ask facts about: draw them more often.
         factor = {"docs": 1.0, "article": 4.0, "book": 0.5}
@@ -111,8 +119,12 @@ class Answering:
         self.words = sorted(
             {w for d in self.documents for w in re.findall(r"\b[^\W\d_]{3,12}\b", d.text)}
         )
-        self._encode = encode
+        self._tokenizer = tokenizer
         self._spans: dict[int, list[tuple[int, int]]] = {}
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
 
     def spans(self, document: Document) -> list[tuple[int, int]]:
         """Give the sentence offsets of a document, computed once."""
@@ -288,7 +300,7 @@ class Answering:
         sample = Sample()
         # Learning the passages as plain text too costs little and keeps the language model.
         learn = 0.5 if not rate and not brief and rng.random() < 0.25 else 0.0
-        sample.add(self._encode("Context:\n" + "\n\n".join(blocks)), learn)
+        self.add_context(sample, blocks, learn)
         before = len(sample.tokens)
         opening = "\n\nQuestion:"
         for asked in questions:
@@ -312,9 +324,31 @@ class Answering:
                 parts = [*parts[:6], (self._encode("\n"), 0.0)]
             if len(sample.tokens) + sum(len(tokens) for tokens, _ in parts) + 1 > room:
                 break
-            for tokens, weight in parts:
-                sample.add(tokens, weight)
+            hint = (2, quoted[0], number)
+            for i, (tokens, weight) in enumerate(parts):
+                sample.add(tokens, weight, hint if i == 0 else (0, 0, 0))
             if not brief:
                 sample.add([EOS_ID], 1.0)
             opening = "Question:"
         return sample if len(sample.tokens) > before else None
+
+    def add_context(self, sample: Sample, blocks: list[str], weight: float) -> None:
+        """Append the passages, with the hint of its sentence and its passage for every token."""
+        text = "Context:"
+        edges: list[tuple[int, int]] = []
+        for number, block in enumerate(blocks, start=1):
+            text += ("\n" if number == 1 else "\n\n") + block
+            edges.append((len(text), number))
+        spans = sentence_spans(text)
+        starts = [self._encode(" " + text[a : min(b, a + 40)].lstrip())[0] for a, b in spans]
+        begins = [a for a, _ in spans]
+        coded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        for token, (at, end) in zip(coded["input_ids"], coded["offset_mapping"], strict=True):
+            # A token's own white space belongs to what follows it.
+            hint = (1, starts[max(0, bisect_right(begins, end - 1) - 1)], number_at(edges, at))
+            sample.add([token], weight, hint)
+
+
+def number_at(edges: list[tuple[int, int]], place: int) -> int:
+    """Give the number of the passage that holds a character; edges are (end, number)."""
+    return next((number for end, number in edges if place < end), edges[-1][1])

@@ -37,7 +37,7 @@ class Mix:
         """Index the documents by size; keep `seed` for the batches."""
         self.documents = [document for document in documents if len(document.text) > 600]
         self.sizes = [min(len(document.text), 60_000) for document in self.documents]
-        self.answering = Answering(self.documents, questions, self.encode)
+        self.answering = Answering(self.documents, questions, tokenizer)
         self.vocabulary = len(tokenizer)
         self.seed = seed
         self._tokenizer = tokenizer
@@ -47,13 +47,10 @@ class Mix:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    def batch(
-        self, step: int, rows: int, length: int, shares: Shares
-    ) -> tuple[list[list[int]], list[list[float]]]:
-        """Draw `rows` rows of `length + 1` tokens with their weights."""
+    def batch(self, step: int, rows: int, length: int, shares: Shares) -> list[Sample]:
+        """Draw `rows` rows of `length + 1` tokens with their weights and hints."""
         rng = random.Random(f"{self.seed}/{step}")
-        packed = [self.row(length + 1, shares, rng) for _ in range(rows)]
-        return [row.tokens for row in packed], [row.weights for row in packed]
+        return [self.row(length + 1, shares, rng) for _ in range(rows)]
 
     def row(self, length: int, shares: Shares, rng: random.Random) -> Sample:
         """Pack samples into one row; copying and text stretch to fill what is left."""
@@ -70,6 +67,7 @@ class Mix:
                 sample = self.text(room, rng)
             row.tokens.extend(sample.tokens[:room])
             row.weights.extend(sample.weights[:room])
+            row.hints.extend(sample.hints[:room])
         return row
 
     def text(self, room: int, rng: random.Random) -> Sample:

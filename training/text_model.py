@@ -13,6 +13,7 @@ SHAPES: dict[str, dict[str, int]] = {"target": TARGET, "draft": DRAFT}
 VOCABULARY = 8192
 POSITIONS = 2048
 BLOCK = 128
+HOP_LAYERS = (3, 5)
 
 
 def build_model(name: str, vocabulary: int = VOCABULARY, **changes: Any) -> Any:
@@ -135,14 +136,92 @@ class _HeadLoss(torch.autograd.Function):
         return hidden_grad * grads[0], head_grad * grads[0], None, None
 
 
-def weighted_loss(model: Any, tokens: Tensor, weights: Tensor) -> Tensor:
-    """Sum the weighted next-token losses of rows [B, T + 1] with weights [B, T + 1]."""
-    hidden = model.model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
+class Hints(nn.Module):
+    """Training-time heads that say early layers what to carry to where; never exported.
+
+    To find an evidence line takes three hops: a passage's token must know how its sentence begins
+    and which passage it is in, a question's token must fetch that from its match, and the last
+    token must gather it. Each alone earns nothing, so the first two are asked for directly.
+    """
+
+    def __init__(self, width: int) -> None:
+        """Make, for either hop, a map to the embedding space and one to passage numbers."""
+        super().__init__()
+        self.starts = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(2))
+        self.numbers = nn.ModuleList(nn.Linear(width, 10, bias=False) for _ in range(2))
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+    def loss(
+        self, states: tuple[Tensor, ...], hints: Tensor, tokens: Tensor, head: Tensor
+    ) -> Tensor:
+        """Give the mean loss of both hops; states [B, T, H] by layer, hints [B, T, 3]."""
+        total = torch.zeros((), device=head.device)
+        for hop, layer in enumerate(HOP_LAYERS, start=1):
+            chosen = (hints[..., 0] == hop).nonzero()
+            chosen = chosen[:: 5 if hop == 1 else 1]
+            if not len(chosen):
+                continue
+            rows, places = chosen.unbind(1)
+            state = states[layer][rows, places]
+            state = nn.functional.rms_norm(state, state.shape[-1:])
+            wanted = hints[rows, places]
+            mean = torch.full((len(chosen),), 1.0 / len(chosen))
+            total = total + _HeadLoss.apply(  # type: ignore[no-untyped-call]
+                self.starts[hop - 1](state), head, wanted[:, 1], mean
+            )
+            numbers = self.numbers[hop - 1](state).float()
+            total = total + nn.functional.cross_entropy(numbers, wanted[:, 2])
+        return total
+
+
+class PreviousToken(nn.Module):
+    """Training-time head of the draft: its first layer shall carry the token before.
+
+    A model of two layers can copy only if it does, and finds that out late by itself.
+    """
+
+    def __init__(self, width: int) -> None:
+        """Make the map to the embedding space."""
+        super().__init__()
+        self.before = nn.Linear(width, width, bias=False)
+        nn.init.zeros_(self.before.weight)
+
+    def loss(
+        self, states: tuple[Tensor, ...], hints: Tensor, tokens: Tensor, head: Tensor
+    ) -> Tensor:
+        """Give the mean loss of the token before at every sixth place."""
+        state = states[1][:, 1::6]
+        state = self.before(nn.functional.rms_norm(state, state.shape[-1:])).flatten(0, 1)
+        wanted = tokens[:, :-1:6].flatten()
+        mean = torch.full((len(wanted),), 1.0 / len(wanted))
+        loss: Tensor = _HeadLoss.apply(  # type: ignore[no-untyped-call]
+            state, head, wanted, mean
+        )
+        return loss
+
+
+def weighted_loss(
+    model: Any, tokens: Tensor, weights: Tensor, hints: Tensor | None = None, heads: Any = None
+) -> tuple[Tensor, Tensor]:
+    """Sum the weighted next-token losses of rows [B, T + 1]; also give the loss of the hints.
+
+    weights are [B, T + 1], hints [B, T + 1, 3] as in `text_answering.Sample`.
+    """
+    output = model.model(
+        input_ids=tokens[:, :-1], use_cache=False, output_hidden_states=heads is not None
+    )
+    hidden = output.last_hidden_state
     wanted = weights[:, 1:] > 0
     loss: Tensor = _HeadLoss.apply(  # type: ignore[no-untyped-call]
         hidden[wanted], model.lm_head.weight, tokens[:, 1:][wanted], weights[:, 1:][wanted]
     )
-    return loss
+    extra = torch.zeros(())
+    if heads is not None and hints is not None:
+        extra = heads.loss(
+            output.hidden_states, hints[:, :-1], tokens[:, :-1], model.lm_head.weight
+        )
+    return loss, extra
 
 
 def repeat_accuracy(model: Any, rows: int, span: int, seed: int) -> float:

@@ -21,11 +21,21 @@ from typing import Any
 import torch
 from text_data import read_documents, read_questions
 from text_mix import Mix, Shares
-from text_model import SHAPES, build_model, repeat_accuracy, use_block_attention, weighted_loss
+from text_model import (
+    HOP_LAYERS,
+    SHAPES,
+    Hints,
+    PreviousToken,
+    build_model,
+    repeat_accuracy,
+    use_block_attention,
+    weighted_loss,
+)
 from torch import Tensor
 
 STEP_TOKENS = 4096
 MICRO_TOKENS = 4096
+HINT_WEIGHT = 0.5
 
 
 @dataclass(frozen=True)
@@ -41,15 +51,15 @@ TARGET_PHASES = (
     Phase(0, Shares(0.6, 0.3, 0.0), {256: 1.0}),
     Phase(2_500_000, Shares(0.4, 0.45, 0.3), {256: 0.5, 512: 0.5}),
     Phase(5_000_000, Shares(0.12, 0.78, 0.0), {256: 0.3, 512: 0.7}),
-    Phase(12_500_000, Shares(0.07, 0.88, 0.0, 0.8), {256: 0.7, 512: 0.3}),
-    Phase(16_000_000, Shares(0.07, 0.88, 0.3, 0.4), {256: 0.2, 512: 0.8}),
-    Phase(19_000_000, Shares(0.1, 0.82, 0.7, 0.2), {512: 0.5, 1024: 0.47, 2048: 0.03}),
+    Phase(12_500_000, Shares(0.08, 0.87, 0.0, 0.5), {256: 0.5, 512: 0.5}),
+    Phase(17_500_000, Shares(0.08, 0.87, 0.4, 0.3), {256: 0.1, 512: 0.9}),
+    Phase(20_000_000, Shares(0.1, 0.82, 0.7, 0.2), {512: 0.5, 1024: 0.47, 2048: 0.03}),
 )
 # Two layers can copy but not search: the draft learns what it can.
 DRAFT_PHASES = (
     Phase(0, Shares(0.6, 0.3, 0.0), {256: 1.0}),
-    Phase(2_500_000, Shares(0.4, 0.45, 0.3), {256: 0.5, 512: 0.5}),
-    Phase(9_000_000, Shares(0.2, 0.65, 0.5), {512: 0.7, 1024: 0.3}),
+    Phase(2_500_000, Shares(0.4, 0.45, 0.3), {256: 0.7, 512: 0.3}),
+    Phase(10_000_000, Shares(0.2, 0.65, 0.5), {512: 0.7, 1024: 0.3}),
 )
 PHASES = {"target": TARGET_PHASES, "draft": DRAFT_PHASES}
 
@@ -80,24 +90,34 @@ class Trainer:
             torch.optim.AdamW(others, lr=adam_rate, betas=(0.9, 0.95), weight_decay=0.0),
         ]
         self.phases = PHASES[name]
-        self.rates = (muon_rate, adam_rate)
+        kind = Hints if self.model.config.num_hidden_layers >= HOP_LAYERS[-1] else PreviousToken
+        self.heads: Any = kind(self.model.config.hidden_size).to(torch.bfloat16)
+        self.optimisers.append(torch.optim.AdamW(self.heads.parameters()))
+        self.rates = (muon_rate, adam_rate, 2e-3)
         self.step = 0
         self.tokens = 0
 
-    def update(self, tokens: Tensor, weights: Tensor, factor: float) -> float:
-        """Do one optimiser step on rows [B, T + 1] at `factor` of the rates; return the loss."""
+    def update(
+        self, tokens: Tensor, weights: Tensor, factor: float, hints: Tensor | None = None
+    ) -> tuple[float, float]:
+        """Do one optimiser step on rows [B, T + 1] at `factor` of the rates.
+
+        Returns the loss and the loss of the hints (0 without them).
+        """
         total = float(weights[:, 1:].sum())
         micro = max(1, MICRO_TOKENS // (tokens.shape[1] - 1))
-        loss = 0.0
+        loss = extra = 0.0
         for start in range(0, tokens.shape[0], micro):
             rows = slice(start, start + micro)
-            part = weighted_loss(self.model, tokens[rows], weights[rows]) / total
-            part.backward()  # type: ignore[no-untyped-call]
-            loss += float(part.detach())
+            hinted = None if hints is None else hints[rows]
+            part, aside = weighted_loss(self.model, tokens[rows], weights[rows], hinted, self.heads)
+            (part / total + HINT_WEIGHT * aside).backward()  # type: ignore[no-untyped-call]
+            loss += float(part.detach()) / total
+            extra += float(aside.detach()) * (rows.stop - rows.start) / tokens.shape[0]
         self.apply_gradients(factor)
         self.step += 1
         self.tokens += tokens.shape[0] * (tokens.shape[1] - 1)
-        return loss
+        return loss, extra
 
     def apply_gradients(self, factor: float) -> None:
         """Move the masters by the clipped gradients and copy them into the model."""
@@ -105,10 +125,11 @@ class Trainer:
             self.masters[key].grad = parameter.grad.float()
             parameter.grad = None
         torch.nn.utils.clip_grad_norm_(self.masters.values(), 1.0)
-        for optimiser, rate in zip(self.optimisers, self.rates, strict=True):
+        for optimiser, rate in zip(self.optimisers, self.rates, strict=False):
             for group in optimiser.param_groups:
                 group["lr"] = rate * factor
             optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
         with torch.no_grad():
             for key, parameter in self.model.named_parameters():
                 parameter.copy_(self.masters[key])
@@ -118,6 +139,7 @@ class Trainer:
         state = {
             "masters": self.masters,
             "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
+            "heads": self.heads.state_dict(),
             "step": self.step,
             "tokens": self.tokens,
         }
@@ -131,7 +153,9 @@ class Trainer:
             for key, parameter in self.model.named_parameters():
                 self.masters[key].copy_(state["masters"][key])
                 parameter.copy_(self.masters[key])
-        for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
+        if state.get("heads"):
+            self.heads.load_state_dict(state["heads"])
+        for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=False):
             optimiser.load_state_dict(saved)
         self.step, self.tokens = state["step"], state["tokens"]
 
@@ -165,12 +189,16 @@ def train(trainer: Trainer, mix: Mix, folder: Path, seconds: float, decay: float
             phase = phase_at(trainer.phases, trainer.tokens)
             rng = random.Random(f"length/{trainer.step}")
             length = rng.choices(list(phase.lengths), list(phase.lengths.values()))[0]
-            rows, weights = mix.batch(trainer.step, STEP_TOKENS // length, length, phase.shares)
+            rows = mix.batch(trainer.step, STEP_TOKENS // length, length, phase.shares)
+            tokens = torch.tensor([row.tokens for row in rows])
+            weights = torch.tensor([row.weights for row in rows])
+            hints = torch.tensor([row.hints for row in rows])
             began = time.monotonic()
             factor = rate_factor(trainer.step, left, decay)
-            loss = trainer.update(torch.tensor(rows), torch.tensor(weights), factor)
+            loss, extra = trainer.update(tokens, weights, factor, hints)
             line: dict[str, float] = {"step": trainer.step, "tokens": trainer.tokens}
             line |= {"length": length, "loss": round(loss, 4), "factor": round(factor, 4)}
+            line["hints"] = round(extra, 4)
             line["seconds"] = round(time.monotonic() - began, 2)
             if trainer.step % 50 == 0:
                 line["repeat"] = round(repeat_accuracy(trainer.model, 8, 128, 1), 4)

@@ -1,0 +1,129 @@
+"""What one call of the engine may ask for beside the prompt and the sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+from ragspec.draft import SourceText
+from ragspec.errors import InputError, SamplingError
+from ragspec.names import did_you_mean
+from ragspec.processors import HFCallable
+from ragspec.prompts import check_length
+from ragspec.runs import RowSettings
+from ragspec.sampling import Sampling
+from ragspec.stops import Criterion, StopRule
+
+DEFAULT_NEW_TOKENS = 256
+
+
+class Options(TypedDict, total=False):
+    """Keywords of `Engine.generate` and `Engine.stream`.
+
+    max_new_tokens: default 256, or less where the context is short. stop: strings that end the
+    text and are not part of it. stop_token_ids: further end tokens. ignore_eos: go on past the
+    model's own. logprobs: keep log-probabilities, with as many alternatives. logits_processor,
+    stopping_criteria: any of transformers'. spans, texts: what the prompt was made from, see
+    `DraftRequest`.
+    """
+
+    max_new_tokens: int | None
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    logprobs: int | bool
+    logits_processor: Sequence[HFCallable]
+    stopping_criteria: Sequence[Criterion]
+    spans: Sequence[tuple[int, int, int, int]]
+    texts: Sequence[SourceText]
+
+
+def read_options(
+    options: Options,
+    sampling: Sampling,
+    prompts: Sequence[Sequence[int]],
+    *,
+    ends: Sequence[int],
+    has_text: bool,
+    vocab_size: int,
+    limit: int | None,
+) -> RowSettings:
+    """Return what the rows of a call share, checked before any work is done.
+
+    ends: the model's end tokens. has_text: whether there is a tokenizer. limit: positions of the
+    context. Raises InputError, SamplingError, PromptTooLongError.
+    """
+    _refuse_unknown(options)
+    longest = max(len(prompt) for prompt in prompts)
+    new = _new_tokens(options.get("max_new_tokens"), longest, limit)
+    check_length(longest, new, limit)
+    _check_bias(sampling, vocab_size)
+    own = () if options.get("ignore_eos") else ends
+    rule = StopRule(
+        frozenset(own) | frozenset(options.get("stop_token_ids", ())),
+        new,
+        _stop_strings(options.get("stop", ()), has_text),
+        tuple(options.get("stopping_criteria", ())),
+    )
+    return RowSettings(
+        sampling,
+        rule,
+        _alternatives(options.get("logprobs", False), vocab_size),
+        options.get("logits_processor", ()),
+        options.get("spans", ()),
+        options.get("texts", ()),
+    )
+
+
+def _refuse_unknown(options: Options) -> None:
+    for name in options:
+        if name not in Options.__annotations__:
+            hint = did_you_mean(name, Options.__annotations__)
+            known = ", ".join(sorted(Options.__annotations__))
+            raise InputError(f"unknown option {name!r}.{hint} Known: {known}.")
+
+
+def _new_tokens(asked: int | None, longest: int, limit: int | None) -> int:
+    if asked is None:
+        room = DEFAULT_NEW_TOKENS if limit is None else limit - longest
+        return max(1, min(DEFAULT_NEW_TOKENS, room))
+    if asked < 1:
+        raise InputError(f"max_new_tokens is {asked}; expected at least 1")
+    return int(asked)
+
+
+def _stop_strings(stop: str | Sequence[str], has_text: bool) -> tuple[str, ...]:
+    strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    if strings and not has_text:
+        raise InputError("stop strings need a tokenizer; pass one, or use stop_token_ids")
+    if "" in strings:
+        raise InputError("a stop string is empty; expected at least one character")
+    return strings
+
+
+def _alternatives(logprobs: int | bool, vocab_size: int) -> int | None:
+    """Return how many alternatives to keep with each log-probability, None for no such thing."""
+    if logprobs is False:
+        return None
+    top = 0 if logprobs is True else int(logprobs)
+    if not 0 <= top <= vocab_size:
+        raise InputError(f"logprobs is {logprobs}; expected a number from 0 to {vocab_size}")
+    return top
+
+
+def _check_bias(sampling: Sampling, vocab_size: int) -> None:
+    for token in sampling.logit_bias or ():
+        if not 0 <= token < vocab_size:
+            raise SamplingError(
+                f"logit_bias has the token id {token}; expected 0 to {vocab_size - 1}"
+            )
+
+
+def end_tokens(model: Any, tokenizer: Any) -> list[int]:
+    """Return the ids that end a text, by the model's generation config, else by the tokenizer."""
+    found = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if found is None:
+        found = getattr(tokenizer, "eos_token_id", None)
+    if found is None:
+        return []
+    return [int(found)] if isinstance(found, int) else [int(token) for token in found]

@@ -1,0 +1,101 @@
+"""Coupled drafts: the candidates are the law's own first choices, and reach is what it claims."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ragspec.coupled import CoupledGrowth, agreement
+from ragspec.draft import DraftContext, DraftRequest, DraftTree
+from ragspec.law import TokenLaw
+from ragspec.model_drafter import ModelDrafter, ModelSession
+from ragspec.noise import NoiseStream
+from ragspec.sampling import Sampling
+from ragspec.tree import check, depths
+from tests import tiny
+
+PROMPT = tiny.prompt()
+SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8)}
+
+
+def opened(
+    sampling: Sampling, width: int = 3, worth: float = 0.0, seed: int = 0
+) -> tuple[ModelSession, CoupledGrowth]:
+    law = TokenLaw(sampling, NoiseStream(seed), len(PROMPT))
+    drafter = ModelDrafter(tiny.model(dtype=torch.float64), width=width, worth=worth)
+    session = drafter.open(DraftRequest(tuple(PROMPT), tiny.VOCAB, law=law))
+    assert isinstance(session._growth, CoupledGrowth)
+    return session, session._growth
+
+
+def propose(session: ModelSession, budget: int) -> DraftTree:
+    return session.propose(DraftContext(list(PROMPT), len(PROMPT), 50), budget)
+
+
+@pytest.mark.parametrize("settings", SAMPLINGS)
+def test_every_first_child_is_the_choice_of_the_law(settings: str) -> None:
+    session, growth = opened(SAMPLINGS[settings])
+    tree = propose(session, 16)
+    check(tree, tiny.VOCAB)
+    texts = {-1: PROMPT}
+    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+        texts[node] = [*texts[int(parent)], int(token)]
+    for parent in set(tree.parents.tolist()):
+        with torch.no_grad():
+            logits = session.cache.model.model(torch.tensor([texts[parent]])).logits[0, -1:]
+        chosen = int(growth.law.select(logits, [len(texts[parent]) - len(PROMPT)]))
+        below = [i for i, above in enumerate(tree.parents.tolist()) if above == parent]
+        best = max(below, key=lambda i: (tree.reach[i], -i))
+        assert int(tree.tokens[best]) == chosen
+
+
+def test_reach_never_grows_downwards_and_siblings_share_one_chance() -> None:
+    for seed in range(5):
+        tree = propose(opened(SAMPLINGS["sampled"], seed=seed)[0], 24)
+        assert len(tree) == 24
+        reach = {-1: 1.0} | dict(enumerate(tree.reach.tolist()))
+        for parent in set(tree.parents.tolist()):
+            children = [reach[i] for i, p in enumerate(tree.parents.tolist()) if p == parent]
+            assert sum(children) <= reach[parent] * (1 + 1e-6)
+
+
+def test_a_larger_budget_keeps_what_a_smaller_one_has() -> None:
+    sizes = (4, 8, 16)
+    reached = [float(propose(opened(SAMPLINGS["greedy"])[0], size).reach.sum()) for size in sizes]
+    assert reached == sorted(reached)
+    deepest = [int(depths(propose(opened(SAMPLINGS["greedy"], width=1)[0], 8).parents).max())]
+    assert deepest == [8]
+
+
+def test_growth_ends_where_a_forward_promises_too_little() -> None:
+    for worth, forwards in ((10.0, 0), (0.0, 8)):
+        session, _ = opened(SAMPLINGS["greedy"], width=1, worth=worth)
+        tree = propose(session, 9)
+        assert session.cache.drafted == forwards
+        assert len(tree) == forwards + 1
+
+
+@pytest.mark.parametrize("settings", SAMPLINGS)
+def test_a_smaller_error_makes_the_first_choice_surer(settings: str) -> None:
+    law = TokenLaw(SAMPLINGS[settings], NoiseStream(0), 0)
+    scores = torch.randn(3, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    tokens, p = law.best(scores, [0, 1, 2], 50)
+    found = [agreement(law, [0, 1, 2], tokens, p, error) for error in (0.2, 0.7, 2.0)]
+    for chances in found:
+        torch.testing.assert_close(chances.sum(-1), torch.ones(3, dtype=torch.float64))
+        assert (chances.diff(dim=-1) <= 1e-12).all(), "a later choice is surer than an earlier one"
+    assert (found[0][:, 0] > found[1][:, 0]).all() and (found[1][:, 0] > found[2][:, 0]).all()
+    if settings == "greedy":
+        torch.testing.assert_close(agreement(law, [0, 1, 2], tokens, p, 1.0), p)
+
+
+def test_the_error_follows_what_is_accepted() -> None:
+    for hit in (True, False):
+        session, growth = opened(SAMPLINGS["greedy"], width=1)
+        before = growth.error
+        chosen = int(propose(session, 4).tokens[0])
+        growth.learn([chosen if hit else (chosen + 1) % tiny.VOCAB])
+        assert (growth.error < before) is hit
+        after = growth.error
+        growth.learn([chosen])  # no draft was made in between: nothing to learn from
+        assert growth.error == after
