@@ -76,9 +76,6 @@ class DraftCache:
         which nodes are read.
         """
         n, before = len(tokens), len(self._depths)
-        if n == 1 and not self._seen[above[0], :before].all():
-            # A lone query is given no mask, but this one must not see every slot: add a twin.
-            return self.extend([*tokens, *tokens], [*above, *above])[:1]
         self._grow(before + n)
         for slot, (token, parent) in enumerate(zip(tokens, above, strict=True), start=before):
             self._slots.setdefault((parent, token), slot)
@@ -88,7 +85,7 @@ class DraftCache:
         related = self._seen[before : before + n, : before + n]
         root = len(self) - 1
         positions = [root + depth for depth in self._depths]
-        seen = None if n == 1 else related
+        seen = None if n == 1 and related.all() else related
         return self._forward(tokens, positions[before:], positions, seen, n)
 
     @property

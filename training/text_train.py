@@ -35,7 +35,7 @@ from torch import Tensor
 
 STEP_TOKENS = 4096
 MICRO_TOKENS = 4096
-HINT_WEIGHT = 0.5
+HINT_WEIGHT = 1.0
 
 
 @dataclass(frozen=True)
