@@ -3,7 +3,8 @@
 Ways are interleaved prompt by prompt, so that a machine whose speed drifts treats them alike, and
 compared by the median of per-prompt paired ratios with a bootstrap interval. Seconds are decode
 seconds: the whole run less a run that is stopped at its first token. Prompts whose plain output
-loops are counted but left out of the ratios, since a loop is too easy to draft.
+loops, or ends before it can be timed, are counted but left out of the ratios: a loop is too easy to
+draft, and the difference of two equal times is noise.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ragspec.pipelines.bench_table import Row, summarise
 from ragspec.report import loop_share
 
 LOOPING = 0.3
+SHORTEST = 6
 TUNING_ITEMS = 4
 
 
@@ -46,18 +48,18 @@ class Benchmark:
     measured: dict[tuple[str, str], dict[str, Measured]]
     settings: dict[tuple[str, str], str]
 
-    def looping(self, item: BenchItem) -> bool:
-        """Whether the plain output of the item is a loop."""
+    def tells(self, item: BenchItem) -> bool:
+        """Whether the plain output of the item can tell speeds apart: long enough, and no loop."""
         runs = self.measured[(item.category, item.id)]
-        reference = runs.get("plain") or next(iter(runs.values()))
-        return loop_share(reference.outcome.tokens) > LOOPING
+        tokens = (runs.get("plain") or next(iter(runs.values()))).outcome.tokens
+        return len(tokens) >= SHORTEST and loop_share(tokens) <= LOOPING
 
     def rows(self, baseline: str = "hf-greedy") -> list[Row]:
         """Return one row for each category and mode."""
         rows = []
         for category, items in by_category(self.items).items():
             runs = [self.measured[(item.category, item.id)] for item in items]
-            kept = [run for run, item in zip(runs, items, strict=True) if not self.looping(item)]
+            kept = [run for run, item in zip(runs, items, strict=True) if self.tells(item)]
             for mode in runs[0]:
                 setting = self.settings.get((category, mode), mode)
                 rows.append(summarise(category, mode, setting, runs, kept, baseline))

@@ -157,4 +157,5 @@ def _ours(name: str, engine: Engine, draft_model: Any) -> Engine:
     if name not in drafters:
         raise UnknownNameError(unknown("mode", name, MODES))
     drafter, model = drafters[name]
-    return Engine(engine.model, engine.tokenizer, drafter, model, engine.budget)
+    # A copy: what one mode learns about acceptance must not help or hurt another.
+    return Engine(engine.model, engine.tokenizer, drafter, model, copy.deepcopy(engine.budget))

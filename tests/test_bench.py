@@ -106,7 +106,7 @@ def test_other_tokens_than_plain_decoding_are_seen() -> None:
 def test_items_with_the_same_letters_are_not_taken_for_each_other() -> None:
     items = [BenchItem("xb", "a", (1, 5), 30), BenchItem("x", "ba", (2, 5), 30)]
     found = benchmark([], items=items)
-    assert [found.looping(item) for item in items] == [False, True]
+    assert [found.tells(item) for item in items] == [True, False]
 
 
 def test_progress_names_category_and_number() -> None:
