@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ class Asking:
 
     engine: EngineOptions
     sampling: Sampling
-    max_new_tokens: int
+    max_new_tokens: int | None  # None: what `Engine.generate` takes by default
     json: bool = False
     compare: bool = False
     trace: Path | None = None
@@ -72,36 +72,45 @@ def continue_text(prompt: str, stop: Sequence[str], asking: Asking) -> bool:
     generation = run(engine, asking.sampling, asking.streams)
     fields = {"text": generation.text, "finish_reason": generation.finish_reason}
     result = Result(generation, generation.report, fields, extra={"prompt": prompt})
-    compared = _compared(engine, result, asking, lambda e, s: run(e, s, False), terminal)
+    compared, interrupted = _compared(
+        engine, result, asking, lambda e, s: run(e, s, False), terminal
+    )
     _show(result, compared, engine, asking, terminal)
-    return generation.finish_reason == "cancelled"
+    return interrupted
 
 
 def answer_question(
     question: str, docs: Sequence[Path], index: Path | None, passages: int, asking: Asking
 ) -> bool:
     """Answer a question and show the result; return whether it was interrupted."""
-    from ragspec.pipelines.docqa import DocQA
+    from ragspec.pipelines.docqa import NEW_TOKENS, DocQA
 
     terminal = Terminal(quiet=asking.json)
     with terminal.working("reading the documents"):
         qa = DocQA.from_documents(docs) if index is None else DocQA.from_index(index)
     for skipped in qa.skipped:
-        terminal.note(f"not read: {skipped.path}: {skipped.reason}")
+        terminal.note(f"not read: {skipped.path} {skipped.reason}")
     with terminal.working("loading the model"):
         engine = asking.engine.engine()
 
     def run(engine: Engine, sampling: Sampling, stream: Callable[[str], None] | None) -> Answer:
-        asked, limit = over(qa, engine), asking.max_new_tokens
+        asked, limit = over(qa, engine), asking.max_new_tokens or NEW_TOKENS
         return asked.ask(question, sampling, max_new_tokens=limit, top_k=passages, stream=stream)
 
     if asking.compare:
         over(qa, engine).ask(question, max_new_tokens=WARM_UP_TOKENS, top_k=passages)
-    answer = run(engine, asking.sampling, terminal.piece if asking.streams else None)
+    answer = run(engine, asking.sampling, terminal.piece if asking.streams else _unseen)
     result = answered(question, answer)
-    compared = _compared(engine, result, asking, lambda e, s: run(e, s, None).generation, terminal)
+    result.fields["skipped"] = [asdict(skipped) for skipped in qa.skipped]
+    compared, interrupted = _compared(
+        engine, result, asking, lambda e, s: run(e, s, _unseen).generation, terminal
+    )
     _show(result, compared, engine, asking, terminal)
-    return answer.generation.finish_reason == "cancelled"
+    return interrupted
+
+
+def _unseen(piece: str) -> None:
+    """Take a piece that is not shown: a streamed text survives an interrupt."""
 
 
 def build_index(paths: Sequence[Path], out: Path) -> None:
@@ -113,7 +122,7 @@ def build_index(paths: Sequence[Path], out: Path) -> None:
         qa = DocQA.from_documents(paths)
         qa.save(out)
     for skipped in qa.skipped:
-        terminal.note(f"not read: {skipped.path}: {skipped.reason}")
+        terminal.note(f"not read: {skipped.path} {skipped.reason}")
     terminal.note(f"wrote {len(qa.documents)} documents to {out}")
 
 
@@ -144,14 +153,21 @@ def _compared(
     asking: Asking,
     run: Callable[[Engine, Sampling], Generation],
     terminal: Terminal,
-) -> Comparison | None:
-    if not asking.compare or result.generation.finish_reason == "cancelled":
-        return None
+) -> tuple[Comparison | None, bool]:
+    """Return the comparison where one is wanted, and whether either run was interrupted."""
+    cancelled = result.generation.finish_reason == "cancelled"
+    if not asking.compare or cancelled:
+        return None, cancelled
     from ragspec.pipelines.compare import compare, plain_engine, same_seed
 
-    with terminal.working("decoding plainly"):
-        plain = run(plain_engine(engine), same_seed(asking.sampling, result.generation))
-    return compare(engine, result.generation, plain, asking.sampling)
+    try:
+        with terminal.working("decoding plainly"):
+            plain = run(plain_engine(engine), same_seed(asking.sampling, result.generation))
+    except KeyboardInterrupt:
+        return None, True
+    if plain.finish_reason == "cancelled":  # half a run would look like another text
+        return None, True
+    return compare(engine, result.generation, plain, asking.sampling), False
 
 
 def _show(
@@ -165,12 +181,22 @@ def _show(
     extra = dict(result.extra or {})
     if compared is not None:
         extra["compare"] = compared.to_dict()
-    if asking.trace is not None:
-        _write_trace(asking.trace, result, engine, asking.engine.model, extra)
     if asking.json:
         found = result.fields | {"label": result.report.label, "report": result.report.to_dict()}
         terminal.json(found | ({"compare": compared.to_dict()} if compared else {}))
-        return
+    else:
+        _show_to_people(result, compared, engine, asking, terminal)
+    if asking.trace is not None:  # last: a full disk must not cost the answer
+        _write_trace(asking.trace, result, engine, asking.engine.model, extra)
+
+
+def _show_to_people(
+    result: Result,
+    compared: Comparison | None,
+    engine: Engine,
+    asking: Asking,
+    terminal: Terminal,
+) -> None:
     if asking.streams:
         terminal.line()
     else:
@@ -180,6 +206,8 @@ def _show(
         terminal.note(f"  quotation {number}: {where}")
     if result.generation.finish_reason == "cancelled":
         terminal.note("interrupted; this is what was written")
+    elif asking.compare and compared is None:
+        terminal.note("interrupted while decoding plainly; there is no comparison")
     terminal.note(result.report.summary())
     if compared is not None:
         terminal.note(compared.summary(), "bold")

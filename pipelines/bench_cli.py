@@ -10,6 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from ragspec.pipelines.bench_modes import MODES
+from ragspec.pipelines.options import be_quiet, checked_output
+
+TABLE_WIDTH = 120
 
 app = typer.Typer(no_args_is_help=True, help="Measure side by side with peers in one run.")
 
@@ -62,6 +65,8 @@ def text(
 ) -> None:
     """Compare ways of decoding on the same prompts; the bundled ones without --data."""
     names = tuple(name.strip() for name in modes.split(",") if name.strip())
+    for path in (json, spec_bench):
+        checked_output(path)
     asked = TextBench(
         model, draft_model, data, names, budget, dtype, device, max(1, items), max(1, repeats)
     )
@@ -75,17 +80,22 @@ def measure(asked: TextBench, json: Path | None, spec_bench: Path | None) -> Non
     from ragspec.engine import Engine
     from ragspec.errors import InputError
     from ragspec.loading import load_model
+    from ragspec.model_drafter import check_vocabulary
     from ragspec.pipelines.bench import run_benchmark, write_json, write_spec_bench
     from ragspec.pipelines.bench_data import bundled_items, by_category, read_items
-    from ragspec.pipelines.bench_modes import build_modes
+    from ragspec.pipelines.bench_modes import build_modes, check_modes
     from ragspec.pipelines.bench_table import make_table
 
+    check_modes(asked.modes)
+    be_quiet()
     engine = Engine.from_pretrained(
         asked.model, "context", None, asked.budget, asked.device, asked.dtype
     )
-    draft = (
-        load_model(asked.draft_model, asked.device, asked.dtype)[0] if asked.draft_model else None
-    )
+    draft = None
+    if asked.draft_model:
+        draft, own = load_model(asked.draft_model, asked.device, asked.dtype)
+        size = int(draft.config.get_text_config().vocab_size)
+        check_vocabulary(engine.tokenizer, own, engine.target.vocab_size, size)
     if asked.data is None:
         found = bundled_items(engine)
     else:
@@ -102,7 +112,9 @@ def measure(asked: TextBench, json: Path | None, spec_bench: Path | None) -> Non
     baseline = "hf-greedy" if "hf-greedy" in modes else next(iter(modes))
     rows = result.rows(baseline)
     console = Console()
-    console.print(make_table(rows, baseline), width=max(console.width, 120))
+    if not console.is_terminal:  # a pipe or a file: rich would cut the table to 80 columns
+        console = Console(width=TABLE_WIDTH)
+    console.print(make_table(rows, baseline))
     if json is not None:
         write_json(json, rows, asked.facts() | {"baseline": baseline})
     if spec_bench is not None:

@@ -99,6 +99,13 @@ class HFMode:
         self._forwards += 1
 
 
+def check_modes(names: Sequence[str]) -> None:
+    """Raise UnknownNameError for the first name that is no mode; costs nothing."""
+    for name in names:
+        if name not in MODES:
+            raise UnknownNameError(unknown("mode", name, MODES))
+
+
 def build_modes(
     names: Sequence[str], engine: Engine, draft_model: Any, load_copy: Callable[[], Any]
 ) -> dict[str, list[Mode]]:

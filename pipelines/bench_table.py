@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ragspec.pipelines.bench import Measured
 
 RESAMPLES = 2000
+NONE_KEPT = "-"  # every item loops: there is no ratio
 Runs = Sequence[Mapping[str, "Measured"]]
 
 
@@ -113,14 +115,18 @@ def make_table(rows: Sequence[Row], baseline: str) -> Table:
             row.setting,
             f"{row.kept}/{row.items}",
             f"{row.tokens_per_forward:.2f}",
-            f"{row.ratio:.2f}",
-            f"{row.ratio_low:.2f}-{row.ratio_high:.2f}",
-            f"{row.ratio_end_to_end:.2f}",
-            f"{row.ratio_to_plain:.2f}",
+            _number(row.ratio),
+            f"{row.ratio_low:.2f}-{row.ratio_high:.2f}" if row.kept else NONE_KEPT,
+            _number(row.ratio_end_to_end),
+            _number(row.ratio_to_plain),
             f"{row.loop_share:.2f}",
             f"{row.equal_to_plain:.0%}",
         )
     return table
+
+
+def _number(value: float) -> str:
+    return NONE_KEPT if math.isnan(value) else f"{value:.2f}"
 
 
 def _median(values: Sequence[float]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,11 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             Terminal().note("\ninterrupted")
             raise typer.Exit(INTERRUPTED) from None
+        except OSError as error:  # a full disk, a closed pipe (typer ends quietly on that one)
+            if ctx.params.get("debug") or error.errno == errno.EPIPE:
+                raise
+            Terminal().error(f"the system refused: {error}; --debug shows where.")
+            raise typer.Exit(1) from error
 
 
 app = typer.Typer(
@@ -118,7 +124,7 @@ def ask(
         max_new_tokens=max_new_tokens,
         json=json,
         compare=compare,
-        trace=trace,
+        trace=o.checked_output(trace),
         stream=not no_stream,
     )
     _finish(answer_question(o.checked_text(question), docs or [], index, top_passages, asking))
@@ -135,7 +141,9 @@ def generate(
     top_p: o.TopPOption = 1.0,
     top_k: o.TopKOption = 0,
     seed: o.SeedOption = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to write.")] = 256,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens to write; 256, or what the context has.")
+    ] = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="Ends the text, is not part of it; repeatable.")
     ] = None,
@@ -155,7 +163,7 @@ def generate(
         max_new_tokens=max_new_tokens,
         json=json,
         compare=compare,
-        trace=trace,
+        trace=o.checked_output(trace),
         stream=not no_stream,
     )
     prompt = _standard_input() if text == "-" else o.checked_text(text)

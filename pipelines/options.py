@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ragspec.errors import InputError
+from ragspec.errors import InputError, ModelError
 
 if TYPE_CHECKING:
     from ragspec.engine import Engine
@@ -58,11 +58,14 @@ class EngineOptions:
     dtype: str
 
     def engine(self) -> Engine:
-        """Load the models. Raises what `Engine.from_pretrained` does, and InputError."""
+        """Load the models.
+
+        Raises what `Engine.from_pretrained` does, and ModelError where there is no tokenizer.
+        """
         from ragspec.engine import Engine as AnyEngine
 
-        _be_quiet()
-        return AnyEngine.from_pretrained(
+        be_quiet()
+        engine = AnyEngine.from_pretrained(
             self.model,
             drafter=drafter_of(self.drafter),
             draft_model=self.draft_model,
@@ -70,9 +73,15 @@ class EngineOptions:
             device=self.device,
             dtype=self.dtype,
         )
+        if engine.tokenizer is None:
+            raise ModelError(
+                f"{self.model} holds no tokenizer; expected tokenizer.json beside the weights. "
+                "Save it there with tokenizer.save_pretrained(folder)."
+            )
+        return engine
 
 
-def _be_quiet() -> None:
+def be_quiet() -> None:
     """Keep transformers' bars and remarks off the terminal; errors still show."""
     from transformers.utils import logging
 
@@ -87,6 +96,16 @@ def checked_text(text: str) -> str:
     except UnicodeEncodeError as error:
         raise InputError(f"the text is not UTF-8 ({error}); expected text.") from error
     return text
+
+
+def checked_output(path: Path | None) -> Path | None:
+    """Return the path; raises InputError, before any work, where its folder is missing."""
+    if path is not None and not path.parent.is_dir():
+        raise InputError(
+            f"{path} cannot be written: there is no folder {path.parent}; make it, or name "
+            "another file."
+        )
+    return path
 
 
 def drafter_of(text: str) -> Any:

@@ -118,7 +118,7 @@ def speculative(
     Shapes: input_ids i64 [B, T] -> i64 [B, T + new], padded; a GenerateDecoderOnlyOutput where
     return_dict_in_generate asks for it. Raises InputError for model inputs other than text.
     """
-    spec = speculation or Speculation()
+    spec = _checked(speculation)
     # Not a named parameter: transformers would then pass it a second time.
     attention_mask = model_kwargs.pop("attention_mask", None)
     _refuse_unknown(model_kwargs)
@@ -146,6 +146,15 @@ def speculative(
     return _sequences(input_ids, spec.generations, generation_config)
 
 
+def _checked(speculation: Any) -> Speculation:
+    if speculation is not None and not isinstance(speculation, Speculation):
+        raise InputError(
+            f"got speculation={speculation!r}; expected a Speculation, or none of it for the "
+            "default one"
+        )
+    return speculation or Speculation()
+
+
 def _settings(config: Any, processors: Any, seed: int | None) -> tuple[Sampling, list[Any]]:
     """Turn transformers' own filters, where they come last, into settings; keep the rest."""
     rest = list(processors)
@@ -161,6 +170,11 @@ def _settings(config: Any, processors: Any, seed: int | None) -> tuple[Sampling,
     n = max(getattr(config, "num_return_sequences", 1) or 1, 1)
     if (getattr(config, "num_beams", 1) or 1) > 1:
         raise InputError(f"num_beams={config.num_beams}; expected 1: beams cannot be speculated")
+    if getattr(config, "penalty_alpha", None):
+        raise InputError(
+            f"penalty_alpha={config.penalty_alpha}; expected none: contrastive search is another "
+            "way of decoding, which custom_generate would drop without a word"
+        )
     return Sampling(**{"temperature": 1.0, **found}, n=n, seed=seed), rest
 
 

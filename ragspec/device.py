@@ -18,27 +18,43 @@ _DTYPES = {
 
 
 def pick_device(device: str | torch.device) -> torch.device:
-    """Return the device for a name; "auto" is the accelerator where there is one, else the CPU."""
+    """Return the device for a name; "auto" is the accelerator where there is one, else the CPU.
+
+    Raises InputError for a name that torch does not know, or a device that is not there.
+    """
     if isinstance(device, torch.device):
         return device
     if device != "auto":
-        try:
-            return torch.device(device)
-        except RuntimeError as error:
-            raise InputError(
-                f"device {device!r} is unknown to torch; expected 'auto', 'cpu' or an "
-                "accelerator such as 'cuda:0'"
-            ) from error
+        return _named(device)
     if torch.accelerator.is_available():
         return torch.accelerator.current_accelerator() or torch.device("cpu")
     return torch.device("cpu")
+
+
+def _named(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InputError(
+            f"device {name!r} is unknown to torch; expected 'auto', 'cpu' or an accelerator such "
+            "as 'cuda:0'"
+        ) from error
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # a build without the device asserts
+        reason = str(error).splitlines()[0].split(". ")[0]  # torch goes on for a page
+        raise InputError(
+            f"device {name!r} cannot be used on this machine ({reason}); expected 'auto', 'cpu' "
+            "or an accelerator that torch finds"
+        ) from error
+    return device
 
 
 def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype | str:
     """Return what to give transformers as `dtype`.
 
     "auto" is the checkpoint's own on an accelerator and float32 on a CPU, where it is exact to
-    the last token and for small batches no slower.
+    the last token and for small batches no slower. Raises InputError for an unknown name.
     """
     if isinstance(dtype, torch.dtype):
         return dtype

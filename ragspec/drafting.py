@@ -56,6 +56,11 @@ def _model_drafter(draft_model: Any, tokenizer: Any, target: CausalTarget) -> Dr
     if isinstance(draft_model, (str, Path)):
         draft_model = load_model(draft_model, target.device, target.dtype)
     model, own = draft_model if isinstance(draft_model, tuple) else (draft_model, None)
+    if not hasattr(model, "config"):
+        raise InputError(
+            f"got {type(model).__name__} as a draft model; expected a transformers model, (model, "
+            "tokenizer), a path or a name"
+        )
     size = int(model.config.get_text_config().vocab_size)
     check_vocabulary(tokenizer, own, target.vocab_size, size)
     return ModelDrafter(model)

@@ -48,6 +48,8 @@ class Engine:
         batch_size: int = 16,
         cache: Path | None = None,
     ) -> None:
+        if batch_size < 1:
+            raise InputError(f"batch_size is {batch_size}; expected at least 1")
         self.model = model
         self.tokenizer = tokenizer
         self.batch_size = batch_size

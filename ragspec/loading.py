@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from ragspec.scope import check_config, check_scope
 from ragspec.target import CausalTarget
 
 LONGEST_TIMED = 8192
+_NO_COST = frozenset(
+    {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"}
+)
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
@@ -28,18 +32,19 @@ def load_model(
     """Return (model, tokenizer) of a path or name, in eval mode on the device.
 
     The tokenizer is None where the folder holds none. Raises ModelNotFoundError,
-    UnsupportedModelError, ModelError.
+    UnsupportedModelError, ModelError, and InputError for a device or dtype that cannot be had.
     """
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     found = resolve_model(name)
     place = pick_device(device)
+    numbers = pick_dtype(dtype, place)
     try:
         check_config(AutoConfig.from_pretrained(found.folder, local_files_only=True))
         model, info = AutoModelForCausalLM.from_pretrained(
             found.folder,
-            dtype=pick_dtype(dtype, place),
+            dtype=numbers,
             local_files_only=True,
             output_loading_info=True,
         )
@@ -98,11 +103,13 @@ def read_cost(
 def model_identity(model: Any) -> str:
     """Return a short name for what a model costs: a hash of its configuration and sizes.
 
-    Weights do not count: two checkpoints of one architecture cost the same.
+    Weights do not count: two checkpoints of one architecture cost the same. Nor does what saving
+    or loading writes into a configuration.
     """
-    config = model.config.to_json_string(use_diff=True)
+    config = {k: v for k, v in model.config.to_dict().items() if k not in _NO_COST}
     sizes = sorted((name, tuple(p.shape), str(p.dtype)) for name, p in model.named_parameters())
-    return hashlib.sha256(f"{config}{sizes}".encode()).hexdigest()[:24]
+    known = json.dumps([config, sizes], sort_keys=True, default=str)
+    return hashlib.sha256(known.encode()).hexdigest()[:24]
 
 
 def _device_name(device: torch.device) -> str:

@@ -27,7 +27,7 @@ from ragspec.scope import state_layers
 from ragspec.target import CausalTarget
 from ragspec.trial import CHAINS, TREES, Attempt, Trial, shortest_window
 
-FORMAT = 1
+FORMAT = 2
 _RIGHT = {
     "tree": "trees give the logits of their paths",
     "chain": "chains over the model's own cache are right",
@@ -77,21 +77,25 @@ def probe_target(target: CausalTarget, directory: Path | None) -> Probed:
 
 
 def cached(target: CausalTarget, directory: Path) -> ProbeVerdict:
-    """Return the verdict kept under `directory` for this architecture, or probe and keep it."""
+    """Return the verdict kept under `directory` for this architecture, or probe and keep it.
+
+    A refusal is not kept: its cause may be damaged weights or the state of the machine, and would
+    be held against every other checkpoint of the architecture.
+    """
     key = probe_key(target)
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
     path = Path(directory) / f"probe-{digest}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         entry = json.loads(path.read_text(encoding="utf-8"))
         if entry.pop("key") == key and entry.pop("format") == FORMAT:
-            entry["error"] = math.inf if entry["error"] is None else entry["error"]
             return ProbeVerdict(**entry)
     verdict = probe(target)
+    if verdict.mode == "refused":
+        return verdict
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}.part")
         entry = {"format": FORMAT, "key": key} | asdict(verdict)
-        entry["error"] = verdict.error if math.isfinite(verdict.error) else None  # strict JSON
         part.write_text(json.dumps(entry), encoding="utf-8")
         os.replace(part, path)
     return verdict
@@ -129,6 +133,9 @@ def probe(target: CausalTarget) -> ProbeVerdict:
     except Exception as error:  # whatever a foreign model may raise is its verdict
         reason = f"its own forward fails on plain text ({type(error).__name__}: {error})"[:400]
         return ProbeVerdict("refused", reason, math.inf, 0.0, 0)
+    if math.isnan(trial.scale):
+        reason = "its own logits are NaN on plain text: its weights are damaged or overflow"
+        return ProbeVerdict("refused", reason, math.inf, 0.0, trial.prefix)
     attempt = trial.attempt(target.open, TREES)
     if attempt.passed:
         return _verdict(trial, "tree", attempt, _RIGHT["tree"])

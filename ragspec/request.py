@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, TypedDict
 
 from ragspec.draft import SourceText
@@ -28,7 +29,7 @@ class Options(TypedDict, total=False):
     """
 
     max_new_tokens: int | None
-    stop: str | Sequence[str]
+    stop: str | Sequence[str] | None
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     logprobs: int | bool
@@ -60,7 +61,7 @@ def read_options(
     _check_bias(sampling, vocab_size)
     own = () if options.get("ignore_eos") else ends
     rule = StopRule(
-        frozenset(own) | frozenset(options.get("stop_token_ids", ())),
+        frozenset(own) | _stop_ids(options.get("stop_token_ids")),
         new,
         _stop_strings(options.get("stop", ()), has_text),
         tuple(options.get("stopping_criteria", ())),
@@ -87,18 +88,27 @@ def _new_tokens(asked: int | None, longest: int, limit: int | None) -> int:
     if asked is None:
         room = DEFAULT_NEW_TOKENS if limit is None else limit - longest
         return max(1, min(DEFAULT_NEW_TOKENS, room))
-    if asked < 1:
-        raise InputError(f"max_new_tokens is {asked}; expected at least 1")
+    if not isinstance(asked, Integral) or asked < 1:
+        raise InputError(f"max_new_tokens is {asked!r}; expected a whole number, at least 1")
     return int(asked)
 
 
-def _stop_strings(stop: str | Sequence[str], has_text: bool) -> tuple[str, ...]:
-    strings = (stop,) if isinstance(stop, str) else tuple(stop)
+def _stop_strings(stop: str | Sequence[str] | None, has_text: bool) -> tuple[str, ...]:
+    strings = (stop,) if isinstance(stop, str) else () if stop is None else stop
+    if not isinstance(strings, Sequence) or not all(isinstance(item, str) for item in strings):
+        raise InputError(f"stop is {stop!r}; expected a text, a list of them, or None")
     if strings and not has_text:
         raise InputError("stop strings need a tokenizer; pass one, or use stop_token_ids")
     if "" in strings:
         raise InputError("a stop string is empty; expected at least one character")
-    return strings
+    return tuple(strings)
+
+
+def _stop_ids(ids: Sequence[int] | None) -> frozenset[int]:
+    for token in ids or ():  # ids past the vocabulary pass: some configs name such end tokens
+        if not isinstance(token, Integral):
+            raise InputError(f"stop_token_ids has {token!r}; expected token ids")
+    return frozenset(int(token) for token in ids or ())
 
 
 def _alternatives(logprobs: int | bool, vocab_size: int) -> int | None:

@@ -155,6 +155,16 @@ def is_ours(name: str) -> bool:
     return known or GENERATION.fullmatch(name) is not None
 
 
+def is_store(folder: Path) -> bool:
+    """Say whether a folder is the root of a store: it has a pointer file, or what it points to."""
+    try:
+        names = {path.name for path in folder.iterdir()}
+    except OSError:
+        return False
+    marks = names & {POINTER, LOCK}
+    return bool(marks) and any(GENERATION.fullmatch(name) for name in names)
+
+
 def fill(
     build: Path,
     kind: str,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ragspec.errors import DocumentError, MissingExtraError
+from ragspec.store import is_store
 
 MAX_BYTES = 64 * 2**20
 MARKDOWN = frozenset({".md", ".markdown", ".mdown", ".mkd"})
@@ -108,20 +109,33 @@ def load_folder(folder: Path, max_bytes: int = MAX_BYTES) -> Collection:
             name = path.relative_to(folder).as_posix()
             documents.append(load_document(path, name=name, max_bytes=max_bytes))
         except DocumentError as error:
-            skipped.append(Skipped(str(path), str(error)))
+            skipped.append(Skipped(str(path), str(error).removeprefix(f"{path} ")))
     if not documents:
-        first = f"; the first of {len(skipped)} skipped: {skipped[0].reason}" if skipped else ""
+        first = " (it holds no file)"
+        if skipped:
+            what = f"{skipped[0].path} {skipped[0].reason}".rstrip(".")
+            first = f"; the first of {len(skipped)} skipped: {what}"
         raise DocumentError(
-            f"{folder} holds no usable text{first or ' (it is empty)'}. "
+            f"{folder} holds no usable text{first}. "
             "Name a folder with txt, md, rst, html, pdf or source files."
         )
     return Collection(tuple(documents), tuple(skipped))
 
 
 def list_files(folder: Path) -> list[Path]:
-    """List the files below a folder, sorted by path, without hidden ones."""
+    """List the files below a folder, sorted by path, without hidden ones and stores of ours.
+
+    Raises DocumentError where the folder is an index itself, or cannot be listed.
+    """
+    if is_store(folder):
+        raise DocumentError(
+            f"{folder} is an index, expected documents; open it with `ragspec ask --index`."
+        )
     found: list[Path] = []
     for root, folders, names in os.walk(folder, onerror=raise_unreadable):
+        if is_store(Path(root)):  # an index that was written among the documents it was made of
+            folders.clear()
+            continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [Path(root, name) for name in names if not name.startswith(".")]
     return sorted(found, key=lambda path: path.as_posix())
@@ -178,8 +192,12 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
     kind = UNREAD_SUFFIXES.get(path.suffix.lower())
     if kind is not None and path.exists():
         raise DocumentError(f"{path} is a {path.suffix} file ({kind}); convert it to text first.")
+    if path.is_symlink() and not path.exists():
+        raise DocumentError(f"{path} is a link to something that is missing; restore or remove it.")
+    if not path.exists():
+        raise DocumentError(f"{path} is missing; check the path.")
     if not path.is_file():
-        raise DocumentError(f"{path} is {'not a regular file' if path.exists() else 'missing'}.")
+        raise DocumentError(f"{path} is not a regular file; name a file or a folder.")
     try:
         size = path.stat().st_size
         if size > max_bytes:

@@ -90,6 +90,25 @@ def test_trace_names_the_passages_that_drafts_came_from(
         assert whole[citation["start"] : citation["end"]] == citation["text"]
 
 
+def test_an_interrupt_keeps_the_answer_that_is_not_shown(
+    index: str, model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ragspec.loop import _advance as advance
+
+    passes = iter(range(100))
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(passes) == 3:
+            raise KeyboardInterrupt
+        return advance(*arguments)
+
+    monkeypatch.setattr("ragspec.loop._advance", interrupted)
+    arguments = ["ask", "What does the walk follow?", "--index", index, "--model", model]
+    assert main([*arguments, "--drafter", "none", "--json"]) == 130
+    found = json.loads(capsys.readouterr().out)
+    assert found["report"]["tokens"] == 4 and found["skipped"] == []
+
+
 def test_people_get_text_quotations_and_figures(index: str, model: str, capsys: Capture) -> None:
     arguments = ["ask", "What follows the tokens?", "--index", index, "--model", model]
     assert main([*arguments, "--max-new-tokens", "12"]) == 0

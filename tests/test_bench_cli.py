@@ -53,5 +53,7 @@ def test_bad_data_and_unknown_modes_are_refused(folder: Path, tmp_path: Path) ->
     for nothing in ("", "auto", "model,auto"):
         with pytest.raises(InputError, match="no mode is left"):
             bench(folder, "--modes", nothing)
+    with pytest.raises(InputError, match="there is no folder"):
+        bench(folder, "--json", str(tmp_path / "no" / "rows.json"))
     with pytest.raises(DocumentError, match="cannot be read"):
         bench(folder, "--data", str(tmp_path / "missing.jsonl"))

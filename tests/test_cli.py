@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import ragspec
+from ragspec.errors import InputError
 from ragspec.pipelines import answering, cli
 from ragspec.pipelines.cli import INTERRUPTED, main
 from tests import tiny
@@ -164,6 +165,57 @@ def test_interrupt_keeps_what_was_written(
     found = json.loads(capsys.readouterr().out)
     assert found["finish_reason"] == "cancelled"
     assert found["report"]["tokens"] == 4
+
+
+@pytest.mark.parametrize("at", [3, 14])
+def test_interrupt_of_a_comparison_keeps_the_answer(
+    at: int, model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ragspec.loop import _advance as advance
+
+    passes = iter(range(100))
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(passes) == at + 7:  # 7 to warm up, 9 and 9 for the two runs
+            raise KeyboardInterrupt
+        return advance(*arguments)
+
+    monkeypatch.setattr("ragspec.loop._advance", interrupted)
+    arguments = ["generate", "A tree ", "--model", model, "--drafter", "none", "--json"]
+    assert main([*arguments, "--compare", "--max-new-tokens", "10"]) == INTERRUPTED
+    found = json.loads(capsys.readouterr().out)
+    assert found["report"]["tokens"] == (4 if at == 3 else 10)
+    assert "compare" not in found  # half a run would look like another text
+
+
+def test_a_trace_that_cannot_be_written_costs_no_answer(
+    model: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["generate", "A tree ", "--model", model, "--max-new-tokens", "4", "--json"]
+    assert main([*arguments, "--trace", str(tmp_path / "no" / "t.jsonl")]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "there is no folder" in err  # said before any work
+    monkeypatch.setattr(answering, "_write_trace", refuse_to_write)
+    assert main([*arguments, "--trace", str(tmp_path / "t.jsonl")]) == 2
+    assert json.loads(capsys.readouterr().out)["report"]["tokens"] == 4
+
+
+def test_what_the_system_refuses_is_one_line(
+    model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(answering, "_show", full)
+    arguments = ["generate", "A tree ", "--model", model, "--max-new-tokens", "4"]
+    assert main(arguments) == 1
+    assert "the system refused: [Errno 28] No space left" in capsys.readouterr().err
+    with pytest.raises(OSError, match="No space"):
+        main(["--debug", *arguments])
+
+
+def refuse_to_write(*arguments: Any) -> None:
+    raise InputError("the disk is full")
 
 
 def test_bench_hands_its_arguments_on(monkeypatch: pytest.MonkeyPatch) -> None:

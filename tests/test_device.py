@@ -26,6 +26,12 @@ def test_names_and_devices_are_taken_as_they_are() -> None:
         pick_device("warp")
 
 
+def test_a_device_that_is_not_there_is_refused() -> None:
+    for name in ("cuda:99", "xpu:99"):
+        with pytest.raises(InputError, match=rf"'{name}' cannot be used on this machine"):
+            pick_device(name)
+
+
 def test_numbers_by_name() -> None:
     assert pick_dtype("auto", CPU) == torch.float32
     assert pick_dtype("auto", torch.device("meta")) == "auto"

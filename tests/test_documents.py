@@ -7,6 +7,7 @@ import pytest
 
 from ragspec.errors import DocumentError
 from ragspec.retrievers.documents import find_headings, load_document, load_documents
+from ragspec.retrievers.index import PassageIndex
 
 
 def pdf_of(text: str) -> bytes:
@@ -95,7 +96,7 @@ def test_truncated_pdf_is_refused_or_read_but_never_crashes(tmp_path: Path) -> N
 def test_missing_path_empty_folder_no_path_and_too_large(tmp_path: Path) -> None:
     with pytest.raises(DocumentError, match="missing"):
         load_documents(tmp_path / "nowhere.txt")
-    with pytest.raises(DocumentError, match="it is empty"):
+    with pytest.raises(DocumentError, match="holds no file"):
         load_documents(tmp_path)
     with pytest.raises(DocumentError, match="No path"):
         load_documents([])
@@ -124,6 +125,27 @@ def test_directory_in_place_of_a_file_and_special_files_are_refused(tmp_path: Pa
     os.mkfifo(tmp_path / "pipe.txt")
     with pytest.raises(DocumentError, match="not a regular file"):
         load_document(tmp_path / "pipe.txt")
+
+
+def test_a_link_to_nothing_is_named_as_one(tmp_path: Path) -> None:
+    (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere.txt")
+    with pytest.raises(DocumentError, match=r"gone\.txt is a link to something that is missing"):
+        load_document(tmp_path / "gone.txt")
+    (tmp_path / "good.txt").write_text("Text.")
+    (skipped,) = load_documents(tmp_path).skipped
+    assert skipped.path == str(tmp_path / "gone.txt")
+    assert skipped.reason.startswith("is a link")  # the path stands before it
+
+
+def test_an_index_among_the_documents_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "good.txt").write_text("Text.")
+    for _ in range(2):  # the second time one stands there already
+        found = load_documents(tmp_path)
+        assert [document.name for document in found.documents] == ["good.txt"]
+        assert found.skipped == ()
+        PassageIndex.build(found.documents, embedder=None).save(tmp_path / "good.idx")
+    with pytest.raises(DocumentError, match="is an index, expected documents"):
+        load_documents(tmp_path / "good.idx")
 
 
 def test_pdf_text_and_page_headings(tmp_path: Path) -> None:

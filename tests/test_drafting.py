@@ -73,6 +73,11 @@ def test_names_that_nothing_answers_to() -> None:
         build(None, "no-such-draft-model-here")
 
 
+def test_what_is_no_draft_model_is_refused() -> None:
+    with pytest.raises(InputError, match="got int as a draft model"):
+        build(None, 5)
+
+
 def test_a_draft_model_of_another_vocabulary_is_refused() -> None:
     with pytest.raises(TokenizerMismatchError):
         build(None, tiny.model("llama", vocab_size=50))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ragspec.budget import make_budget
-from ragspec.errors import ModelError, ModelNotFoundError, UnsupportedModelError
+from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
 from ragspec.loading import load_model, model_identity, open_target, read_cost
 from tests import tiny
 
@@ -37,6 +37,13 @@ def test_a_folder_gives_model_and_tokenizer(folder: Path) -> None:
 def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     copy.deepcopy(tiny.model("llama")).save_pretrained(tmp_path)
     assert load_model(tmp_path)[1] is None
+
+
+def test_unknown_numbers_and_devices_are_no_fault_of_the_model(folder: Path) -> None:
+    with pytest.raises(InputError, match="'int8' is unknown"):
+        load_model(folder, "cpu", "int8")
+    with pytest.raises(InputError, match="'cuda:99' cannot be used"):
+        load_model(folder, "cuda:99")
 
 
 @pytest.mark.parametrize("size", [20, 100, -50])

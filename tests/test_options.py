@@ -1,9 +1,20 @@
 from __future__ import annotations
 
+import copy
+from pathlib import Path
+
 import pytest
 
-from ragspec.errors import InputError, SamplingError
-from ragspec.pipelines.options import budget_of, checked_text, drafter_of, sampling_of
+from ragspec.errors import InputError, ModelError, SamplingError
+from ragspec.pipelines.options import (
+    EngineOptions,
+    budget_of,
+    checked_output,
+    checked_text,
+    drafter_of,
+    sampling_of,
+)
+from tests import tiny
 
 
 @pytest.mark.parametrize(
@@ -17,6 +28,19 @@ def test_drafters_are_named_by_text(text: str, drafter: object) -> None:
 def test_a_budget_is_a_number_or_a_name() -> None:
     assert budget_of("12") == 12
     assert budget_of("auto") == "auto"
+
+
+def test_a_file_in_a_missing_folder_is_refused_before_any_work(tmp_path: Path) -> None:
+    assert checked_output(None) is None
+    assert checked_output(tmp_path / "new.jsonl") == tmp_path / "new.jsonl"
+    with pytest.raises(InputError, match="there is no folder"):
+        checked_output(tmp_path / "no" / "new.jsonl")
+
+
+def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    copy.deepcopy(tiny.model("llama")).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="holds no tokenizer"):
+        EngineOptions(str(tmp_path), None, "none", "0", "cpu", "auto").engine()
 
 
 def test_sampling_checks_its_values() -> None:

@@ -131,11 +131,20 @@ def test_a_model_that_no_way_fits_is_refused(tmp_path: Path) -> None:
     model = changed("bloom")
     model.forward = lambda **kwargs: without_cache(model, **kwargs)
     target = CausalTarget(model)
-    for _ in range(2):  # afresh and from the cache
+    for _ in range(2):
         with pytest.raises(UnsupportedModelError, match="off by") as caught:
             probe_target(target, tmp_path)
         assert "BloomForCausalLM was refused" in str(caught.value)
         assert "rows too" in str(caught.value)
+
+
+def test_damaged_weights_are_named_and_not_held_against_others(tmp_path: Path) -> None:
+    damaged = changed()
+    with torch.no_grad():
+        damaged.lm_head.weight.fill_(float("nan"))
+    with pytest.raises(UnsupportedModelError, match=r"logits are NaN.*weights are damaged"):
+        probe_target(CausalTarget(damaged), tmp_path)
+    assert probe_target(CausalTarget(changed()), tmp_path).verdict.mode == "tree"
 
 
 def without_cache(model: Any, **kwargs: Any) -> Any:
@@ -192,14 +201,15 @@ def test_a_damaged_entry_is_made_again(tmp_path: Path, text: str) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_model_that_raised_is_kept_in_strict_json(tmp_path: Path) -> None:
+def test_a_refusal_is_not_kept(tmp_path: Path) -> None:
     model = changed()
+    sound = model.model.layers[0].self_attn.q_proj
     model.model.layers[0].self_attn.q_proj = torch.nn.Linear(7, 7)
     first = cached(CausalTarget(model), tmp_path)
-    (file,) = tmp_path.glob("probe-*.json")
-    assert "Infinity" not in file.read_text(encoding="utf-8")
-    assert cached(CausalTarget(model), tmp_path) == first
-    assert first.error == float("inf")
+    assert (first.mode, first.error) == ("refused", float("inf"))
+    assert list(tmp_path.iterdir()) == []
+    model.model.layers[0].self_attn.q_proj = sound
+    assert cached(CausalTarget(model), tmp_path).mode == "tree"
 
 
 def test_an_unwritable_cache_is_no_error(tmp_path: Path) -> None:

@@ -36,6 +36,10 @@ def test_end_tokens_are_the_models_and_the_callers() -> None:
     assert read(stop_token_ids=[9], ignore_eos=True).stop.ends == {9}
 
 
+def test_no_stop_may_be_said_with_none() -> None:
+    assert read(stop=None, stop_token_ids=None).stop == read().stop
+
+
 def test_end_tokens_come_from_the_generation_config_first() -> None:
     def model(found: Any) -> Any:
         return SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=found))
@@ -61,6 +65,13 @@ def test_refusals() -> None:
         read(max_new_tokens=91)
     with pytest.raises(InputError, match="empty"):
         read(stop=["a", ""])
+    with pytest.raises(InputError, match="whole number"):
+        read(max_new_tokens="5")
+    for stop in (5, ["a", 5]):
+        with pytest.raises(InputError, match="stop is"):
+            read(stop=stop)
+    with pytest.raises(InputError, match="stop_token_ids has 'a'"):
+        read(stop_token_ids=["a"])
     with pytest.raises(InputError, match="0 to 50"):
         read(logprobs=51)
     with pytest.raises(SamplingError, match="logit_bias"):

@@ -118,6 +118,7 @@ def test_every_evidence_line_quotes_the_passage_it_names(tokenizer: Any, hardnes
     for _ in range(40):
         sample = answering.sample(1400, hardness, rng)
         assert sample is not None and len(sample.tokens) == len(sample.weights) <= 1400
+        assert len(sample.hints) == len(sample.tokens)
         assert sample.tokens[-1] == 0 and sample.weights[-1] > 0
         text = tokenizer.decode(sample.tokens)
         context = text.partition("\n\nQuestion:")[0].removeprefix("Context:\n")
@@ -128,8 +129,34 @@ def test_every_evidence_line_quotes_the_passage_it_names(tokenizer: Any, hardnes
             assert quote in passages[int(number) - 1]
 
 
+def test_hints_tell_the_sentence_and_the_passage_of_every_token(tokenizer: Any) -> None:
+    answering = mix_of(tokenizer).answering
+    sample = None
+    rng = random.Random(4)
+    while sample is None or "[2]" not in tokenizer.decode(sample.tokens):
+        sample = answering.sample(1400, 1.0, rng)
+    tokens, hints = sample.tokens, sample.hints
+    for hop, start, number in hints:
+        assert hop in (0, 1, 2) and (start > 0) == (number > 0) == (hop > 0)
+    numbers = [number for hop, _, number in hints if hop == 1]
+    assert numbers == sorted(numbers) and max(numbers) > 1
+    places = [i for i, hint in enumerate(hints) if hint[0] == 2]
+    assert places
+    _, start, number = hints[places[-1]]
+    line = tokenizer.decode(tokens[places[-1] :]).partition("Evidence:")[2]
+    assert line.startswith(f" [{number}]")
+    assert line.partition("]")[2].startswith(tokenizer.decode([start]))
+
+
+def test_a_brief_sample_never_teaches_to_stop_short(tokenizer: Any) -> None:
+    sample = mix_of(tokenizer).answering.sample(600, 0.0, random.Random(3), brief=True)
+    newline = tokenizer.encode("\n")[0]
+    for token, weight in zip(sample.tokens, sample.weights, strict=True):
+        assert weight == 0.0 or token not in (0, newline)
+
+
 def test_disguise_is_one_map_of_words() -> None:
-    disguise = module("text_answering").Disguise(["zebra", "yacht", "xylem"], 5, 1.0)
+    disguise = module("text_sample").Disguise(["zebra", "yacht", "xylem"], 5, 1.0)
     changed = disguise("The harbour, the Harbour and 1704 of 1704")
     words = re.findall(r"\w+", changed)
     assert words[1] == words[3].lower() and words[1] in ("zebra", "yacht", "xylem")
@@ -143,7 +170,8 @@ def test_batches_depend_on_seed_and_step_alone(tokenizer: Any) -> None:
     again.batch(1, 1, 200, shares)
     assert again.batch(4, 2, 300, shares) == first
     assert again.batch(5, 2, 300, shares) != first
-    assert all(len(row) == 301 for part in first for row in part)
+    for row in first:
+        assert len(row.tokens) == len(row.weights) == len(row.hints) == 301
 
 
 def test_copying_rewards_repeats_only(tokenizer: Any) -> None:
@@ -159,10 +187,10 @@ def test_copying_rewards_repeats_only(tokenizer: Any) -> None:
                 assert pair in [list(two) for two in list(earlier)[: i - 1]]
 
 
-def tiny(name: str = "draft") -> Any:
+def tiny(name: str = "draft", layers: int = 2) -> Any:
     torch.manual_seed(0)
     return module("text_model").build_model(
-        name, 400, hidden_size=128, num_hidden_layers=2, intermediate_size=96
+        name, 400, hidden_size=128, num_hidden_layers=layers, intermediate_size=96
     )
 
 
@@ -179,7 +207,8 @@ def test_fast_kernels_give_the_loss_and_gradients_of_the_plain_ones(length: int)
         logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
     )
     expected = (losses * weights[:, 1:].flatten()).sum()
-    got = text_model.weighted_loss(fast, tokens, weights)
+    got, extra = text_model.weighted_loss(fast, tokens, weights)
+    assert float(extra) == 0.0
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-4)
     expected.backward()  # type: ignore[no-untyped-call]
     got.backward()
@@ -212,8 +241,27 @@ def test_a_resumed_run_equals_an_unbroken_one(
 def test_training_lowers_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     run = trainer(monkeypatch)
     tokens = torch.randint(0, 400, (4, 65), generator=torch.Generator().manual_seed(1))
-    losses = [run.update(tokens, torch.ones(4, 65), 1.0) for _ in range(25)]
-    assert losses[-1] < losses[0] - 1.0
+    hints = torch.zeros(4, 65, 3, dtype=torch.long)
+    losses = [run.update(tokens, torch.ones(4, 65), 1.0, hints) for _ in range(25)]
+    assert losses[-1][0] < losses[0][0] - 1.0
+    # The draft's head learns the token before from the first layer.
+    assert losses[-1][1] < losses[0][1] - 0.5
+
+
+def test_hints_train_the_layers_they_name() -> None:
+    text_model = module("text_model")
+    torch.manual_seed(0)
+    model = tiny("target", layers=6)
+    heads = text_model.Hints(128)
+    torch.nn.init.normal_(heads.starts[0].weight)
+    hints = torch.zeros(2, 33, 3, dtype=torch.long)
+    hints[:, :20] = torch.tensor([1, 7, 2])
+    tokens = torch.randint(0, 400, (2, 33))
+    _, extra = text_model.weighted_loss(model, tokens, torch.ones(2, 33), hints, heads)
+    extra.backward()
+    layers = [layer.mlp.down_proj.weight.grad for layer in model.model.layers]
+    assert all(grad is not None and bool(grad.any()) for grad in layers[:3])
+    assert not any(grad is not None and bool(grad.any()) for grad in layers[3:])
 
 
 def test_the_rate_warms_up_stays_and_falls() -> None:

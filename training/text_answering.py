@@ -10,93 +10,16 @@ from __future__ import annotations
 
 import random
 import re
-import zlib
 from bisect import bisect_right
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any
 
 from text_data import Document, GoldQuestion, sentence_spans
-from text_questions import (
-    STOPWORDS,
-    TEMPLATE_WORDS,
-    clean,
-    heading_question,
-    is_askable,
-    is_content,
-    make_question,
-)
+from text_passages import Asked, Cutter, Passage
+from text_questions import clean, heading_question, is_askable, is_content, make_question
+from text_sample import EOS_ID, Disguise, Sample
 
-EOS_ID = 0
 HEADING = re.compile(r"^#+ ")
-PLAIN = STOPWORDS | TEMPLATE_WORDS
-WORD = re.compile(r"[^\W\d_]{3,}|\d{2,}")
-
-
-@dataclass
-class Sample:
-    """Token ids, their loss weights, and hints on where to look.
-
-    The weight of a token is that of predicting it. A hint is (hop, start, number) for a token: hop
-    1 is a passage's token, with the first token of its own sentence and the number of its passage;
-    hop 2 is a question's token, with those of the evidence; hop 0 has no hint.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    weights: list[float] = field(default_factory=list)
-    hints: list[tuple[int, int, int]] = field(default_factory=list)
-
-    def add(self, tokens: list[int], weight: float, hint: tuple[int, int, int] = (0, 0, 0)) -> None:
-        """Append tokens of one weight and one hint."""
-        self.tokens.extend(tokens)
-        self.weights.extend([weight] * len(tokens))
-        self.hints.extend([hint] * len(tokens))
-
-
-@dataclass(frozen=True)
-class Passage:
-    """A cut of a document: its title, its text and the sentences in it."""
-
-    title: str
-    text: str
-    sentences: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A question about a passage with its evidence sentence and its answer."""
-
-    passage: Passage
-    question: str
-    evidence: str
-    answer: str
-
-
-class Disguise:
-    """Replaces words by others, the same word always by the same other one.
-
-    A passage in disguise cannot be recited from memory, only copied: each text then gives endless
-    new ones, with names and numbers that were never seen together.
-    """
-
-    def __init__(self, words: list[str], salt: int, rate: float) -> None:
-        """Draw replacements from `words`; `rate` is the share of the words replaced."""
-        self.words, self.salt, self.rate = words, salt, rate
-
-    def __call__(self, text: str) -> str:
-        """Replace words of three letters or more, stopwords apart, and numbers."""
-        return WORD.sub(self._replace, text) if self.rate else text
-
-    def _replace(self, match: re.Match[str]) -> str:
-        word = match[0]
-        low = word.lower()
-        draw = zlib.crc32(f"{self.salt} {low}".encode())
-        if low in PLAIN or (draw & 0xFFFF) > self.rate * 0x10000:
-            return word
-        if word.isdigit():
-            return str(draw)[-len(word) :].replace("0", "7", 1)
-        other = self.words[(draw >> 8) % len(self.words)]
-        return other.capitalize() if word[0].isupper() and not word.isupper() else other
 
 
 class Answering:
@@ -109,29 +32,18 @@ class Answering:
         tokenizer: Any,
     ) -> None:
         """Keep the prose of `documents`, the questions and the tokenizer."""
-        self.documents = [d for d in documents if d.kind in ("docs", "article", "book")]
-        # Articles are the kind of text that people ask facts about: draw them more often.
-        factor = {"docs": 1.0, "article": 4.0, "book": 0.5}
-        self.sizes = [factor[d.kind] * min(len(d.text), 60_000) for d in self.documents]
+        self.cutter = Cutter(documents)
         articles = {d.title: d for d in documents if d.kind == "article"}
         self.questions = [(q, articles.get(q.title)) for q in questions]
         # Unique words, so that rare names come as often as common words.
         self.words = sorted(
-            {w for d in self.documents for w in re.findall(r"\b[^\W\d_]{3,12}\b", d.text)}
+            {w for d in self.cutter.documents for w in re.findall(r"\b[^\W\d_]{3,12}\b", d.text)}
         )
         self._tokenizer = tokenizer
-        self._spans: dict[int, list[tuple[int, int]]] = {}
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
-
-    def spans(self, document: Document) -> list[tuple[int, int]]:
-        """Give the sentence offsets of a document, computed once."""
-        key = id(document)
-        if key not in self._spans:
-            self._spans[key] = sentence_spans(document.text)
-        return self._spans[key]
 
     def sample(
         self, room: int, hardness: float, rng: random.Random, brief: bool = False
@@ -150,7 +62,7 @@ class Answering:
         first, document = self.first(words, hardness, rng)
         if first is None:
             return None
-        passages = self.distractors(first, document, count - 1, words, hardness, rng)
+        passages = self.cutter.distractors(first, document, count - 1, words, hardness, rng)
         for kept in range(len(passages), -1, -1):
             chosen = [*passages[:kept], first.passage]
             rng.shuffle(chosen)
@@ -172,72 +84,19 @@ class Answering:
         """Choose the first question: a human one in up to three tenths of the samples."""
         if self.questions and rng.random() < 0.1 + 0.2 * hardness:
             gold, article = rng.choice(self.questions)
-            document = article or rng.choices(self.documents, self.sizes)[0]
+            document = article or self.cutter.draw(rng)
             place = document.text.find(gold.evidence) if article else -1
             if place < 0:
                 passage = Passage(gold.title, gold.passage, ())
             else:
-                passage = self.window_at(document, place, words, rng)
+                passage = self.cutter.window_at(document, place, words, rng)
             return Asked(passage, gold.question, gold.evidence, gold.answer), document
         for _ in range(5):
-            document = rng.choices(self.documents, self.sizes)[0]
-            passage = self.window(document, rng.randrange(len(self.spans(document))), words)
+            document = self.cutter.draw(rng)
+            passage = self.cutter.anywhere(document, words, rng)
             if made := self.made([passage], hardness, rng):
                 return rng.choice(made), document
         return None, document
-
-    def window_at(self, document: Document, place: int, words: int, rng: random.Random) -> Passage:
-        """Cut a passage that holds the character `place`, at a random distance from its start."""
-        spans = self.spans(document)
-        hit = max(i for i, (start, _) in enumerate(spans) if start <= place)
-        first, count = hit, 0
-        back = rng.random() * words * 0.8
-        while first > 0:
-            count += len(document.text[slice(*spans[first - 1])].split())
-            if count > back:
-                break
-            first -= 1
-        passage = self.window(document, first, words)
-        return (
-            passage
-            if spans[hit][0] < spans[first][0] + len(passage.text)
-            else self.window(document, hit, words)
-        )
-
-    def window(self, document: Document, first: int, words: int) -> Passage:
-        """Cut a passage of about `words` words from sentence `first` on."""
-        spans = self.spans(document)
-        stop = first
-        total = 0
-        while stop < len(spans) and total < words:
-            total += len(document.text[slice(*spans[stop])].split())
-            stop += 1
-        sentences = tuple(document.text[a:b].strip() for a, b in spans[first:stop])
-        text = document.text[spans[first][0] : spans[stop - 1][1]]
-        return Passage(document.title, text[: words * 14], sentences)
-
-    def distractors(
-        self,
-        asked: Asked,
-        document: Document,
-        count: int,
-        words: int,
-        hardness: float,
-        rng: random.Random,
-    ) -> list[Passage]:
-        """Cut other passages; hard ones share words with the question, as a retriever's would."""
-        hard = rng.random() < 0.7 * hardness
-        wanted = {clean(word).lower() for word in asked.question.split() if is_content(word)}
-        candidates: list[tuple[float, int, Passage]] = []
-        for number in range(count * (5 if hard else 1)):
-            if rng.random() < 0.2:
-                document = rng.choices(self.documents, self.sizes)[0]
-            passage = self.window(document, rng.randrange(len(self.spans(document))), words)
-            if asked.evidence in passage.text or passage.text[:80] in asked.passage.text:
-                continue
-            present = {clean(word).lower() for word in passage.text.split()}
-            candidates.append((-len(wanted & present) if hard else 0.0, number, passage))
-        return [passage for _, _, passage in sorted(candidates, key=lambda c: c[:2])[:count]]
 
     def made(self, passages: list[Passage], hardness: float, rng: random.Random) -> list[Asked]:
         """Make one question for each sentence of the passages that can be asked about."""
@@ -302,6 +161,7 @@ class Answering:
         learn = 0.5 if not rate and not brief and rng.random() < 0.25 else 0.0
         self.add_context(sample, blocks, learn)
         before = len(sample.tokens)
+        rarity = Counter(sample.tokens)
         opening = "\n\nQuestion:"
         for asked in questions:
             number = passages.index(asked.passage) + 1
@@ -324,9 +184,12 @@ class Answering:
                 parts = [*parts[:6], (self._encode("\n"), 0.0)]
             if len(sample.tokens) + sum(len(tokens) for tokens, _ in parts) + 1 > room:
                 break
-            hint = (2, quoted[0], number)
-            for i, (tokens, weight) in enumerate(parts):
-                sample.add(tokens, weight, hint if i == 0 else (0, 0, 0))
+            # Hints only for what can be found: words of the evidence that are rare in the context.
+            known = {token for token in quoted if rarity[token] <= 3}
+            for token in parts[0][0]:
+                sample.add([token], 0.0, (2, quoted[0], number) if token in known else (0, 0, 0))
+            for tokens, weight in parts[1:]:
+                sample.add(tokens, weight)
             if not brief:
                 sample.add([EOS_ID], 1.0)
             opening = "Question:"

@@ -11,8 +11,9 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from text_answering import EOS_ID, Answering, Sample
+from text_answering import Answering
 from text_data import Document, GoldQuestion
+from text_sample import EOS_ID, Sample
 
 
 @dataclass(frozen=True)
