@@ -2,7 +2,8 @@
 
 A span that was drafted from a passage and accepted is a verified quotation; it only has to be
 extended to whole words. Quotations that the model wrote without a draft are found by matching.
-Either way a citation is made only where the characters are equal.
+Either way a citation is made only where the characters are equal, and what was drafted decides no
+more than what a citation was found by: the same text has the same citations at every budget.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from ragspec.draft import Step
 from ragspec.pipelines.prompt import Prompt
 from ragspec.retrievers.search import Hit
 
-DRAFTED_WORDS = 3  # shorter drafted spans are turns of phrase, not quotations
-MATCHED_WORDS = 5
+LEAST_WORDS = 4  # shorter spans are turns of phrase, not quotations, drafted or not
 SLACK = 16  # characters by which the place of a token in the answer may be misjudged
 WORD = re.compile(r"\w+")
 APOSTROPHES = ("'", "’")
@@ -134,12 +134,12 @@ def drafted_quotes(
         place = answer.find(drafted, near, near + 2 * SLACK + len(drafted))
         if place >= 0 and drafted.strip():
             quote = grown(answer, text, Quote(place, hit, chars[0], len(drafted), "draft"))
-            if words_in(answer, quote) >= DRAFTED_WORDS:
+            if words_in(answer, quote) >= LEAST_WORDS:
                 yield quote
 
 
 def matched_quotes(answer: str, texts: Sequence[str]) -> Iterator[Quote]:
-    """Yield the longest equal pieces of five words and more."""
+    """Yield the longest equal pieces of four words and more."""
     places: dict[str, list[tuple[int, int]]] = {}
     for hit, text in enumerate(texts):
         for start, end in windows(text):
@@ -152,15 +152,15 @@ def matched_quotes(answer: str, texts: Sequence[str]) -> Iterator[Quote]:
                 continue
             quote = grown(answer, texts[hit], Quote(start, hit, place, end - start, "match"))
             covered[hit, place - start] = quote.answer_end
-            if words_in(answer, quote) >= MATCHED_WORDS:
+            if words_in(answer, quote) >= LEAST_WORDS:
                 yield quote
 
 
 def windows(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the characters of every five words in a row."""
+    """Yield the characters of every four words in a row."""
     words = [match.span() for match in WORD.finditer(text)]
-    for first in range(len(words) - MATCHED_WORDS + 1):
-        yield words[first][0], words[first + MATCHED_WORDS - 1][1]
+    for first in range(len(words) - LEAST_WORDS + 1):
+        yield words[first][0], words[first + LEAST_WORDS - 1][1]
 
 
 def short_quotes(
@@ -218,9 +218,11 @@ def words_in(answer: str, quote: Quote) -> int:
 
 
 def without_overlaps(quotes: Iterable[Quote]) -> list[Quote]:
-    """Keep the longest quotations (drafted ones first) that do not overlap in the answer."""
+    """Keep the longest quotations that do not overlap in the answer."""
     kept: list[Quote] = []
-    order = sorted(quotes, key=lambda q: (-q.length, q.found_by != "draft", q.answer_start, q.hit))
+    order = sorted(
+        quotes, key=lambda q: (-q.length, q.answer_start, q.hit, q.start, q.found_by != "draft")
+    )
     for quote in order:
         clear = (
             quote.answer_end <= k.answer_start or k.answer_end <= quote.answer_start for k in kept

@@ -6,10 +6,13 @@ The data directory is found by `--shared DIR`, else by RAGSPEC_SHARED, else besi
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is imported
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Measured costs and probe verdicts of tests are not the user's.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="ragspec-cache-")
 
 import hypothesis
 import pytest

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -70,13 +71,16 @@ def check(answer: str, prompt: Prompt, found: Sequence[Citation]) -> None:
 def test_accepted_span_is_cited_and_extended_to_whole_words() -> None:
     prompt = prompt_of([CAT, FOX])
     tokens = prompt.spans[1]
-    inner = drafted(prompt, 1, 3, 12, prompt.token_ids[tokens[0] + 15])
+    inner = drafted(prompt, 1, 3, 20, prompt.token_ids[tokens[0] + 23])
     steps = [plain(" so "), inner, plain(" zzz")]
     answer = answer_of(steps)
     found = cite(answer, prompt, steps, decode)
     check(answer, prompt, found)
     assert [(c.document, c.found_by) for c in found] == [("d1", "draft")]
     assert answer[found[0].answer_start : found[0].answer_end] in FOX
+    # The same text without a draft has the same citations, found by matching.
+    undrafted = cite(answer, prompt, [plain(answer)], decode)
+    assert [replace(c, found_by="match") for c in found] == undrafted
 
 
 def test_neighbouring_spans_become_one_citation() -> None:

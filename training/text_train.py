@@ -35,7 +35,7 @@ from torch import Tensor
 
 STEP_TOKENS = 4096
 MICRO_TOKENS = 4096
-HINT_WEIGHT = 0.3
+HINT_WEIGHT = 0.2
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ TARGET_PHASES = (
     Phase(5_000_000, Shares(0.12, 0.78, 0.0), {256: 0.3, 512: 0.7}),
     Phase(12_500_000, Shares(0.08, 0.87, 0.0, 0.5), {256: 0.5, 512: 0.5}),
     Phase(17_500_000, Shares(0.12, 0.82, 0.3, 0.4), {256: 0.2, 512: 0.8}),
-    Phase(18_900_000, Shares(0.2, 0.74, 0.6, 0.15), {512: 0.75, 1024: 0.23, 2048: 0.02}),
+    Phase(18_900_000, Shares(0.3, 0.65, 0.8, 0.1), {512: 0.3, 1024: 0.67, 2048: 0.03}),
 )
 # Two layers can copy but not search: the draft learns what it can.
 DRAFT_PHASES = (
