@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ragspec.pipelines.bench import Measured
 
 RESAMPLES = 2000
+PLAIN = ("plain", "hf-greedy")
 NONE_KEPT = "-"  # every item loops: there is no ratio
 Runs = Sequence[Mapping[str, "Measured"]]
 
@@ -29,7 +30,7 @@ class Row:
     forwards, seconds (decode), prefill_seconds: sums over all items. ratio: median over the kept
     items of baseline decode seconds / this mode's; ratio_low, ratio_high: 95 % bootstrap interval
     of it; ratio_end_to_end: the same with prefill. equal_to_plain: share of items whose tokens
-    are those of plain decoding.
+    are those of plain decoding (ours, else transformers' greedy; NaN where neither was run).
     """
 
     category: str
@@ -59,15 +60,15 @@ class Row:
 def summarise(category: str, mode: str, setting: str, runs: Runs, kept: Runs, baseline: str) -> Row:
     """Return the row of one mode from the runs of a category's items."""
     mine = [run[mode] for run in runs]
-    plain = "plain" if "plain" in runs[0] else next(iter(runs[0]))
-    base = baseline if baseline in runs[0] else plain
+    plain = next((name for name in PLAIN if name in runs[0]), None)
+    base = baseline if baseline in runs[0] else next(iter(runs[0]))
     ratios = [run[base].decode_seconds / run[mode].decode_seconds for run in kept]
     whole = [_median(run[base].seconds) / _median(run[mode].seconds) for run in kept]
-    to_plain = [run[plain].decode_seconds / run[mode].decode_seconds for run in kept]
+    to_plain = [run[plain].decode_seconds / run[mode].decode_seconds for run in kept if plain]
     low, high = interval(ratios)
     tokens = sum(len(run.outcome.tokens) for run in mine)
     forwards = sum(run.outcome.forwards for run in mine)
-    equal = [run[mode].outcome.tokens == run[plain].outcome.tokens for run in runs]
+    equal = [run[mode].outcome.tokens == run[plain].outcome.tokens for run in runs if plain]
     return Row(
         category=category,
         mode=mode,
@@ -86,7 +87,7 @@ def summarise(category: str, mode: str, setting: str, runs: Runs, kept: Runs, ba
         ratio_to_plain=_median(to_plain),
         loop_share=_mean([loop_share(run.outcome.tokens) for run in mine]),
         distinct_4=_mean([distinct_share(run.outcome.tokens, 4) for run in mine]),
-        equal_to_plain=sum(equal) / len(equal),
+        equal_to_plain=_mean(equal),
     )
 
 
@@ -120,13 +121,17 @@ def make_table(rows: Sequence[Row], baseline: str) -> Table:
             _number(row.ratio_end_to_end),
             _number(row.ratio_to_plain),
             f"{row.loop_share:.2f}",
-            f"{row.equal_to_plain:.0%}",
+            _percent(row.equal_to_plain),
         )
     return table
 
 
 def _number(value: float) -> str:
     return NONE_KEPT if math.isnan(value) else f"{value:.2f}"
+
+
+def _percent(value: float) -> str:
+    return "-" if value != value else f"{value:.0%}"
 
 
 def _median(values: Sequence[float]) -> float:

@@ -175,6 +175,11 @@ def _settings(config: Any, processors: Any, seed: int | None) -> tuple[Sampling,
             f"penalty_alpha={config.penalty_alpha}; expected none: contrastive search is another "
             "way of decoding, which custom_generate would drop without a word"
         )
+    if getattr(config, "prompt_lookup_num_tokens", None):
+        raise InputError(
+            f"prompt_lookup_num_tokens={config.prompt_lookup_num_tokens}; expected none: it would "
+            "be dropped. Speculation(drafter='context') drafts from the prompt"
+        )
     return Sampling(**{"temperature": 1.0, **found}, n=n, seed=seed), rest
 
 

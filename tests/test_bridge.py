@@ -170,6 +170,7 @@ def test_what_cannot_be_served_is_refused(model: Any, spec: Speculation) -> None
 
     refused("inputs_embeds", inputs_embeds=torch.zeros(1, 3, 64))
     refused("num_beams=2", input_ids=IDS, num_beams=2)
+    refused("prompt_lookup_num_tokens=3", input_ids=IDS, prompt_lookup_num_tokens=3)
     refused("penalty_alpha=0.6", input_ids=IDS, penalty_alpha=0.6, top_k=4)
     with pytest.raises(InputError, match="expected a Speculation"):
         model.generate(IDS, custom_generate=speculative, speculation=5, max_new_tokens=2)
