@@ -19,19 +19,25 @@ if TYPE_CHECKING:
     from ragspec.pipelines.docqa import DocQA
 
 FIXED_NEW_TOKENS = 96
+FREE_TEMPERATURE = 0.8
 DOCQA = "docqa"
 FREE = "free"
 
 
 @dataclass(frozen=True, slots=True)
 class BenchItem:
-    """One prompt. fixed: ignore end tokens and write exactly `new_tokens`."""
+    """One prompt. fixed: ignore end tokens and write exactly `new_tokens`.
+
+    temperature: 0 is greedy. Free text is sampled: small models fall into loops when greedy, and
+    a loop says nothing about speed.
+    """
 
     id: str
     category: str
     prompt: tuple[int, ...]
     new_tokens: int
     fixed: bool = False
+    temperature: float = 0.0
     spans: tuple[tuple[int, int, int, int], ...] = ()
     extra: dict[str, Any] = field(default_factory=dict, compare=False)
 
@@ -66,7 +72,7 @@ def free_items(
     for name, text in texts:
         ids = tuple(tokenizer(text[: 8 * length])["input_ids"][:length])
         if len(ids) == length:
-            items.append(BenchItem(name, FREE, ids, FIXED_NEW_TOKENS, fixed=True))
+            items.append(BenchItem(name, FREE, ids, FIXED_NEW_TOKENS, True, FREE_TEMPERATURE))
     return items
 
 

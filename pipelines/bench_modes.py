@@ -18,9 +18,11 @@ from ragspec.engine import Engine
 from ragspec.errors import UnknownNameError
 from ragspec.names import unknown
 from ragspec.pipelines.bench_data import BenchItem
+from ragspec.sampling import Sampling
 
 DRAFT_LENGTHS = (5, 10, 20)
 NGRAMS = (2, 3)
+SEED = 0
 MODES = ("hf-greedy", "hf-lookup", "hf-assistant", "plain", "context", "model", "auto")
 
 
@@ -34,7 +36,7 @@ class Outcome:
 
 
 class Mode(Protocol):
-    """One way of decoding, greedy, one prompt at a time."""
+    """One way of decoding, one prompt at a time."""
 
     name: str
 
@@ -55,6 +57,7 @@ class OurMode:
         began = time.perf_counter()
         result = self.engine.generate(
             list(item.prompt),
+            Sampling(temperature=item.temperature, seed=SEED),
             max_new_tokens=new_tokens,
             spans=item.spans,
             ignore_eos=item.fixed,
@@ -87,7 +90,7 @@ class HFMode:
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=new_tokens,
-                do_sample=False,
+                **_sampled(item.temperature),
                 **self.arguments,
             )
         finally:
@@ -104,6 +107,13 @@ def check_modes(names: Sequence[str]) -> None:
     for name in names:
         if name not in MODES:
             raise UnknownNameError(unknown("mode", name, MODES))
+
+
+def _sampled(temperature: float) -> dict[str, Any]:
+    """Return generate's arguments for a temperature; its samples are another stream than ours."""
+    if temperature == 0.0:
+        return {"do_sample": False}
+    return {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
 
 
 def build_modes(
