@@ -12,7 +12,7 @@ from text_export import checksums
 GATE = (
     ("verbatim", "evidence lines that are verbatim spans of six words or more", "0.80"),
     ("overlap", "evidence lines that overlap the gold sentence", "0.50"),
-    ("ended", "outputs ended by `<|endoftext|>` within 160 tokens", "0.90"),
+    ("ended", "outputs ended by the end token within 160 tokens", "0.90"),
     ("repeat_128", "accuracy on the second half of 2 x 128 random tokens", "0.98"),
     ("repeat_400", "the same, 2 x 400", ""),
     ("answer", "answers that match a gold answer", ""),
@@ -34,12 +34,13 @@ def read_log(path: Path) -> dict[str, Any]:
     }
 
 
-def gate_table(rates: dict[str, Any]) -> str:
-    """Lay the gate's rates out beside what is asked of them."""
-    rows = ["| measured | target | asked |", "| --- | --- | --- |"]
-    rows += [
-        f"| {text} | {rates[key]:.3f} | {least} |" for key, text, least in GATE if key in rates
-    ]
+def gate_table(runs: list[dict[str, Any]]) -> str:
+    """Lay the rates of several gate runs out beside what is asked of them."""
+    heads = " | ".join(f"{run['passages']} passages" for run in runs)
+    rows = [f"| measured | asked | {heads} |", "| --- | --- |" + " --- |" * len(runs)]
+    for key, text, least in GATE:
+        cells = " | ".join(f"{run[key]:.3f}" for run in runs if key in run)
+        rows.append(f"| {text} | {least} | {cells} |")
     return "\n".join(rows)
 
 
@@ -47,10 +48,12 @@ def main() -> None:
     """Fill `training/text_card.md` and write it beside the models."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=Path, default=Path("runs/text"))
-    parser.add_argument("--gate", type=Path, required=True, help="JSON printed by text_gate.py")
+    parser.add_argument("--gate", type=Path, nargs="+", help="JSON files printed by text_gate.py")
     parser.add_argument("--starter", type=Path, default=Path("ragspec/starter"))
     args = parser.parse_args()
-    fields: dict[str, Any] = {"gate": gate_table(json.loads(args.gate.read_text()))}
+    fields: dict[str, Any] = {
+        "gate": gate_table([json.loads(path.read_text()) for path in args.gate])
+    }
     hashes = []
     for name in ("target", "draft"):
         for key, value in read_log(args.runs / name / "log.jsonl").items():

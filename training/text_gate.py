@@ -217,7 +217,7 @@ def main() -> None:
     result = measure(model.eval(), tokenizer, items, draft)
     if args.rows:
         args.rows.write_text(json.dumps(result["rows"], indent=1, ensure_ascii=False))
-    print(json.dumps(result["rates"]))
+    print(json.dumps({"passages": args.passages, **result["rates"]}))
 
 
 if __name__ == "__main__":
