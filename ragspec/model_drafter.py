@@ -103,7 +103,7 @@ class ModelDrafter:
             )
 
     def open(self, request: DraftRequest) -> ModelSession:
-        """Return a session with an empty cache; the prompt is read at the first proposal."""
+        """Return a session whose cache holds the prompt, so that drafting begins at once."""
         if request.law is not None:
             law = request.law.without_lazy()
         else:
@@ -114,6 +114,9 @@ class ModelDrafter:
         else:
             growth = SampledGrowth(law, self.name, self.widths, self.kind)
         cache = DraftCache(self.model, request.vocab_size, len(request.prompt) + 256)
+        if request.prompt and cache.readable(request.prompt):
+            with lease(self.model.model):
+                cache.read(request.prompt)
         return ModelSession(cache, growth, self.depth)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -47,6 +48,7 @@ class Run:
     def __init__(
         self, engine: Engine, prompts: Sequence[list[int]], settings: RowSettings, first: int
     ) -> None:
+        self.began = time.perf_counter()
         self.engine = engine
         self.settings = settings
         self.prompts = prompts
@@ -131,6 +133,7 @@ class Run:
             report=ReportBuilder(engine.rule.label, seed, len(prompt)),
             logprobs=settings.logprobs,
             pending=list(prompt),
+            started=self.began,
         )
         if engine.drafter is not None:
             request = DraftRequest(

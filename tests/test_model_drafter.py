@@ -149,8 +149,9 @@ def test_accepted_tokens_are_not_read_again() -> None:
 
     drafter.model.forward = counted  # type: ignore
     _, steps = write(drafter, Sampling(), new=29)
-    # A chain of 6 takes 6 forwards; the root and the last node, never read, are all that is new.
-    assert read == [25, 1, 1, 1, 1, 1, *[2, 1, 1, 1, 1, 1] * 3]
+    # The prompt is read when the session opens. A chain of 6 takes 6 forwards; the root and the
+    # last node, never read, are all that is new.
+    assert read == [24, 1, 1, 1, 1, 1, 1, *[2, 1, 1, 1, 1, 1] * 3]
     assert len(steps) == 5
 
 

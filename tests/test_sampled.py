@@ -131,7 +131,7 @@ RULES: list[tuple[Rule, str, int | tuple[int, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "mode", "width"), RULES, ids=lambda value: str(value))
+@pytest.mark.parametrize(("rule", "mode", "width"), RULES, ids=lambda v: getattr(v, "name", str(v)))
 def test_the_text_follows_the_law_of_the_target(
     rule: Rule, mode: str, width: int | tuple[int, ...]
 ) -> None:
