@@ -8,7 +8,7 @@ from ragspec.pipelines import DocQA
 folder = sys.argv[1]
 question = sys.argv[2] if len(sys.argv) > 2 else "What is a draft tree?"
 
-engine = ragspec.Engine.from_pretrained("starter", draft_model="starter-draft")
+engine = ragspec.Engine.from_pretrained("starter")
 qa = DocQA.from_documents(folder, engine=engine)
 answer = qa.ask(question)
 

@@ -23,7 +23,7 @@ from ragspec.sampling import Sampling
 DRAFT_LENGTHS = (5, 10, 20)
 NGRAMS = (2, 3)
 SEED = 0
-MODES = ("hf-greedy", "hf-lookup", "hf-assistant", "plain", "context", "model", "auto")
+MODES = ("hf-greedy", "hf-lookup", "hf-assistant", "plain", "context", "model", "fused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def build_modes(
     peer = load_copy() if any(name.startswith("hf-") for name in names) else None
     found: dict[str, list[Mode]] = {}
     for name in names:
-        if name in ("model", "auto", "hf-assistant") and draft_model is None:
+        if name in ("model", "fused", "hf-assistant") and draft_model is None:
             continue
         if name.startswith("hf-"):
             found[name] = _peers(name, peer, draft_model)
@@ -169,7 +169,7 @@ def _ours(name: str, engine: Engine, draft_model: Any) -> Engine:
         "plain": (None, None),
         "context": ("context", None),
         "model": (None, draft_model),
-        "auto": ("context", draft_model),
+        "fused": ("context", draft_model),
     }
     if name not in drafters:
         raise UnknownNameError(unknown("mode", name, MODES))

@@ -34,7 +34,7 @@ def test_a_run_prints_a_table_and_writes_both_files(
     written, answers = tmp_path / "rows.json", tmp_path / "answers.jsonl"
     code = bench(
         folder,
-        *("--modes", "hf-greedy,plain,context,auto", "--items", "2"),
+        *("--modes", "hf-greedy,plain,context,fused", "--items", "2"),
         *("--json", str(written), "--spec-bench", str(answers)),
     )
     assert code == 0
@@ -50,7 +50,7 @@ def test_a_run_prints_a_table_and_writes_both_files(
 def test_bad_data_and_unknown_modes_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="contxt"):
         bench(folder, "--modes", "contxt")
-    for nothing in ("", "auto", "model,auto"):
+    for nothing in ("", "fused", "model,fused"):
         with pytest.raises(InputError, match="no mode is left"):
             bench(folder, "--modes", nothing)
     with pytest.raises(InputError, match="there is no folder"):

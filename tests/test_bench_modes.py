@@ -81,7 +81,7 @@ def test_the_peers_have_a_copy_and_a_grid(engine: Engine, modes: dict[str, list[
 
 def test_modes_that_need_a_draft_model_are_left_out_without_one(engine: Engine) -> None:
     calls: list[Any] = []
-    found = build_modes(["plain", "model", "auto", "hf-assistant"], engine, None, calls.clear)
+    found = build_modes(["plain", "model", "fused", "hf-assistant"], engine, None, calls.clear)
     assert list(found) == ["plain"]
 
 
