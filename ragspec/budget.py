@@ -26,6 +26,7 @@ from ragspec.goodput import GoodputSession, Settings
 from ragspec.tree import keep_best
 
 FORMAT = 1
+MOST_NODES = 16  # beyond it the claims of long copies promise more than they keep (measured)
 
 
 class BudgetSession(Protocol):
@@ -161,7 +162,7 @@ class AutoBudget:
     needs_cost = True
 
     def __init__(
-        self, *, margin: float = 0.03, probe_share: float = 0.015, maximum: int = BUCKETS[-1]
+        self, *, margin: float = 0.03, probe_share: float = 0.015, maximum: int = MOST_NODES
     ) -> None:
         """Raises InputError for a share outside [0, 1) or a maximum below 1."""
         if not (0.0 <= margin < 1.0 and 0.0 <= probe_share < 1.0 and maximum >= 1):
