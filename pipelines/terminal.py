@@ -35,6 +35,9 @@ def printable(text: str) -> str:
     return UNPRINTABLE.sub("\ufffd", text)
 
 
+WIDEST = 120
+
+
 class Terminal:
     """The two consoles of a command; `quiet` leaves out what is there for people only."""
 
@@ -121,4 +124,6 @@ class Terminal:
             table.add_column(name.lstrip(">"), justify="right" if right else "left")
         for row in rows:
             table.add_row(*(printable(cell) for cell in row))
+        if not self.out.is_terminal:  # rich assumes 80 columns for a pipe or a log
+            self.out.width = max(self.out.width, WIDEST)
         self.out.print(table)
