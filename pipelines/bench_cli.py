@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ragspec.pipelines.bench_modes import MODES
+from ragspec.pipelines.bench_modes import KNOWN, MODES
 from ragspec.pipelines.options import be_quiet, checked_output
 
 TABLE_WIDTH = 120
@@ -35,11 +35,14 @@ class TextBench:
     device: str
     items: int
     repeats: int
+    store: Path | None = None
+    history: Path | None = None
 
     def facts(self) -> dict[str, Any]:
         """Return what the JSON file says about the run."""
         names = ("model", "draft_model", "budget", "dtype", "device", "items", "repeats")
-        return {name: getattr(self, name) for name in names}
+        stores = {name: path.name for name in ("store", "history") if (path := getattr(self, name))}
+        return {name: getattr(self, name) for name in names} | stores
 
 
 @app.command()
@@ -52,7 +55,16 @@ def text(
         Path | None,
         typer.Option(help="Lines of {id, category, prompt}, or Spec-Bench rows."),
     ] = None,
-    modes: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join(MODES),
+    modes: Annotated[str, typer.Option(help=f"Comma-separated, of {', '.join(KNOWN)}.")] = ",".join(
+        MODES
+    ),
+    store: Annotated[
+        Path | None, typer.Option(help="A store of text to draft from (`ragspec store build`).")
+    ] = None,
+    history: Annotated[
+        Path | None,
+        typer.Option(help="A store of the model's own answers (`ragspec store from-answers`)."),
+    ] = None,
     budget: Annotated[str, typer.Option(help="'auto' or a number of draft nodes.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, ...")] = "auto",
     device: Annotated[str, typer.Option(help="cpu, an accelerator, or auto.")] = "auto",
@@ -68,7 +80,8 @@ def text(
     for path in (json, spec_bench):
         checked_output(path)
     asked = TextBench(
-        model, draft_model, data, names, budget, dtype, device, max(1, items), max(1, repeats)
+        *(model, draft_model, data, names, budget, dtype, device, max(1, items), max(1, repeats)),
+        *(store, history),
     )
     measure(asked, json, spec_bench)
 
@@ -80,11 +93,12 @@ def measure(asked: TextBench, json: Path | None, spec_bench: Path | None) -> Non
     from ragspec.engine import Engine
     from ragspec.errors import InputError
     from ragspec.loading import load_model
-    from ragspec.model_drafter import check_vocabulary
     from ragspec.pipelines.bench import run_benchmark, write_json, write_spec_bench
     from ragspec.pipelines.bench_data import bundled_items, by_category, read_items
+    from ragspec.pipelines.bench_methods import open_sources
     from ragspec.pipelines.bench_modes import build_modes, check_modes
     from ragspec.pipelines.bench_table import make_table
+    from ragspec.vocabulary import check_vocabulary
 
     check_modes(asked.modes)
     be_quiet()
@@ -101,11 +115,14 @@ def measure(asked: TextBench, json: Path | None, spec_bench: Path | None) -> Non
     else:
         found = read_items(asked.data, engine.tokenizer, engine.target.max_length)
     items = [item for group in by_category(found).values() for item in group[: asked.items]]
-    modes = build_modes(asked.modes, engine, draft, lambda: copy.deepcopy(engine.model))
+    sources = open_sources(
+        asked.store, asked.history, tokenizer=engine.tokenizer, model=engine.model
+    )
+    modes = build_modes(asked.modes, engine, draft, lambda: copy.deepcopy(engine.model), sources)
     if not modes:
         raise InputError(
             f"no mode is left of {', '.join(asked.modes) or 'none'}; expected some of "
-            f"{', '.join(MODES)}, those with a model only together with --draft-model"
+            f"{', '.join(KNOWN)}, those with a model only together with --draft-model"
         )
     with Console(stderr=True).status("measuring") as status:
         result = run_benchmark(items, modes, repeats=asked.repeats, progress=status.update)

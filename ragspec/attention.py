@@ -24,6 +24,7 @@ from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_ma
 
 NAME = "ragspec"
 MaskFunction = Callable[..., torch.Tensor]
+Configs = list[tuple[Any, bool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +162,7 @@ class _Leases:
         self._lock = threading.Lock()
         self._lent: dict[int, _Lent] = {}
 
-    def take(self, model: nn.Module) -> list[Any]:
-        configs = _configs(model)
+    def take(self, configs: Configs) -> list[Any]:
         with self._lock:
             for config, own in configs:
                 new = _Lent(config, config._attn_implementation_internal, own)
@@ -192,16 +192,19 @@ AttentionMaskInterface.register(NAME, tree_mask)
 
 
 @contextmanager
-def lease(model: nn.Module) -> Iterator[None]:
-    """Let the model attend through this module inside the block; nests and is thread-safe."""
-    configs = _leases.take(model)
+def lease(model: nn.Module, configs: Configs | None = None) -> Iterator[None]:
+    """Let the model attend through this module inside the block; nests and is thread-safe.
+
+    configs: what `model_configs` says of it, for callers that lease it step by step.
+    """
+    taken = _leases.take(model_configs(model) if configs is None else configs)
     try:
         yield
     finally:
-        _leases.give_back(configs)
+        _leases.give_back(taken)
 
 
-def _configs(model: nn.Module) -> list[tuple[Any, bool]]:
+def model_configs(model: nn.Module) -> Configs:
     """Return every distinct configuration that some module reads, and `_Lent.own` of it."""
     found: dict[int, tuple[Any, bool]] = {}
     for module in model.modules():

@@ -14,10 +14,12 @@ Sequoia (2402.12374), the stop rule of SpecDec++ (2405.19715).
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from ragspec.adviser import Adviser, Claims
+from ragspec.calibration import UNKNOWN, Calibration
 from ragspec.cost import CostCurve
 from ragspec.draft import DraftTree, Step
 from ragspec.economics import BUCKETS, Experience
@@ -25,14 +27,19 @@ from ragspec.errors import InputError, StoreError, UnknownNameError
 from ragspec.goodput import GoodputSession, Settings
 from ragspec.tree import keep_best
 
-FORMAT = 1
-MOST_NODES = 16  # beyond it the claims of long copies promise more than they keep (measured)
+FORMAT = 2
+MOST_NODES = BUCKETS[-1]
 
 
 class BudgetSession(Protocol):
     """The policy for one row of text."""
 
     chosen: dict[int, int]
+
+    @property
+    def adviser(self) -> Adviser | None:
+        """Whom a drafter of several sources may ask; None: nobody."""
+        ...
 
     @property
     def reason(self) -> str | None:
@@ -95,9 +102,13 @@ def make_budget(spec: int | str | Path | BudgetPolicy) -> BudgetPolicy:
 
 @dataclass(frozen=True, slots=True)
 class FixedBudget:
-    """Always the same number of nodes, the ones that claim the largest reach; 0 never drafts."""
+    """Always the same number of nodes, the ones of largest reach; 0 never drafts.
+
+    calibration: how far claims are believed, shared by all rows opened here.
+    """
 
     nodes: int
+    calibration: Calibration = field(default_factory=Calibration, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.nodes < 0:
@@ -118,14 +129,15 @@ class FixedBudget:
 
     def open(self, cost: CostCurve | None) -> FixedSession:
         """Return the policy for one row; the cost does not matter to it."""
-        return FixedSession(self.nodes)
+        return FixedSession(self.nodes, self.calibration)
 
 
 class FixedSession:
     """The same budget at every step."""
 
-    def __init__(self, nodes: int) -> None:
+    def __init__(self, nodes: int, calibration: Calibration) -> None:
         self.nodes = nodes
+        self.adviser = Claims(calibration)
         self.chosen: dict[int, int] = {}
 
     @property
@@ -142,11 +154,14 @@ class FixedSession:
         return self.nodes
 
     def fit(self, tree: DraftTree, length: int) -> DraftTree:
-        """Return the nodes of largest claimed reach, at most the fixed number of them."""
+        """Return the nodes of largest reach, at most the fixed number of them."""
+        if len(tree) > self.nodes and not self.adviser.used:
+            tree = self.adviser.appraise(tree, UNKNOWN)
         return keep_best(tree, self.nodes)
 
     def observe(self, step: Step, length: int) -> None:
-        """Count the size."""
+        """Count the size, and what became of the claims."""
+        self.adviser.learn(step.tokens)
         self.chosen[len(step.tree)] = self.chosen.get(len(step.tree), 0) + 1
 
 

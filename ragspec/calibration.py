@@ -1,10 +1,12 @@
 """What drafters claim against what the target accepts: reach corrected while running.
 
 A drafter's `reach` is a claim. Divided by the reach of its parent it claims that the node is
-accepted once its parent is. That claim is corrected by how claims of its kind fared: per source,
-per place (first child of the root, first child further down, later sibling) and per tenth of the
-claim, with old evidence fading and the claim as the mean of a Beta prior; the claim scaled as the
-source's other claims had to be, so that one lie is not believed again one level down.
+accepted once its parent is. That claim is corrected by how claims of its kind fared:
+- by source, rank among siblings, depth, and size of the claim (which stands for the length of a
+  match where a source copies), with the claim scaled as the source's others had to be for prior;
+- for first-ranked children, by the token after which they stand: copies end with sentences;
+- where several sources spoke, by which of them offered the node and which offered another.
+Old evidence fades.
 
 Only children of nodes that the text visited count. They are the ones of which the outcome is
 known whatever was verified, so the estimate is unbiased; and since the emitted tokens decide,
@@ -15,74 +17,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from ragspec.cells import POOL, Cell, Table, place_of
 from ragspec.draft import DraftTree
-from ragspec.errors import InputError
 
-BINS = 10
-PLACES = 3
-POOL = BINS * PLACES  # the index of the cell that counts all claims of a source
-CELLS = POOL + 1
-ROOT_CHILD, DEEPER, SIBLING = 0, BINS, 2 * BINS
-
-
-@dataclass(slots=True)
-class Cell:
-    """Faded counts of one kind of claim, and the correction that follows from them.
-
-    factor <= 1 scales the claim down; factor in (1, 2] scales the distance from 1 down by
-    2 - factor. Either way larger claims stay larger.
-    """
-
-    trials: float = 0.0
-    hits: float = 0.0
-    claimed: float = 0.0
-    factor: float = 1.0
-
-    def apply(self, claim: float) -> float:
-        """Return the corrected claim, in [0, 1]."""
-        if self.factor <= 1.0:
-            return claim * self.factor
-        return 1.0 - (1.0 - claim) * (2.0 - self.factor)
-
-    def count(self, claim: float, hit: bool, decay: float) -> None:
-        """Add one outcome; what was counted before weighs `decay` of what it did."""
-        self.trials = self.trials * decay + 1.0
-        self.claimed = self.claimed * decay + claim
-        self.hits = self.hits * decay + hit
-
-    def correct(self, prior: float, others: Cell | None = None) -> None:
-        """Set the factor to what turns the mean claim into the mean of the Beta posterior."""
-        if self.trials <= 0.0:
-            self.factor = others.factor if others else 1.0
-            return
-        mean = self.claimed / self.trials
-        expected = others.apply(mean) if others else mean
-        found = (self.hits + prior * expected) / (self.trials + prior)
-        if found <= mean:
-            self.factor = found / mean if mean > 0.0 else 1.0
-        elif mean < 1.0:
-            self.factor = 2.0 - (1.0 - found) / (1.0 - mean)
-
-    def without(self, part: Cell, prior: float) -> Cell:
-        """Return what this pool holds beyond one of its parts, corrected."""
-        trials = self.trials - part.trials
-        if trials <= 0.0:
-            return Cell()
-        hits = min(max(self.hits - part.hits, 0.0), trials)
-        rest = Cell(trials, hits, min(max(self.claimed - part.claimed, 0.0), trials))
-        rest.correct(prior)
-        return rest
+UNKNOWN = -1  # the token before the root where it is not told
 
 
 @dataclass(slots=True)
 class Appraisal:
-    """A proposed tree with its corrected reach [N], kept until its outcome is known."""
+    """A proposed tree with its corrected reach [N], kept until its outcome is known.
 
-    tree: DraftTree
-    reach: list[float]
-    cells: list[tuple[Cell, Cell]]
-    claims: list[float]
+    claims: what the cells are to be compared with, by node; followed: the claims corrected by the
+    cell, which the cells of the tokens correct once more; a table of None claims as it is.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    reach: list[float] = field(default_factory=list)
+    tables: list[Table | None] = field(default_factory=list)
+    cells: list[Cell | None] = field(default_factory=list)
+    claims: list[float] = field(default_factory=list)
+    ends: list[Cell | None] = field(default_factory=list)
+    followed: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -95,102 +53,121 @@ class Calibration:
 
     prior: float = 3.0
     decay: float = 0.98
-    cells: dict[str, list[Cell]] = field(default_factory=dict)
+    tables: dict[str, Table] = field(default_factory=dict)
 
-    def appraise(self, tree: DraftTree) -> Appraisal:
+    def appraise(self, tree: DraftTree, root: int = UNKNOWN) -> Appraisal:
         """Return the corrected reach of every node; never more than the reach of its parent.
 
-        One pass over plain lists: at the sizes of a draft this beats array operations.
+        root: the last committed token.
         """
-        tables = [self._table(name) for name in tree.sources]
-        parents, claimed = tree.parents.tolist(), tree.reach.tolist()
-        if len(tables) == 1:
-            sources: Sequence[list[Cell]] = tables * len(parents)
-        else:
-            sources = [tables[source] for source in tree.source.tolist()]
-        reach: list[float] = []
-        cells: list[tuple[Cell, Cell]] = []
-        claims: list[float] = []
-        seen = [False] * (len(parents) + 1)  # the last entry is that of the root, -1
-        for parent, claim, table in zip(parents, claimed, sources, strict=True):
-            above, place = 1.0, ROOT_CHILD
+        known = [self._table(name) for name in tree.sources]
+        if len(known) == 1:
+            return self._appraise(tree, known * len(tree), root)
+        return self._appraise(tree, [known[source] for source in tree.source.tolist()], root)
+
+    def weigh(self, tree: DraftTree, offers: Sequence[int]) -> Appraisal:
+        """Return the reach of a merged tree, corrected by who agreed and who did not.
+
+        offers: by node the trees that offer it, as bits. Where only one of them spoke after a
+        parent, there is nothing to add.
+        """
+        present: dict[int, int] = {}
+        for parent, offer in zip(tree.parents.tolist(), offers, strict=True):
+            present[parent] = present.get(parent, 0) | offer
+        tables: list[Table | None] = []
+        for parent, offer in zip(tree.parents.tolist(), offers, strict=True):
+            spoke = present[parent]
+            alone = spoke & (spoke - 1) == 0
+            tables.append(None if alone else self._table(f"{offer:b} of {spoke:b}"))
+        return self._appraise(tree, tables, None)
+
+    def _appraise(
+        self, tree: DraftTree, tables: Sequence[Table | None], root: int | None
+    ) -> Appraisal:
+        """One pass over plain lists: at the sizes of a draft this beats array operations."""
+        tokens, parents, claimed = tree.tokens.tolist(), tree.parents.tolist(), tree.reach.tolist()
+        new = Appraisal(tokens, parents, tables=list(tables))
+        depths: list[int] = []
+        ranks = [0] * (len(parents) + 1)  # the last entry is that of the root, -1
+        reach = new.reach
+        for parent, claim, table in zip(parents, claimed, tables, strict=True):
+            above, depth, rank = 1.0, 0, ranks[parent]
             if parent >= 0:
-                above, place = reach[parent], DEEPER
+                above, depth = reach[parent], depths[parent] + 1
                 claim = claim / claimed[parent] if claimed[parent] > 0.0 else 0.0
-            if seen[parent]:
-                place = SIBLING
-            seen[parent] = True
+            ranks[parent] = rank + 1
+            depths.append(depth)
             if not 0.0 <= claim < 1.0:  # NaN too: a claim of nothing
                 claim = 1.0 if claim >= 1.0 else 0.0
-            cell = table[place + min(int(claim * BINS), BINS - 1)]
-            known = cell if cell.trials > 0.0 else table[POOL]
-            reach.append(above * known.apply(claim))
-            cells.append((cell, table[POOL]))
-            claims.append(claim)
-        return Appraisal(tree, reach, cells, claims)
+            value, cell, end = claim, None, None
+            if table is not None:
+                cell = table.cells[place_of(rank, depth, claim)]
+                value = (cell if cell.trials > 0.0 else table.cells[POOL]).apply(claim)
+                if root is not None and rank == 0:
+                    end = table.after(root if parent < 0 else tokens[parent])
+            new.cells.append(cell)
+            new.claims.append(claim)
+            new.ends.append(end)
+            new.followed.append(value)
+            reach.append(above * (value if end is None else end.apply(value)))
+        return new
 
     def learn(self, appraisal: Appraisal, tokens: Sequence[int]) -> int:
         """Count the outcome of every child of a visited node; `tokens` are what was emitted.
 
         Returns how many nodes of the proposal the text followed.
         """
-        parents, drafts = appraisal.tree.parents.tolist(), appraisal.tree.tokens.tolist()
         visited = {-1: 0}
-        for node, (parent, token) in enumerate(zip(parents, drafts, strict=True)):
+        for node, (parent, token) in enumerate(
+            zip(appraisal.parents, appraisal.tokens, strict=True)
+        ):
             depth = visited.get(parent)
             if depth is None or depth >= len(tokens):
                 continue
             hit = token == tokens[depth]
             if hit:
                 visited[node] = depth + 1
-            cell, pool = appraisal.cells[node]
-            for each in (cell, pool):
-                each.count(appraisal.claims[node], hit, self.decay)
-            pool.correct(self.prior)
-            cell.correct(self.prior, pool.without(cell, self.prior))
+            self._count(appraisal, node, hit)
         return len(visited) - 1
+
+    def _count(self, appraisal: Appraisal, node: int, hit: bool) -> None:
+        table, cell = appraisal.tables[node], appraisal.cells[node]
+        if table is None or cell is None:
+            return
+        pool = table.cells[POOL]
+        for each in (cell, pool):
+            each.count(appraisal.claims[node], hit, self.decay)
+        pool.correct(self.prior)
+        cell.correct(self.prior, pool.without(cell, self.prior))
+        end = appraisal.ends[node]
+        if end is not None:
+            end.count(appraisal.followed[node], hit, self.decay)
+            end.correct(2.0 * self.prior)
 
     def fade(self, weight: float) -> None:
         """Scale all evidence by `weight`, so that claims are given another chance."""
-        for table in self.cells.values():
-            for cell in table:
-                cell.trials *= weight
-                cell.hits *= weight
-                cell.claimed *= weight
-            pool = table[POOL]
-            pool.correct(self.prior)
-            for cell in table[:POOL]:
-                cell.correct(self.prior, pool.without(cell, self.prior))
+        for table in self.tables.values():
+            table.fade(weight, self.prior)
 
     def copy(self) -> Calibration:
         """Return a calibration that shares nothing with this one."""
         return Calibration.from_dict(self.to_dict())
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         """Return everything that was learned, for JSON."""
-        tables = {
-            name: [[cell.trials, cell.hits, cell.claimed, cell.factor] for cell in table]
-            for name, table in self.cells.items()
-        }
-        return {"prior": self.prior, "decay": self.decay, "cells": tables}
+        tables = {name: table.to_dict() for name, table in self.tables.items()}
+        return {"prior": self.prior, "decay": self.decay, "tables": tables}
 
     @classmethod
-    def from_dict(cls, entry: dict[str, object]) -> Calibration:
+    def from_dict(cls, entry: dict[str, Any]) -> Calibration:
         """Return the calibration that `to_dict` wrote; ValueError, KeyError, TypeError if not."""
-        new = cls(prior=float(entry["prior"]), decay=float(entry["decay"]))  # type: ignore[arg-type]
-        for name, rows in entry["cells"].items():  # type: ignore[attr-defined]
-            if len(rows) != CELLS:
-                raise InputError(
-                    f"got {len(rows)} cells of calibration for source {name!r}, expected {CELLS}. "
-                    "Make the profile again with this version."
-                )
-            new.cells[str(name)] = [
-                Cell(float(t), float(h), float(c), float(f)) for t, h, c, f in rows
-            ]
+        new = cls(prior=float(entry["prior"]), decay=float(entry["decay"]))
+        for name, table in entry["tables"].items():
+            new.tables[str(name)] = Table.from_dict(table, f"source {name!r}")
         return new
 
-    def _table(self, source: str) -> list[Cell]:
-        table = self.cells.get(source)
+    def _table(self, source: str) -> Table:
+        table = self.tables.get(source)
         if table is None:
-            table = self.cells[source] = [Cell() for _ in range(CELLS)]
+            table = self.tables[source] = Table()
         return table

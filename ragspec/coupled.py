@@ -18,7 +18,7 @@ from math import exp
 import torch
 
 from ragspec.draft import ROOT, DraftContext, DraftKind, DraftTree
-from ragspec.draft_cache import DraftCache
+from ragspec.draft_cache import Ground, KnownLaw
 from ragspec.law import TokenLaw
 
 _CANDIDATES = 8
@@ -26,6 +26,7 @@ _CONTENDERS = 64
 _ERROR, _LEAST, _MOST = 0.7, 0.1, 3.0
 _RATE = 0.1
 _TYPICAL = 0.7  # agreement of a first candidate, before its law is known
+_ROW = 0.2  # cost of one more row in a forward, in forwards; measured on a CPU, less on a GPU
 
 
 @dataclass(slots=True)
@@ -70,39 +71,39 @@ class CoupledGrowth:
     """Grows a tree of a draft model's first choices under the target's noise.
 
     law: the target's, without processors that keep state. width: nodes read by one forward and
-    candidates per node; 1 gives a chain. worth: growth ends when the next forward is expected to
-    add less than this many accepted nodes. error: the scale, in logits, by which the draft's law is
-    taken to differ from the target's; it follows what is accepted.
+    candidates per node; 1 gives a chain. error: the scale, in logits, by which the draft's law is
+    taken to differ from the target's. typical: how often the first candidate is right. Both follow
+    what is accepted.
     """
 
     kind = DraftKind.COUPLED
 
-    def __init__(self, law: TokenLaw, name: str, width: int, worth: float) -> None:
+    def __init__(self, law: TokenLaw, name: str, width: int) -> None:
         self.law = law
         self.name = name
         self.width = width
-        self.worth = worth
         self.error = _ERROR
+        self.typical = _TYPICAL
         self._nodes = _Nodes()
+        self._kept: list[int] = []
+        self._known: list[tuple[Sequence[int], torch.Tensor, torch.Tensor]] = []
+        self._noise: dict[int, torch.Tensor] = {}
         self._candidates = 1 if width == 1 else max(width, _CANDIDATES)
 
-    def grow(
-        self,
-        cache: DraftCache,
-        logits: torch.Tensor,
-        context: DraftContext,
-        budget: int,
-        depth: int,
-    ) -> DraftTree:
-        """Return at most `budget` nodes, at most `depth` deep, below the root's logits [1, V]."""
+    def grow(self, ground: Ground) -> DraftTree:
+        """Return a tree of first choices on this ground."""
         nodes = self._nodes = _Nodes()
+        cache, budget = ground.cache, ground.budget
+        self._known = []
+        past = [index for index in self._noise if index < ground.context.generated]
+        for index in past:
+            del self._noise[index]
         wanted = min(self._candidates, max(budget, 1))
-        self._choose(nodes, [ROOT], logits, context, wanted)
+        self._choose(nodes, [ROOT], ground.logits, ground.context, wanted)
         while True:
             kept = nodes.best(budget)
-            fresh = [i for i in kept if nodes.slots[i] < 0 and nodes.depths[i] < depth]
-            fresh = fresh[: self.width]
-            if not fresh or _gain(nodes.reach, fresh, kept, budget) < self.worth:
+            fresh = self._fresh(kept, ground)
+            if not fresh:
                 break
             tokens = [nodes.tokens[i] for i in fresh]
             parents = [nodes.parents[i] for i in fresh]
@@ -111,8 +112,9 @@ class CoupledGrowth:
             logits = cache.extend(tokens, above)
             for slot, node in enumerate(fresh, start=first):
                 nodes.slots[node] = slot
-            self._choose(nodes, fresh, logits, context, wanted)
-        return self._tree(nodes, kept)
+            self._choose(nodes, fresh, logits, ground.context, wanted)
+        self._kept = sorted(kept)
+        return self._tree()
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Learn from what the target chose after the nodes of the last draft.
@@ -128,7 +130,36 @@ class CoupledGrowth:
             first, claim = nodes.first[node]
             error = self.error * exp(_RATE * (claim - (token == first)))
             self.error = min(max(error, _LEAST), _MOST)
+            self.typical += _RATE * ((token == first) - self.typical)
             node = place.get((node, token))
+
+    def laws(self) -> list[KnownLaw]:
+        """Return what the last draft knew at the root and at its nodes that were read."""
+        place = {node: i for i, node in enumerate(self._kept)} | {ROOT: ROOT}
+        found: list[KnownLaw] = []
+        for nodes, tokens, chances in self._known:
+            for node, t, c in zip(nodes, tokens.tolist(), chances.tolist(), strict=True):
+                if node in place:
+                    found.append((place[node], t, c))
+        return found
+
+    def _fresh(self, kept: Sequence[int], ground: Ground) -> list[int]:
+        """Return the nodes that the next forward reads; none where it promises too little.
+
+        Each node is granted one child; where the budget is used up it displaces the worst node.
+        """
+        nodes, reach = self._nodes, self._nodes.reach
+        fresh = [i for i in kept if nodes.slots[i] < 0 and nodes.depths[i] < ground.depth]
+        fresh = fresh[: self.width]
+        full = len(kept) + len(fresh) - ground.budget
+        gains = []
+        for rank, node in enumerate(fresh):
+            displaced = reach[kept[-1 - rank]] if rank < full else 0.0
+            gains.append(max(0.0, self.typical * reach[node] - displaced))
+        if sum(gains) < ground.worth:
+            return []
+        least = _ROW * ground.worth
+        return [node for node, gain in zip(fresh, gains, strict=True) if gain >= least]
 
     def _choose(
         self,
@@ -144,15 +175,51 @@ class CoupledGrowth:
             logits = law.process(logits, context.tokens, [nodes.path(node) for node in parents])
         depths = [0 if node == ROOT else nodes.depths[node] for node in parents]
         indices = [context.generated + depth for depth in depths]
-        tokens, p = law.best(logits, indices, min(_CONTENDERS, logits.shape[-1]))
-        agreements = agreement(law, indices, tokens, p, self.error)[:, :k]
-        rows: list[list[float]] = torch.cat([tokens[:, :k], agreements], -1).tolist()
+        tokens, perturbed = self._contenders(logits, indices)
+        chances = agreement(perturbed, law.sampling.temperature, self.error)
+        self._known.append((parents, tokens, chances))
+        both = torch.cat([tokens[:, :k], chances[:, :k]], -1)  # one copy from the device
+        rows: list[list[float]] = both.tolist()
         for node, row in zip(parents, rows, strict=True):
             half = len(row) // 2
             nodes.add(node, row[:half], row[half:])
 
-    def _tree(self, nodes: _Nodes, kept: Sequence[int]) -> DraftTree:
-        kept = sorted(kept)
+    def _contenders(
+        self, logits: torch.Tensor, indices: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the first choices of R nodes, tokens i64 [R, k], and their perturbed logits.
+
+        Those are `log q / T + g`, f64 [R, k], up to a constant of the row; greedy: `log q`.
+        """
+        law, k = self.law, min(_CONTENDERS, logits.shape[-1])
+        sampling = law.sampling
+        filtered = sampling.top_k or sampling.top_p < 1.0 or sampling.min_p
+        if filtered and not sampling.greedy:
+            tokens, p = law.best(logits, indices, k)
+            return tokens, p.log() + law.noise.gumbel_rows(indices, tokens)
+        scores = logits if logits.dtype == torch.float64 else logits.float()
+        if not sampling.greedy:
+            noise = self._gumbel(indices, scores)
+            scores = torch.add(noise, scores, alpha=1.0 / sampling.temperature)
+        values, tokens = scores.topk(k, dim=-1)
+        return tokens, values.double()
+
+    def _gumbel(self, indices: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+        """Return the noise of the whole vocabulary at R indices [R, V].
+
+        An index is met by every node of its depth and again in the next steps, so noise is kept.
+        """
+        missing = sorted(set(indices) - self._noise.keys())
+        if missing:
+            tokens = torch.arange(like.shape[-1], device=like.device)
+            made = self.law.noise.gumbel_rows(missing, tokens.expand(len(missing), -1))
+            self._noise.update(zip(missing, made.to(like.dtype), strict=True))
+        if len(set(indices)) == 1:
+            return self._noise[indices[0]]
+        return torch.stack([self._noise[index] for index in indices])
+
+    def _tree(self) -> DraftTree:
+        nodes, kept = self._nodes, self._kept
         place = {node: i for i, node in enumerate(kept)}
         place[ROOT] = ROOT
         return DraftTree.build(
@@ -164,31 +231,12 @@ class CoupledGrowth:
         )
 
 
-def _gain(reach: Sequence[float], fresh: Sequence[int], kept: Sequence[int], budget: int) -> float:
-    """Return the reach that a forward over `fresh` may add to the nodes that are kept.
-
-    Each node is granted one child; where the budget is used up it displaces the worst node.
-    """
-    full = len(kept) + len(fresh) - budget
-    gain = 0.0
-    for rank, node in enumerate(fresh):
-        displaced = reach[kept[-1 - rank]] if rank < full else 0.0
-        gain += max(0.0, _TYPICAL * reach[node] - displaced)
-    return gain
-
-
-def agreement(
-    law: TokenLaw, indices: Sequence[int], tokens: torch.Tensor, p: torch.Tensor, error: float
-) -> torch.Tensor:
+def agreement(perturbed: torch.Tensor, temperature: float, error: float) -> torch.Tensor:
     """Return the estimated chance that the target's choice is the same: f64 [R, k].
 
-    tokens i64 [R, k] and their probabilities f64 [R, k] are the first choices of R nodes. If the
-    target's logits differ from the draft's by Gumbel errors of scale `error`, the chance is the
-    softmax of the perturbed logits `log q + T g` over that scale, at temperature T (0 = greedy).
-    It is taken over the k choices, of which the last should not matter.
+    perturbed f64 [R, k]: `log q / T + g` of the first choices of R nodes, up to a constant of the
+    row; with temperature 0 (greedy) `log q`. If the target's logits differ from the draft's by
+    Gumbel errors of scale `error`, the chance is the softmax of T times these over that scale. It
+    is taken over the k choices, of which the last should not matter.
     """
-    scores = p.log()
-    if not law.sampling.greedy:
-        scores += law.noise.gumbel_rows(indices, tokens)
-        scores *= law.sampling.temperature
-    return (scores / error).softmax(-1)
+    return (perturbed * ((temperature or 1.0) / error)).softmax(-1)

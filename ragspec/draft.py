@@ -20,10 +20,12 @@ import torch
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from ragspec.adviser import Adviser
     from ragspec.law import TokenLaw
 
 ROOT = -1
 NO_ORIGIN = (-1, -1)
+PREDICTION = -2  # the document of an origin in a predicted output
 
 Ints = NDArray[np.int64]
 
@@ -111,7 +113,8 @@ class DraftTree:
 class SourceText:
     """A text that a drafter may copy from: a retrieved passage, a prediction, a document.
 
-    tokens: the ids of the text. document: an index that comes back in `origin` and citations.
+    tokens: the ids of the text. document: an index that comes back in `origin` and citations;
+    below 0 where it is no document and nothing may be cited from it, as PREDICTION.
     offset: the token offset of `tokens[0]` in the document (0 where the text is the document).
     """
 
@@ -142,12 +145,14 @@ class DraftContext:
     """What a drafter may look at before each step. It must not change it.
 
     tokens: prompt and generated tokens, the root last [T]. prompt_length: tokens of the prompt.
-    remaining: tokens that may still be generated; no use to draft deeper.
+    remaining: tokens that may still be generated; no use to draft deeper. adviser: knows how far
+    claims are to be believed and which sources pay; None where there is nobody to ask.
     """
 
     tokens: list[int]
     prompt_length: int
     remaining: int
+    adviser: Adviser | None = None
 
     @property
     def generated(self) -> int:

@@ -9,20 +9,27 @@ drafters' nodes, or lack some of these.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from ragspec.attention import TreeView
-from ragspec.draft import ROOT
+from ragspec.attention import TreeView, lease, model_configs
+from ragspec.draft import ROOT, DraftContext
 from ragspec.slots import SlotCache
 from ragspec.target import CausalTarget
 
 _FIRST_SIZE = 64
 
 
+KnownLaw = tuple[int, list[int], list[float]]
+"""(node, tokens [k], chances [k]): what follows the node, most preferred first; -1 is the root.
+A chance is the estimated probability that the target's choice there is that token."""
+
+
 class DraftCache:
-    """One row of text in a draft model. Call it inside a `lease` of the model.
+    """One row of text in a draft model. Call it inside a `lease`.
 
     vocab_size: V of the laws that are returned, the target's; the draft model's own vocabulary
     may be padded to another size. capacity: slots to begin with.
@@ -31,6 +38,8 @@ class DraftCache:
     def __init__(self, model: CausalTarget, vocab_size: int, capacity: int = _FIRST_SIZE) -> None:
         self.model = model
         self.vocab_size = vocab_size
+        self.forwards = 0
+        self._configs = model_configs(model.model)
         self._cache = SlotCache(1, capacity)
         self._slots: dict[tuple[int, int], int] = {}
         self._depths: list[int] = []
@@ -40,6 +49,10 @@ class DraftCache:
     def __len__(self) -> int:
         """Return the committed tokens in the cache."""
         return self._cache.book.lengths[0]
+
+    def lease(self) -> AbstractContextManager[None]:
+        """Let the model attend through `attention` inside the block."""
+        return lease(self.model.model, self._configs)
 
     def readable(self, tokens: Sequence[int]) -> bool:
         """Return whether the model can go on from this text: its context and its vocabulary."""
@@ -64,8 +77,7 @@ class DraftCache:
         n = len(fresh)
         causal = start == 0 or n == 1
         seen = None if causal else np.tri(n, dtype=np.bool_)
-        positions = list(range(start, start + n))
-        logits = self._forward(fresh, positions, positions, seen, 1)
+        logits = self._forward(fresh, list(range(start, start + n)), seen, 1)
         self._cache.commit([range(n)])
         return logits
 
@@ -86,7 +98,7 @@ class DraftCache:
         root = len(self) - 1
         positions = [root + depth for depth in self._depths]
         seen = None if n == 1 and related.all() else related
-        return self._forward(tokens, positions[before:], positions, seen, n)
+        return self._forward(tokens, positions, seen, n)
 
     @property
     def drafted(self) -> int:
@@ -125,20 +137,27 @@ class DraftCache:
     def _forward(
         self,
         tokens: Sequence[int],
-        positions: list[int],
-        slot_positions: list[int],
+        positions: Sequence[int],
         seen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None,
         keep: int,
     ) -> torch.Tensor:
-        model = self.model
-        device = model.device
+        """Run one forward over n new slots; return the logits of the last `keep`: [keep, V].
+
+        positions: logical positions of all speculative slots, the n new ones last. seen bool
+        [n, m]: which of those slots each new one sees, None where plain causality is right.
+        """
+        device, n = self.model.device, len(tokens)
+        # One array, so that one copy brings it to the device.
+        numbers = torch.from_numpy(np.array([[*positions, *tokens, len(self)]])).to(device)
+        m = len(positions)
         view = TreeView(
-            lengths=torch.tensor([len(self)], device=device),
-            positions=torch.tensor([positions], device=device),
-            slot_positions=torch.tensor([slot_positions], device=device),
+            lengths=numbers[0, -1:],
+            positions=numbers[:, m - n : m],
+            slot_positions=numbers[:, :m],
             related=None if seen is None else torch.from_numpy(seen)[None].to(device),
         )
-        logits = model.forward(torch.tensor([tokens], device=device), view, self._cache, keep)
+        self.forwards += 1
+        logits = self.model.forward(numbers[:, m : m + n], view, self._cache, keep)
         return _fitted(logits[0], self.vocab_size)
 
     def _grow(self, needed: int) -> None:
@@ -149,6 +168,23 @@ class DraftCache:
             self._seen = grown
         # Slots are used again step after step: clear what an earlier draft left.
         self._seen[len(self._depths) : needed] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What a draft grows from and how far it may grow.
+
+    cache: holds the text, its last token (the root) included. logits [1, V]: the draft model's at
+    the root. budget: the most nodes. depth: the deepest node. worth: growth ends when the next
+    forward is expected to add fewer accepted nodes.
+    """
+
+    cache: DraftCache
+    logits: torch.Tensor
+    context: DraftContext
+    budget: int
+    depth: int
+    worth: float
 
 
 def _fitted(logits: torch.Tensor, size: int) -> torch.Tensor:

@@ -32,11 +32,20 @@ def build_drafter(
     sources = [_one(item) for item in asked]
     if draft_model is not None:
         sources.append(_model_drafter(draft_model, tokenizer, target))
+    for source in sources:
+        check = getattr(source, "fits", None)
+        if check is not None:  # a store of another tokenizer or model is refused here
+            check(target.model, tokenizer)
     if not sources:
         return None
     if len(sources) == 1 and isinstance(sources[0], Fuse):
         return sources[0]
-    return Fuse(sources)
+    return Fuse([source for each in sources for source in _flat(each)])
+
+
+def _flat(drafter: Drafter) -> Sequence[Drafter]:
+    """Return the sources of a plain fusion, so that all sources meet in one."""
+    return drafter.drafters if type(drafter) is Fuse else (drafter,)
 
 
 def _one(item: Any) -> Drafter:
@@ -51,7 +60,8 @@ def _one(item: Any) -> Drafter:
 
 def _model_drafter(draft_model: Any, tokenizer: Any, target: CausalTarget) -> Drafter:
     from ragspec.loading import load_model
-    from ragspec.model_drafter import ModelDrafter, check_vocabulary
+    from ragspec.model_drafter import ModelDrafter
+    from ragspec.vocabulary import check_vocabulary
 
     if isinstance(draft_model, (str, Path)):
         draft_model = load_model(draft_model, target.device, target.dtype)

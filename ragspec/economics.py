@@ -7,12 +7,15 @@ before it taught. It holds no text. All times are in milliseconds.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from ragspec.calibration import Calibration
 
 BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 FIRST_ASKED = BUCKETS.index(8)
 OUTLIER = 3.0
+FREE = 0.01  # what costs less of a plain step than this is always asked
+LEVELS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the best claim for the next token, before a source speaks
 
 
 @dataclass(slots=True)
@@ -51,6 +54,49 @@ class DraftCost:
 
 
 @dataclass(slots=True)
+class SourceWorth:
+    """What asking one source costs, and what it brought by the level of promise before it.
+
+    gains: tokens as fading means; trials: how often the source was asked at that level;
+    passed: how often it was not since.
+    """
+
+    cost: DraftCost = field(default_factory=DraftCost)
+    gains: list[float] = field(default_factory=lambda: [0.0] * (len(LEVELS) + 1))
+    trials: list[int] = field(default_factory=lambda: [0] * (len(LEVELS) + 1))
+    passed: list[int] = field(default_factory=lambda: [0] * (len(LEVELS) + 1))
+
+    def learn(self, level: int, gain: float) -> None:
+        """Add the tokens that the source brought in one step."""
+        self.trials[level] += 1
+        self.gains[level] += max(0.1, 1.0 / self.trials[level]) * (gain - self.gains[level])
+
+    def pays(self, level: int, price: float, pause: float, probes: bool) -> bool:
+        """Tell whether to ask at a price in tokens, or else for once after `pause` refusals."""
+        if self.gains[level] > price or (probes and self.trials[level] < 3):
+            return True
+        self.passed[level] += 1
+        if not probes or self.passed[level] <= pause:
+            return False
+        self.passed[level] = 0
+        return True
+
+    def to_dict(self) -> dict[str, object]:
+        """Return everything that was learned, for JSON."""
+        return {"cost": self.cost.sums, "gains": self.gains, "trials": self.trials}
+
+    @classmethod
+    def from_dict(cls, entry: dict[str, Any]) -> SourceWorth:
+        """Return what `to_dict` wrote; ValueError, KeyError or TypeError on anything else."""
+        sums = [float(value) for value in entry["cost"]]
+        gains = [float(value) for value in entry["gains"]]
+        trials = [int(value) for value in entry["trials"]]
+        if len(sums) != 5 or not len(gains) == len(trials) == len(LEVELS) + 1:
+            raise ValueError("cost, gains and trials of a source")
+        return cls(DraftCost(sums), gains, trials)
+
+
+@dataclass(slots=True)
 class Rate:
     """Tokens and milliseconds per step, as fading means."""
 
@@ -78,16 +124,21 @@ class Experience:
     host: milliseconds of a step outside drafter and target. overall: tokens and time of all
     steps. drafted: expected tokens and time of the steps in which the drafter was asked.
     worth: net tokens that a bucket added over the ones below it. asked: index of the bucket that
-    the drafter is asked for.
+    the drafter is asked for. draft: cost of a step's proposal; sources: of each of its sources.
     """
 
     calibration: Calibration = field(default_factory=Calibration)
     draft: DraftCost = field(default_factory=DraftCost)
+    sources: dict[str, SourceWorth] = field(default_factory=dict)
     overall: Rate = field(default_factory=Rate)
     drafted: Rate = field(default_factory=Rate)
     host: float = 0.0
     worth: list[float] = field(default_factory=lambda: [0.5] * len(BUCKETS))
     asked: int = FIRST_ASKED
+
+    def source(self, name: str) -> SourceWorth:
+        """Return what is known about a source."""
+        return self.sources.setdefault(name, SourceWorth())
 
     def learn_host(self, milliseconds: float) -> None:
         """Add the host time of one step, clipped at three times the mean."""
@@ -125,6 +176,7 @@ class Experience:
         return {
             "calibration": self.calibration.to_dict(),
             "draft": self.draft.sums,
+            "sources": {name: worth.to_dict() for name, worth in self.sources.items()},
             "overall": [self.overall.tokens, self.overall.milliseconds, self.overall.steps],
             "drafted": [self.drafted.tokens, self.drafted.milliseconds, self.drafted.steps],
             "host": self.host,
@@ -145,6 +197,10 @@ class Experience:
         return cls(
             calibration=Calibration.from_dict(calibration),
             draft=DraftCost([float(value) for value in sums]),
+            sources={
+                str(name): SourceWorth.from_dict(worth)
+                for name, worth in fields["sources"].items()  # type: ignore[attr-defined]
+            },
             overall=_rate(fields["overall"]),
             drafted=_rate(fields["drafted"]),
             host=float(fields["host"]),  # type: ignore[arg-type]

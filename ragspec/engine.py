@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Unpack
@@ -57,6 +59,8 @@ class Engine:
         self.drafter = build_drafter(drafter, draft_model, tokenizer, self.target)
         self.budget = make_budget(budget)
         self.rule: Rule = resolve("rule", rule)() if isinstance(rule, str) else rule
+        self._listeners: dict[object, Callable[[Generation], None]] = {}
+        self._listening = threading.Lock()
         self.cost = None
         if self.drafter is not None:
             check_pairing(self.rule, self.drafter)
@@ -133,6 +137,41 @@ class Engine:
         run = Run(self, encoded.ids, settings, 0)
         return Stream(run, self._decode(run), self.tokenizer, settings.stop.strings)
 
+    def on_finish(self, callback: Callable[[Generation], None]) -> Callable[[], None]:
+        """Call `callback` with every text that comes to its end; returns what ends that.
+
+        Texts that were cancelled are left out. What the callback raises becomes a RuntimeWarning
+        and never reaches the caller of `generate` or `stream`.
+        """
+        key = object()
+        with self._listening:
+            self._listeners = self._listeners | {key: callback}
+
+        def unsubscribe() -> None:
+            with self._listening:
+                self._listeners = {k: v for k, v in self._listeners.items() if k is not key}
+
+        return unsubscribe
+
+    def _tell(self, run: Run) -> None:
+        """Hand the finished texts of a run to those who asked for them."""
+        listeners = tuple(self._listeners.values())
+        if not listeners:
+            return
+        for generation in (each for texts in run.results() for each in texts):
+            if generation.finish_reason == "cancelled":
+                continue
+            for listener in listeners:
+                try:
+                    listener(generation)
+                except Exception as error:
+                    warnings.warn(
+                        f"a callback of on_finish failed ({type(error).__name__}: {error}); the "
+                        "output is not affected.",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
+
     def _settings(
         self, encoded: EncodedPrompts, sampling: Sampling, options: Options
     ) -> RowSettings:
@@ -144,6 +183,7 @@ class Engine:
             has_text=self.tokenizer is not None,
             vocab_size=self.target.vocab_size,
             limit=self.target.max_length,
+            tokenizer=self.tokenizer,
         )
 
     def _decode(self, run: Run) -> Iterator[list[Emission]]:
@@ -154,3 +194,4 @@ class Engine:
                 yield from decode(session, run.rows, run.prompt_of_row, self.rule)
         finally:
             run.close(time.perf_counter() - began)
+            self._tell(run)

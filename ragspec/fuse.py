@@ -8,9 +8,11 @@ pruned by a draft model's law. A source that fails never breaks the text: it is 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
 
+from ragspec.adviser import Adviser
 from ragspec.draft import (
     DraftContext,
     Drafter,
@@ -18,10 +20,12 @@ from ragspec.draft import (
     DraftRequest,
     DraftSession,
     DraftTree,
+    Ints,
     Step,
 )
 from ragspec.errors import InputError
-from ragspec.tree import check, keep_best, merge
+from ragspec.tops import reads_prompts, tell_prompt, wanted
+from ragspec.tree import check, keep_best, overlay
 
 FAULTS_ALLOWED = 3
 
@@ -44,14 +48,27 @@ class Fuse:
     @property
     def kind(self) -> DraftKind:
         """The kind of the fused tree."""
-        if len(self.drafters) == 1:
-            return self.drafters[0].kind
-        plain = all(drafter.kind is DraftKind.DETERMINISTIC for drafter in self.drafters)
-        return DraftKind.DETERMINISTIC if plain else DraftKind.COUPLED
+        return self.drafters[0].kind if len(self.drafters) == 1 else kind_of(self.drafters)
+
+    @property
+    def top_logits(self) -> int:
+        """How many of the target's best tokens its drafters want to see, see `tops`."""
+        return wanted(self.drafters)
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether its drafters want to see those of the prompt too."""
+        return reads_prompts(self.drafters)
 
     def open(self, request: DraftRequest) -> FuseSession:
         """Return a session that holds one session of every drafter."""
         return FuseSession(self.drafters, request)
+
+
+def kind_of(drafters: Iterable[Drafter]) -> DraftKind:
+    """Return the kind of trees made from these: deterministic where all are, else coupled."""
+    plain = all(drafter.kind is DraftKind.DETERMINISTIC for drafter in drafters)
+    return DraftKind.DETERMINISTIC if plain else DraftKind.COUPLED
 
 
 @dataclass(slots=True)
@@ -69,6 +86,9 @@ class FuseSession:
 
     def __init__(self, drafters: Sequence[Drafter], request: DraftRequest) -> None:
         self._vocab_size = request.vocab_size
+        # Retrieval speaks first: what it promises tells whether a model is worth asking.
+        drafters = sorted(drafters, key=lambda each: each.kind is not DraftKind.DETERMINISTIC)
+        self._kind = kind_of(drafters)
         self._sources = [_Source(drafter.name, drafter.kind) for drafter in drafters]
         for source, drafter in zip(self._sources, drafters, strict=True):
             try:
@@ -79,35 +99,73 @@ class FuseSession:
 
     @property
     def faults(self) -> dict[str, int]:
-        """How often each source failed; sources without a fault are left out."""
-        return {source.name: source.faults for source in self._sources if source.faults}
+        """How often each source failed, those within others too; those without are left out."""
+        found = {source.name: source.faults for source in self._sources if source.faults}
+        for source in self._sources:
+            found |= getattr(source.session, "faults", {})
+        return found
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
-        """Return the at most `budget` nodes of largest reach that any source proposes."""
-        trees = []
-        for source in self._sources:
-            tree = self._ask(source, context, budget)
+        """Return the at most `budget` nodes of largest reach that the sources propose.
+
+        With an adviser in the context, claims are corrected source by source and once more where
+        they meet, and costly sources are asked only where they pay.
+        """
+        adviser = context.adviser
+        if len(self._sources) == 1:
+            tree = self._ask(self._sources[0], context, budget)
+            if tree is None or not len(tree):
+                return DraftTree.empty()
+            return keep_best(self._believed(adviser, tree, context), budget)
+        parts: list[tuple[DraftTree, int]] = []
+        fused, offers = DraftTree.empty(), list[int]()
+        for number, source in enumerate(self._sources):
+            later = adviser is not None and number > 0 and source.session is not None
+            asked = adviser.allowance(source.name, budget, fused) if adviser and later else budget
+            if not asked:
+                continue
+            tree = self._ask(source, context, asked)
             if tree is not None and len(tree):
-                trees.append(tree)
-        if not trees:
-            return DraftTree.empty()
-        fused = trees[0] if len(self._sources) == 1 else merge(trees)
-        return keep_best(fused, budget)
+                parts.append((self._believed(adviser, tree, context), 1 << number))
+                fused, offers = self._merged(parts)
+            if adviser and later:
+                adviser.added(source.name, fused)
+        if adviser and len(parts) > 1:
+            fused = adviser.weigh(fused, offers)
+        # The kind that was declared, also where only some of the sources spoke.
+        return replace(keep_best(fused, budget), kind=self._kind)
 
     def observe(self, step: Step) -> None:
         """Tell every source; `step.tree` is the fused tree as it was verified."""
         self._tell(lambda session: session.observe(step))
 
+    def observe_prompt(self, tokens: Ints, top: Ints) -> None:
+        """Tell the sources that learn from it what the target thought of the prompt."""
+        self._tell(lambda session: tell_prompt(session, tokens, top))
+
     def rollback(self, n: int) -> None:
         """Forget the last `n` committed tokens in every source."""
         self._tell(lambda session: session.rollback(n))
+
+    def _merged(self, parts: Sequence[tuple[DraftTree, int]]) -> tuple[DraftTree, list[int]]:
+        """Return the parts as one tree, and by node the bits of those that offer it."""
+        return overlay(parts)
+
+    def _believed(
+        self, adviser: Adviser | None, tree: DraftTree, context: DraftContext
+    ) -> DraftTree:
+        return tree if adviser is None else adviser.appraise(tree, context.tokens[-1])
 
     def _ask(self, source: _Source, context: DraftContext, budget: int) -> DraftTree | None:
         """Return the source's tree, or None where it is off or has just failed."""
         if source.session is None:
             return None
+        asked = context
+        if context.adviser is not None and isinstance(source.session, FuseSession):
+            asked = replace(context, adviser=None)  # no claim is corrected twice
+        began = perf_counter()
         try:
-            tree = source.session.propose(context, budget)
+            tree = source.session.propose(asked, budget)
             check(tree, self._vocab_size)
             if len(tree) and tree.kind is not source.kind:
                 raise InputError(
@@ -117,6 +175,8 @@ class FuseSession:
         except Exception as error:
             _fault(source, error)
             return None
+        if context.adviser is not None:
+            context.adviser.spent(source.name, 1000.0 * (perf_counter() - began))
         return tree
 
     def _tell(self, what: Callable[[DraftSession], None]) -> None:

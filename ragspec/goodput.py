@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ragspec.calibration import Appraisal
+from ragspec.adviser import Economy
+from ragspec.calibration import UNKNOWN
 from ragspec.cost import CostCurve
 from ragspec.draft import DraftTree, Step
-from ragspec.economics import BUCKETS, Experience
+from ragspec.economics import BUCKETS, FREE, Experience
 from ragspec.tree import select
 
-FREE = 0.01  # a drafter that costs less of a plain step than this is always asked
 CHEAP = 0.1  # one that costs less than this is asked at the start of every row
 LONGEST_PAUSE = 16  # in pauses that the share for probes would allow
 PROBE = BUCKETS.index(4)
@@ -64,7 +64,7 @@ class GoodputSession:
         self._asked = 0
         self._calls = 0
         self._proposed = False
-        self._proposal: Appraisal | None = None
+        self.adviser = Economy(experience, settings.probe_share, settings.learns)
         self._expected = 0.0
         self._off: bool | None = None
         self._pause, self._countdown = 1, 2
@@ -100,36 +100,45 @@ class GoodputSession:
             self._countdown -= 1
             asked = min(asked, PROBE) if self._may_probe() else 0
         self._asked = asked
+        self.adviser.begin(self._rate(), self._plain, BUCKETS[asked])
         return BUCKETS[asked]
 
     def fit(self, tree: DraftTree, length: int) -> DraftTree:
         """Return the best part of the tree at the present rate; possibly the empty tree."""
         experience = self.experience
-        self._proposal = proposal = experience.calibration.appraise(tree)
-        order = best_first(proposal.reach)
-        gains = [0.0]
-        for node in order:
-            gains.append(gains[-1] + proposal.reach[node])
-        costs = self.cost.upto(length)
-        rate = self._rate()
-        last = len(order)
-        top = self._asked or self.settings.largest
-        sizes = [min(size, last) for size in BUCKETS[: top + 1]]
-        net = [gains[size] - rate * 1000.0 * costs[size] for size in sizes]
+        if len(tree) and not self.adviser.used:  # a drafter that asked for no advice
+            tree = self.adviser.appraise(tree, UNKNOWN)
+        reach = tree.reach.tolist()
+        order = best_first(reach)
+        gains, net = self._nets(reach, order, length)
         best = max(range(len(net)), key=net.__getitem__)
         if net[best] < net[0] + self.settings.margin:
             best = 0
+        last = len(order)
         if self.settings.learns:
             experience.learn_worth(net, best if BUCKETS[best] <= last else 0)
         self._proposed = self._proposed or last > 0
-        self._expected = gains[sizes[best]]
-        return cut(tree, order, sizes[best])
+        size = min(BUCKETS[best], last)
+        self._expected = gains[size]
+        return cut(tree, order, size)
+
+    def _nets(
+        self, reach: Sequence[float], order: Sequence[int], length: int
+    ) -> tuple[list[float], list[float]]:
+        """Return the expected tokens by number of nodes, and tokens less time by bucket."""
+        gains = [0.0]
+        for node in order:
+            gains.append(gains[-1] + reach[node])
+        costs, rate, last = self.cost.upto(length), 1000.0 * self._rate(), len(order)
+        top = self._asked or self.settings.largest
+        sizes = [min(size, last) for size in BUCKETS[: top + 1]]
+        return gains, [gains[size] - rate * costs[size] for size in sizes]
 
     def observe(self, step: Step, length: int) -> None:
         """Learn from a step, and switch speculation off or on."""
         size = len(step.tree)
         self.chosen[size] = self.chosen.get(size, 0) + 1
-        proposal, self._proposal = self._proposal, None
+        followed = self.adviser.learn(step.tokens)
         if not self.settings.learns:
             return
         experience, spent = self.experience, step.milliseconds
@@ -141,13 +150,10 @@ class GoodputSession:
         self._before = spent
         self._plain = 1000.0 * self.cost.seconds(1, length) + experience.host
         time = 1000.0 * self.cost.seconds(size + 1, length) + experience.host
-        followed = 0
-        if proposal is not None:
-            followed = experience.calibration.learn(proposal, step.tokens)
         if self._asked:
             self._calls += 1
             if "draft" in spent and self._calls > 1:  # the first may hold a prefill
-                experience.draft.learn(BUCKETS[self._asked], spent["draft"])
+                experience.draft.learn(BUCKETS[self._asked], spent["draft"] - self.adviser.extra)
             time += experience.draft.of(BUCKETS[self._asked])
             weight = QUICK if self._off else SLOW
             experience.drafted.learn(1.0 + self._expected, time, weight)
@@ -159,6 +165,7 @@ class GoodputSession:
                 if self._regret > 1.0 and self._share() > FREE:
                     self._off = True  # the rate may still hold claims since proved wrong
                     experience.drafted.learn(1.0 + self._expected, time, 1.0)
+        time += self.adviser.extra
         self._elapsed += time
         experience.overall.learn(len(step.tokens), time, 0.05)
         experience.choose_asked(self._rate(), self.settings.largest)

@@ -10,16 +10,18 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 
 from ragspec.budget import BudgetSession
-from ragspec.draft import ROOT, DraftContext, DraftSession, DraftTree, Step, Verdict
+from ragspec.draft import ROOT, DraftContext, DraftSession, DraftTree, Ints, Step, Verdict
 from ragspec.law import TokenLaw
 from ragspec.output import TokenLogprob
 from ragspec.report import ReportBuilder
 from ragspec.rules import Rule
 from ragspec.stops import StopState
-from ragspec.target import TargetSession
+from ragspec.target import ReadsPrompts, TargetSession
+from ragspec.tops import best_tokens, tell_prompt
 from ragspec.tree import limit_depth
 from ragspec.view import RowView, choose_together
 
@@ -28,9 +30,10 @@ from ragspec.view import RowView, choose_together
 class Row:
     """One text on its way: its tokens, its law, its drafter and where it ends.
 
-    logprobs: None, or how many alternatives to keep with each token's log-probability. pending:
-    committed tokens that the target has not seen, the root last. started, finished: seconds of
-    the performance counter.
+    logprobs: None, or how many alternatives to keep with each token's log-probability. top: how
+    many of the target's best tokens the drafter learns from, 0 for none; reads_prompt: also while
+    the prompt is read. pending: committed tokens that the target has not seen, the root last.
+    started, finished: seconds of the performance counter.
     """
 
     context: DraftContext
@@ -40,6 +43,8 @@ class Row:
     drafter: DraftSession | None = None
     budget: BudgetSession | None = None
     logprobs: int | None = None
+    top: int = 0
+    reads_prompt: bool = True
     pending: list[int] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     scored: list[TokenLogprob] = field(default_factory=list)
@@ -89,8 +94,12 @@ def _prefill(
     """Read the prompts in one forward, which also yields every row's first token."""
     firsts = [i for i, prompt in enumerate(prompts) if i == 0 or prompts[i - 1] != prompt]
     empty = [DraftTree.empty()] * len(rows)
-    logits = session.verify([rows[i].pending for i in firsts], [empty[i] for i in firsts])
+    logits, tops = _read(session, [rows[i] for i in firsts])
     session.commit([() for _ in firsts])
+    for row, prompt in zip(rows, prompts, strict=True):
+        if tops and len(tops[prompt]):
+            read = row.context.tokens[-len(tops[prompt]) :]
+            tell_prompt(row.drafter, np.asarray(read, dtype=np.int64), tops[prompt])
     if len(firsts) < len(rows):
         session.select(prompts)
         logits = logits[torch.tensor(list(prompts), device=logits.device)]
@@ -106,13 +115,25 @@ def _prefill(
     return emissions
 
 
+def _read(session: TargetSession, rows: Sequence[Row]) -> tuple[torch.Tensor, list[Ints]]:
+    """Read the rows' prompts: the logits after them [B, 1, V] and, if wanted, the best tokens."""
+    pending = [row.pending for row in rows]
+    k = max(row.top if row.reads_prompt else 0 for row in rows)
+    if k and isinstance(session, ReadsPrompts):
+        return session.read_prompts(pending, k)
+    return session.verify(pending, [DraftTree.empty()] * len(rows)), []
+
+
 def _advance(session: TargetSession, rows: Sequence[Row], rule: Rule) -> list[Emission]:
     """Take one step in every row."""
     began = time.perf_counter()
     trees = [session.admit(_draft(row)) for row in rows]
     drafted = time.perf_counter()
     logits = session.verify([row.pending for row in rows], trees)
+    k = max(row.top for row in rows)
+    best = best_tokens(logits, k) if k else None
     verdicts = _judge(rows, trees, logits, rule)
+    tops = None if best is None else best.cpu().numpy()
     verified = time.perf_counter()
     session.commit([verdict.path for verdict in verdicts])
     committed = time.perf_counter()
@@ -122,9 +143,9 @@ def _advance(session: TargetSession, rows: Sequence[Row], rule: Rule) -> list[Em
         "commit": 1000 * (committed - verified),
     }
     emissions = []
-    for row, tree, verdict in zip(rows, trees, verdicts, strict=True):
+    for i, (row, tree, verdict) in enumerate(zip(rows, trees, verdicts, strict=True)):
         step = _emit(row, tree, verdict, dict(spent))
-        _learn(row, step)
+        _learn(row, step, None if tops is None else tops[i, : len(tree) + 1])
         emissions.append(Emission(row, step))
     host = 1000 * (time.perf_counter() - committed)
     for emission in emissions:
@@ -195,11 +216,13 @@ def _emit(row: Row, tree: DraftTree, verdict: Verdict, spent: dict[str, float]) 
     return step
 
 
-def _learn(row: Row, step: Step) -> None:
+def _learn(row: Row, step: Step, top: Ints | None) -> None:
     """Tell drafter and budget what came of the step; a finished row has no use for it."""
     if row.done:
         return
     if row.drafter is not None:
+        step.top = top  # lent: the steps that a row keeps do not hold it
         row.drafter.observe(step)
+        step.top = None
     if row.budget is not None:
         row.budget.observe(step, len(row.context.tokens))

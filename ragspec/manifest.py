@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -57,6 +58,19 @@ class Manifest:
                 "build the store again."
             )
         return manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a new generation holds, for a writer that only learns it while it writes.
+
+    parameters, fingerprints: as in `Manifest`. carried: the records of files brought over from
+    an older generation; their hashes hold on, so that damage to them is never made official.
+    """
+
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    carried: Mapping[str, FileRecord] = field(default_factory=dict)
 
 
 def sha256_file(path: Path) -> str:

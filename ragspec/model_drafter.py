@@ -13,15 +13,13 @@ accepted of a draft is not read again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any, Protocol
 
-import torch
-
-from ragspec.attention import lease
 from ragspec.coupled import CoupledGrowth
 from ragspec.draft import DraftContext, DraftKind, DraftRequest, DraftTree, Step
-from ragspec.draft_cache import DraftCache
-from ragspec.errors import InputError, TokenizerMismatchError, UnsupportedModelError
+from ragspec.draft_cache import DraftCache, Ground, KnownLaw
+from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.law import TokenLaw
 from ragspec.noise import NoiseStream
 from ragspec.sampled import SampledGrowth
@@ -31,6 +29,8 @@ from ragspec.target import CausalTarget
 
 WIDTH = 4
 WORTH = 0.3
+_CHEAPEST = 0.02
+_FIRST = 3  # drafts before their times are believed: the first ones may catch up with the text
 _MODES = {
     "coupled": DraftKind.COUPLED,
     "sampled": DraftKind.SAMPLED,
@@ -43,19 +43,16 @@ class Growth(Protocol):
 
     kind: DraftKind
 
-    def grow(
-        self,
-        cache: DraftCache,
-        logits: torch.Tensor,
-        context: DraftContext,
-        budget: int,
-        depth: int,
-    ) -> DraftTree:
-        """Return at most `budget` nodes, at most `depth` deep, below the root's logits [1, V]."""
+    def grow(self, ground: Ground) -> DraftTree:
+        """Return the draft that this ground bears."""
         ...
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Learn from the tokens that were emitted in place of the last draft."""
+        ...
+
+    def laws(self) -> list[KnownLaw]:
+        """Return what the last draft knew at the root and at its nodes that were read."""
         ...
 
 
@@ -68,7 +65,8 @@ class ModelDrafter:
     None = 4); in the sampled modes the children of each node by depth, 1 beyond its end, so that
     k or (k,) means k chains (None = one chain). mode: "coupled", "sampled" or
     "sampled-without-replacement". worth: a coupled draft ends when the next forward is expected
-    to add less than this many accepted nodes; 0 uses up the budget.
+    to add less than this many accepted nodes; 0 uses up the budget; None works it out from the
+    time of a forward where the policy of the budget tells what time is worth, see `Pace`.
     Raises InputError for no model or settings outside their range, UnsupportedModelError for a
     model that cannot draft.
     """
@@ -80,7 +78,7 @@ class ModelDrafter:
         width: int | Sequence[int] | None = None,
         *,
         mode: str = "coupled",
-        worth: float = WORTH,
+        worth: float | None = None,
         name: str = "model",
     ) -> None:
         if model is None:
@@ -96,7 +94,7 @@ class ModelDrafter:
         self.worth = worth
         self.name = name
         self.kind = _MODES[mode]
-        if (depth is not None and depth < 1) or worth < 0.0:
+        if (depth is not None and depth < 1) or (worth or 0.0) < 0.0:
             raise InputError(
                 f"got depth {depth} and worth {worth}; expected at least 1, and 0 or more. Use "
                 "drafter=None for plain decoding."
@@ -110,24 +108,59 @@ class ModelDrafter:
             law = TokenLaw(Sampling(), NoiseStream(0), len(request.prompt))
         growth: Growth
         if self.kind is DraftKind.COUPLED:
-            growth = CoupledGrowth(law, self.name, self.widths[0], self.worth)
+            growth = CoupledGrowth(law, self.name, self.widths[0])
         else:
             growth = SampledGrowth(law, self.name, self.widths, self.kind)
         cache = DraftCache(self.model, request.vocab_size, len(request.prompt) + 256)
         if request.prompt and cache.readable(request.prompt):
-            with lease(self.model.model):
+            with cache.lease():
                 cache.read(request.prompt)
-        return ModelSession(cache, growth, self.depth)
+        return ModelSession(cache, growth, self.depth, self.worth)
+
+
+class Pace:
+    """What a forward of the draft model takes, and the accepted nodes that are worth as much.
+
+    fixed: the answer, whatever a forward takes; None works it out.
+    """
+
+    def __init__(self, fixed: float | None) -> None:
+        self.fixed = fixed
+        self.milliseconds = 0.0
+        self._drafts = 0
+
+    def worth(self, rate: float) -> float:
+        """Return the nodes that pay for one more forward, at `rate` tokens a millisecond.
+
+        A rate of 0 stands for one that is unknown.
+        """
+        if self.fixed is not None:
+            return self.fixed
+        if rate <= 0.0 or self._drafts < _FIRST:
+            return WORTH
+        return min(max(rate * self.milliseconds, _CHEAPEST), 1.0)
+
+    def learn(self, milliseconds: float, forwards: int) -> None:
+        """Learn the time of a draft, clipped at twice the mean: a fading mean by forward."""
+        each = milliseconds / forwards
+        self._drafts += 1
+        if self._drafts > 1:
+            each = min(each, 2.0 * self.milliseconds)
+        self.milliseconds += max(0.1, 1.0 / self._drafts) * (each - self.milliseconds)
 
 
 class ModelSession:
     """The draft model's cache for one row of text; see `ModelDrafter`."""
 
-    def __init__(self, cache: DraftCache, growth: Growth, depth: int | None) -> None:
+    def __init__(
+        self, cache: DraftCache, growth: Growth, depth: int | None, worth: float | None
+    ) -> None:
         self.cache = cache
+        self.pace = Pace(worth)
         self._growth = growth
         self._depth = depth
         self._committed = 0
+        self._drafted = False
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return at most `budget` nodes; none where the text has outgrown the draft model."""
@@ -135,11 +168,23 @@ class ModelSession:
         self._committed = len(tokens)
         depth = min(budget, context.remaining - 1, cache.room(tokens))
         depth = depth if self._depth is None else min(depth, self._depth)
-        if depth < 1 or not cache.readable(tokens):
+        self._drafted = depth >= 1 and cache.readable(tokens)
+        if not self._drafted:
             return DraftTree.empty(self._growth.kind)
-        with lease(cache.model.model):
-            logits = cache.read(tokens)
-            return self._growth.grow(cache, logits, context, budget, depth)
+        worth = self.pace.worth(getattr(context.adviser, "rate", 0.0))
+        began, before = perf_counter(), cache.forwards
+        with cache.lease():
+            ground = Ground(cache, cache.read(tokens), context, budget, depth, worth)
+            tree = self._growth.grow(ground)
+        self.pace.learn(1000.0 * (perf_counter() - began), cache.forwards - before)
+        return tree
+
+    def laws(self) -> list[KnownLaw]:
+        """Return what the draft model knew at the last proposal's root and nodes that were read.
+
+        Nodes are named as in that proposal; nothing is worked out before it is asked for.
+        """
+        return self._growth.laws() if self._drafted else []
 
     def observe(self, step: Step) -> None:
         """Keep what the target accepted of the last proposal, wherever it stood in the tree."""
@@ -151,49 +196,6 @@ class ModelSession:
         """Forget the last `n` committed tokens."""
         self._committed -= n
         self.cache.truncate(self._committed)
-
-
-def check_vocabulary(
-    target_tokenizer: Any, draft_tokenizer: Any, target_size: int, draft_size: int
-) -> None:
-    """Refuse a draft model whose token ids mean something else than the target's.
-
-    The tokenizers must give every id that both have the same token; special tokens may have
-    different names. The models' vocabularies may be padded to different sizes. Where a tokenizer
-    is None only the sizes can be compared. Raises TokenizerMismatchError.
-    """
-    if target_tokenizer is None or draft_tokenizer is None:
-        if target_size != draft_size:
-            raise TokenizerMismatchError(
-                f"the draft model has {draft_size} token ids and the target {target_size}, and "
-                "without both tokenizers they cannot be compared; expected one vocabulary. Pass "
-                "draft_model=(model, tokenizer) and the target's tokenizer."
-            )
-        return
-    target, draft = _tokens_by_id(target_tokenizer), _tokens_by_id(draft_tokenizer)
-    special = _special_ids(target_tokenizer) & _special_ids(draft_tokenizer)
-    shared = target.keys() & draft.keys()
-    wrong = sorted(i for i in shared if target[i] != draft[i] and i not in special)
-    if wrong or not shared:
-        example = (
-            f"id {wrong[0]} is {draft[wrong[0]]!r} in the draft model's tokenizer and "
-            f"{target[wrong[0]]!r} in the target's"
-            if wrong
-            else "no id in common"
-        )
-        raise TokenizerMismatchError(
-            f"the draft model's tokenizer differs from the target's in {len(wrong)} of "
-            f"{len(shared)} token ids ({example}); expected one vocabulary. Use a draft model of "
-            "the target's family, or drafter='context', which needs no model."
-        )
-
-
-def _tokens_by_id(tokenizer: Any) -> dict[int, str]:
-    return {int(number): str(token) for token, number in tokenizer.get_vocab().items()}
-
-
-def _special_ids(tokenizer: Any) -> set[int]:
-    return {int(number) for number in getattr(tokenizer, "added_tokens_decoder", {})}
 
 
 def _checked(model: Any) -> CausalTarget:

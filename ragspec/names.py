@@ -17,7 +17,14 @@ NAMES: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
     {
         "drafter": MappingProxyType(
             {
+                "auto": "ragspec.retrievers.auto:auto_drafter",
                 "context": "ragspec.retrievers.context:ContextDrafter",
+                "hierarchy": "ragspec.retrievers.hierarchy:HierarchyDrafter",
+                "lookup": "ragspec.retrievers.lookup:LookupDrafter",
+                "match": "ragspec.retrievers.select:MatchDrafter",
+                "ngrams": "ragspec.retrievers.ngrams:NGramDrafter",
+                "recycling": "ragspec.retrievers.recycling:NeighbourDrafter",
+                "suffix": "ragspec.retrievers.suffix:SuffixDrafter",
                 "model": "ragspec.model_drafter:ModelDrafter",
                 "fuse": "ragspec.fuse:Fuse",
                 "synthetic": "ragspec.synthetic:SyntheticDrafter",

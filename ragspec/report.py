@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ragspec.draft import Step
+from ragspec.draft import PREDICTION, Step
 from ragspec.errors import InputError
 
 STAGES = ("retrieve", "prefill", "draft", "verify", "commit", "host")
@@ -40,7 +40,9 @@ class Report:
     forwards: target forward passes of decoding; prefill_forwards those of the prompt.
     drafted, accepted: tokens proposed, and kept in the output. per_step_*: the same, each step.
     accepted_by_source, drafted_by_source: the same, by the name of the drafter. faults: times a
-    drafter failed. seconds: the whole run; decode_seconds: the run less retrieval and prefill.
+    drafter failed. accepted_prediction_tokens, rejected_prediction_tokens: tokens drafted from a
+    predicted output that stand in the text, or do not (OpenAI's names). seconds: the whole run;
+    decode_seconds: the run less retrieval and prefill.
     distinct_4: share of distinct 4-grams. loop_share: share of tokens inside a loop. budget: name
     of the policy; budget_sizes: tree size -> number of steps. reason: why speculation did not
     help, None where it did.
@@ -67,6 +69,8 @@ class Report:
     budget_sizes: dict[int, int] = field(default_factory=dict)
     faults: dict[str, int] = field(default_factory=dict)
     reason: str | None = None
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
     @property
     def drafted(self) -> int:
@@ -186,6 +190,7 @@ class _Row:
     """What is kept of a step: not the step itself, which may hold rows of laws [N + 1, V]."""
 
     source: NDArray[np.int64]
+    predicted: NDArray[np.bool_]
     sources: tuple[str, ...]
     path: tuple[int, ...]
     emitted: int
@@ -211,10 +216,11 @@ class ReportBuilder:
 
     def step(self, step: Step, forwards: int = 1) -> None:
         """Add one step; `forwards` is above 1 where a model had to be run twice for it."""
-        tree = step.tree
+        tree, emitted = step.tree, len(step.tokens)
         self._extra_forwards += forwards - 1
+        predicted = tree.origin[:, 0] == PREDICTION
         self._rows.append(
-            _Row(tree.source, tree.sources, step.path, len(step.tokens), step.milliseconds)
+            _Row(tree.source, predicted, tree.sources, step.path, emitted, step.milliseconds)
         )
 
     def build(
@@ -233,6 +239,8 @@ class ReportBuilder:
         kept = [row.path[: row.emitted] for row in self._rows]
         drafted = tuple(len(row.source) for row in self._rows)
         accepted = tuple(len(path) for path in kept)
+        predicted = sum(int(row.predicted.sum()) for row in self._rows)
+        copied = sum(int(r.predicted[list(p)].sum()) for r, p in zip(self._rows, kept, strict=True))
         return Report(
             tokens=len(output_tokens),
             prompt_tokens=self.prompt_tokens,
@@ -255,6 +263,8 @@ class ReportBuilder:
             budget_sizes=dict(budget_sizes if budget_sizes is not None else Counter(drafted)),
             faults=dict(faults or {}),
             reason=reason or _why_not(sum(drafted), sum(accepted)),
+            accepted_prediction_tokens=copied,
+            rejected_prediction_tokens=predicted - copied,
         )
 
     def _milliseconds(self) -> dict[str, float]:

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 from ragspec.draft import SourceText
 from ragspec.errors import InputError, SamplingError
 from ragspec.names import did_you_mean
+from ragspec.prediction import read_prediction
 from ragspec.processors import HFCallable
 from ragspec.prompts import check_length
 from ragspec.runs import RowSettings
@@ -25,7 +26,8 @@ class Options(TypedDict, total=False):
     text and are not part of it. stop_token_ids: further end tokens. ignore_eos: go on past the
     model's own. logprobs: keep log-probabilities, with as many alternatives. logits_processor,
     stopping_criteria: any of transformers'. spans, texts: what the prompt was made from, see
-    `DraftRequest`.
+    `DraftRequest`. prediction: a text that the output will resemble, see `read_prediction`; it
+    may only make it faster, through drafters that read the texts of a request.
     """
 
     max_new_tokens: int | None
@@ -37,6 +39,7 @@ class Options(TypedDict, total=False):
     stopping_criteria: Sequence[Criterion]
     spans: Sequence[tuple[int, int, int, int]]
     texts: Sequence[SourceText]
+    prediction: Any
 
 
 def read_options(
@@ -48,11 +51,12 @@ def read_options(
     has_text: bool,
     vocab_size: int,
     limit: int | None,
+    tokenizer: Any = None,
 ) -> RowSettings:
     """Return what the rows of a call share, checked before any work is done.
 
     ends: the model's end tokens. has_text: whether there is a tokenizer. limit: positions of the
-    context. Raises InputError, SamplingError, PromptTooLongError.
+    context. tokenizer: for a prediction. Raises InputError, SamplingError, PromptTooLongError.
     """
     _refuse_unknown(options)
     longest = max(len(prompt) for prompt in prompts)
@@ -73,6 +77,7 @@ def read_options(
         options.get("logits_processor", ()),
         options.get("spans", ()),
         options.get("texts", ()),
+        read_prediction(options.get("prediction"), prompts, tokenizer, vocab_size),
     )
 
 

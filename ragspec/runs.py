@@ -16,6 +16,7 @@ from ragspec.processors import HFCallable
 from ragspec.report import ReportBuilder
 from ragspec.sampling import Sampling
 from ragspec.stops import StopRule
+from ragspec.tops import reads_prompts, wanted
 
 if TYPE_CHECKING:
     from ragspec.engine import Engine
@@ -28,7 +29,7 @@ class RowSettings:
     """What all rows of one call share.
 
     logprobs: None, or the number of alternatives to keep. extra: transformers processors. spans,
-    texts: see `DraftRequest`.
+    texts: see `DraftRequest`. predictions: one for each prompt of the call, or none at all.
     """
 
     sampling: Sampling
@@ -37,6 +38,12 @@ class RowSettings:
     extra: Sequence[HFCallable] = ()
     spans: Sequence[tuple[int, int, int, int]] = ()
     texts: Sequence[SourceText] = ()
+    predictions: Sequence[SourceText | None] = ()
+
+    def texts_of(self, prompt: int) -> tuple[SourceText, ...]:
+        """Return the texts of prompt number `prompt`, its prediction last."""
+        predicted = self.predictions[prompt] if self.predictions else None
+        return (*self.texts, predicted) if predicted is not None else tuple(self.texts)
 
 
 class Run:
@@ -64,7 +71,8 @@ class Run:
             seed = fresh_seed() if seed is None else seed
             for sample in range(settings.sampling.n):
                 self.prompt_of_row.append(number)
-                self.rows.append(self._row(prompt, seed, sample))
+                texts = settings.texts_of(first + number)
+                self.rows.append(self._row(prompt, seed, sample, texts))
 
     @property
     def prompts_count(self) -> int:
@@ -120,7 +128,7 @@ class Run:
         found = [text.find(string) for string in self.settings.stop.strings]
         return text[: min((place for place in found if place >= 0), default=row.stop.cut)]
 
-    def _row(self, prompt: list[int], seed: int, sample: int) -> Row:
+    def _row(self, prompt: list[int], seed: int, sample: int, texts: tuple[SourceText, ...]) -> Row:
         engine, settings = self.engine, self.settings
         noise = NoiseStream(seed, sample)
         law = TokenLaw(
@@ -140,9 +148,12 @@ class Run:
                 prompt=tuple(prompt),
                 vocab_size=engine.target.vocab_size,
                 spans=tuple(settings.spans),
-                texts=tuple(settings.texts),
+                texts=texts,
                 law=law,
             )
             row.drafter = engine.drafter.open(request)
+            row.top = wanted([engine.drafter])
+            row.reads_prompt = reads_prompts([engine.drafter])
             row.budget = engine.budget.open(self._cost)
+            row.context.adviser = getattr(row.budget, "adviser", None)
         return row

@@ -14,11 +14,12 @@ from collections.abc import Sequence
 import torch
 
 from ragspec.draft import ROOT, DraftContext, DraftKind, DraftTree
-from ragspec.draft_cache import DraftCache
+from ragspec.draft_cache import Ground, KnownLaw
 from ragspec.law import TokenLaw
 from ragspec.noise import NoiseStream, Stream
 
 _REACH, _REACH_OF_NEXT = 0.8, 0.5
+_CONTENDERS = 64
 
 
 class SampledGrowth:
@@ -35,19 +36,14 @@ class SampledGrowth:
         self.name = name
         self.widths = tuple(widths)
         self.kind = kind
+        self._drawn: _Drawn | None = None
 
-    def grow(
-        self,
-        cache: DraftCache,
-        logits: torch.Tensor,
-        context: DraftContext,
-        budget: int,
-        depth: int,
-    ) -> DraftTree:
-        """Return at most `budget` nodes, at most `depth` deep, below the root's logits [1, V]."""
-        drawn = _Drawn(cache, context)
+    def grow(self, ground: Ground) -> DraftTree:
+        """Return a tree of draws on this ground."""
+        drawn = self._drawn = _Drawn(ground)
+        logits, context, budget = ground.logits, ground.context, ground.budget
         level = [ROOT]
-        for above in range(depth):
+        for above in range(ground.depth):
             width = self.widths[above] if above < len(self.widths) else 1
             first, room = len(drawn.tokens), budget - len(drawn.tokens)
             parents = level[: -(-room // width)]
@@ -64,6 +60,16 @@ class SampledGrowth:
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Learn nothing: a shape that follows the text might bias it."""
+
+    def laws(self) -> list[KnownLaw]:
+        """Return what the last draft knew at the root and at its nodes that were read."""
+        if self._drawn is None:
+            return []
+        found: list[KnownLaw] = []
+        for node, q in self._drawn.laws.items():
+            chances, tokens = q.topk(min(_CONTENDERS, len(q)))
+            found.append((node, tokens.tolist(), chances.tolist()))
+        return found
 
     def _laws(
         self, drawn: _Drawn, parents: Sequence[int], logits: torch.Tensor, depth: int
@@ -117,18 +123,18 @@ def draw_distinct(noise: NoiseStream, root: int, q: torch.Tensor, parent: int, k
 class _Drawn:
     """What was drawn so far. Nodes with the same text share one slot of the cache."""
 
-    def __init__(self, cache: DraftCache, context: DraftContext) -> None:
-        self.cache = cache
-        self.context = context
+    def __init__(self, ground: Ground) -> None:
+        self.cache = ground.cache
+        self.context = ground.context
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.reach: list[float] = []
-        self._laws: dict[int, torch.Tensor] = {}
+        self.laws: dict[int, torch.Tensor] = {}
         self._slots: dict[int, int] = {ROOT: ROOT}
 
     def add(self, parent: int, q: torch.Tensor, tokens: Sequence[int]) -> None:
         """Add the children of a node and the law that they were drawn from."""
-        self._laws[parent] = q
+        self.laws[parent] = q
         reach = _REACH * (1.0 if parent == ROOT else self.reach[parent])
         for token in tokens:
             self.tokens.append(token)
@@ -160,6 +166,6 @@ class _Drawn:
         """Return the draft with its laws."""
         size = self.cache.vocab_size
         q = torch.zeros(len(self.tokens) + 1, size, dtype=torch.float64)
-        for node, law in self._laws.items():
+        for node, law in self.laws.items():
             q[node + 1] = law
         return DraftTree.build(self.tokens, self.parents, name, reach=self.reach, kind=kind, q=q)

@@ -19,18 +19,24 @@ import json
 import os
 import re
 import shutil
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ragspec.errors import StoreError
-from ragspec.manifest import MANIFEST, FileRecord, Manifest, Verify, check_file, sha256_file
+from ragspec.filesystem import LOCK, link_or_copy, sync, writer_lock
+from ragspec.manifest import (
+    MANIFEST,
+    Contents,
+    FileRecord,
+    Manifest,
+    Verify,
+    check_file,
+    sha256_file,
+)
 
 POINTER = "CURRENT"
-LOCK = "LOCK"
 BUILD_PREFIX = ".build-"
 GENERATION = re.compile(r"gen-(\d{6,})")
 
@@ -57,53 +63,24 @@ class OpenStore:
         check_fingerprint(self.path.parent, name, self.manifest.fingerprints.get(name), fingerprint)
 
 
-def sync(path: Path) -> None:
-    """Flush a file or a folder to disk (folders only where the system can)."""
-    if path.is_dir() and sys.platform == "win32":
-        return
-    descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def writer_lock(root: Path) -> Iterator[None]:
-    """Hold the writers' lock of a store; raises StoreError at once if another process has it."""
-    with (root / LOCK).open("a+b") as stream:
-        try:
-            lock_stream(stream.fileno())
-        except OSError as error:
-            raise StoreError(
-                f"{root} is being written by another process; wait for it, then try again."
-            ) from error
-        yield  # closing the file releases the lock, and so does the death of the process
-
-
-def lock_stream(descriptor: int) -> None:
-    """Lock an open file without waiting; raises OSError where it is locked."""
-    if sys.platform == "win32":
-        import msvcrt
-
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-    else:
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+Writer = Callable[[Path], Contents | None]
 
 
 def publish(
     root: Path,
     kind: str,
-    write: Callable[[Path], None],
+    write: Writer,
     *,
     parameters: Mapping[str, Any] | None = None,
     fingerprints: Mapping[str, str] | None = None,
     stage: Callable[[str], None] = lambda name: None,
+    wait: float = 0.0,
 ) -> OpenStore:
     """Let `write(folder)` fill a new folder, then make it the store's current generation.
 
+    `write` runs with the writers' lock held, so that it may read the current generation, `carry`
+    files over from it, and return the `Contents`; else `parameters` and `fingerprints` are it.
+    wait: seconds to wait for another writer.
     `stage` is called with the name of each point that was reached: "locked", "written", "synced",
     "manifest", "renamed", "switched", "cleaned". Up to "renamed" a crash leaves the old store,
     from "switched" on the new one. Raises StoreError where `root` is something else than a store
@@ -111,13 +88,14 @@ def publish(
     """
     root = Path(root)
     check_writable(root)
-    with writer_lock(root):
+    with writer_lock(root, wait):
         remove_leftovers(root)
         stage("locked")
         build = root / f"{BUILD_PREFIX}{os.getpid()}"
         build.mkdir()
         try:
-            manifest = fill(build, kind, write, parameters or {}, fingerprints or {}, stage)
+            default = Contents(parameters or {}, fingerprints or {})
+            manifest = fill(build, kind, write, default, stage)
             target = root / next_generation(root)
             os.rename(build, target)
         except BaseException:
@@ -168,23 +146,27 @@ def is_store(folder: Path) -> bool:
 def fill(
     build: Path,
     kind: str,
-    write: Callable[[Path], None],
-    parameters: Mapping[str, Any],
-    fingerprints: Mapping[str, str],
+    write: Writer,
+    default: Contents,
     stage: Callable[[str], None],
 ) -> Manifest:
     """Write the data files, flush them, and write the manifest last."""
-    write(build)
+    contents = write(build) or default
     stage("written")
     paths = sorted(path for path in build.rglob("*") if path.is_file())
+    names = {path.relative_to(build).as_posix(): path for path in paths}
     records = {
-        path.relative_to(build).as_posix(): FileRecord(path.stat().st_size, sha256_file(path))
-        for path in paths
+        name: contents.carried.get(name) or FileRecord(path.stat().st_size, sha256_file(path))
+        for name, path in names.items()
     }
-    for path in [*paths, *(path for path in build.rglob("*") if path.is_dir())]:
-        sync(path)
+    for name, record in contents.carried.items():
+        check_file(build, name, record, "size")
+    linked = {names[name] for name in contents.carried if names[name].stat().st_nlink > 1}
+    for path in build.rglob("*"):
+        if path not in linked:  # what is linked was flushed when it was written
+            sync(path)
     stage("synced")
-    manifest = Manifest(kind, dict(parameters), dict(fingerprints), records)
+    manifest = Manifest(kind, dict(contents.parameters), dict(contents.fingerprints), records)
     (build / MANIFEST).write_bytes(manifest.to_bytes())
     sync(build / MANIFEST)
     sync(build)
@@ -192,14 +174,37 @@ def fill(
     return manifest
 
 
+def carry(store: OpenStore, names: Iterable[str], folder: Path) -> dict[str, FileRecord]:
+    """Bring files of an older generation into `folder` without writing them again.
+
+    Hard links, or copies where the file system has none. Returns their records, for
+    `Contents.carried`. Raises StoreError where one is missing.
+    """
+    records: dict[str, FileRecord] = {}
+    for name in names:
+        source, target = store.file(name), folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            link_or_copy(source, target)
+        except FileNotFoundError as error:
+            raise StoreError(f"{source} is missing; build the store again.") from error
+        records[name] = store.manifest.files[name]
+    return records
+
+
 def switch(root: Path, generation: str, manifest: Manifest) -> None:
     """Point CURRENT at a generation, in one atomic step."""
     digest = hashlib.sha256(manifest.to_bytes()).hexdigest()
     beside = root / (POINTER + ".new")
-    beside.write_text(json.dumps({"generation": generation, "manifest_sha256": digest}))
+    beside.write_bytes(pointer_bytes(generation, digest))
     sync(beside)
     os.replace(beside, root / POINTER)
     sync(root)
+
+
+def pointer_bytes(generation: str, digest: str) -> bytes:
+    """Return what CURRENT holds."""
+    return json.dumps({"generation": generation, "manifest_sha256": digest}).encode()
 
 
 def generations(root: Path) -> list[str]:
@@ -268,9 +273,10 @@ def read_current(root: Path) -> tuple[Path, Manifest]:
     if not pointer.is_file():
         raise StoreError(f"{root} holds no store (no file {POINTER}); build it first.")
     try:
-        current = json.loads(pointer.read_bytes())
+        found = pointer.read_bytes()
+        current = json.loads(found)
         generation, digest = str(current["generation"]), str(current["manifest_sha256"])
-        if GENERATION.fullmatch(generation) is None:
+        if GENERATION.fullmatch(generation) is None or found != pointer_bytes(generation, digest):
             raise ValueError(f"generation {generation!r}")
         data = (root / generation / MANIFEST).read_bytes()
     except (OSError, ValueError, KeyError, TypeError) as error:

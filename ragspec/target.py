@@ -11,16 +11,19 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
 
 from ragspec.attention import TreeView, lease, tree_view
-from ragspec.draft import DraftTree
+from ragspec.draft import DraftTree, Ints
 from ragspec.scope import unwrapped
 from ragspec.slots import SlotCache
+from ragspec.tops import best_tokens
 from ragspec.tree import ancestors, depths
+
+MOST_LOGITS = 1 << 24  # of a prompt, kept at once to see its best tokens
 
 
 class TargetSession(Protocol):
@@ -55,6 +58,21 @@ class TargetSession(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None: ...
+
+
+@runtime_checkable
+class ReadsPrompts(Protocol):
+    """The optional part of a target session that tells more about prompts than their ends."""
+
+    def read_prompts(
+        self, pending: Sequence[Sequence[int]], k: int
+    ) -> tuple[torch.Tensor, list[Ints]]:
+        """Verify empty trees; return logits [B, 1, V] and what the target thought on the way.
+
+        That is, for each row, its k best tokens after the last T' tokens of the prompt: i64
+        [T', k], where T' may be smaller than the prompt, 0 included.
+        """
+        ...
 
 
 class CausalTarget:
@@ -162,6 +180,25 @@ class TreeSession:
         kept, where = torch.unique(index, return_inverse=True)
         logits = self.target.forward(tokens, view, self.cache, kept.to(device))
         return logits[torch.arange(len(firsts))[:, None], where]
+
+    def read_prompts(
+        self, pending: Sequence[Sequence[int]], k: int
+    ) -> tuple[torch.Tensor, list[Ints]]:
+        """Run one forward; see `ReadsPrompts`. Of long prompts only the ends are told."""
+        rows, device = len(pending), self.target.device
+        counts = self._pending = [len(row) for row in pending]
+        empty = [DraftTree.empty()] * rows
+        tokens, view = _layout(self.cache.book.lengths, pending, empty, device)
+        n = tokens.shape[1]
+        start = max(0, n - MOST_LOGITS // (rows * self.target.vocab_size))
+        kept = sorted({*range(start, n), *(count - 1 for count in counts)})
+        index = torch.tensor(kept, device=device)
+        logits = self.target.forward(tokens, view, self.cache, index)
+        first = kept.index(start) if start < n else n
+        best = best_tokens(logits[:, first:], k).cpu().numpy()
+        tops = [best[row, : max(0, count - start)] for row, count in enumerate(counts)]
+        ends = torch.searchsorted(index, torch.tensor(counts, device=device) - 1)
+        return logits[torch.arange(rows, device=device), ends][:, None], tops
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep pending tokens and accepted nodes; see `TargetSession.commit`."""

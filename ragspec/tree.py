@@ -7,6 +7,7 @@ after its parent. Ancestors and depths are found by pointer doubling: log2(D) ro
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -133,48 +134,72 @@ def depth_first(tree: DraftTree) -> tuple[DraftTree, Ints]:
 
 
 def merge(trees: Iterable[DraftTree]) -> DraftTree:
-    """Return one tree that holds every path of all trees, shared prefixes once.
+    """Return one tree that holds every path of all trees, shared prefixes once; see `overlay`."""
+    return overlay([(tree, 1) for tree in trees])[0]
 
-    A node offered by several trees keeps the largest reach, and the source and origin of the first
-    tree that offers it. The result is deterministic where all trees are, else coupled: what a
-    sampled tree promises about its law does not survive the merge, so `q` is dropped.
+
+def overlay(trees: Sequence[tuple[DraftTree, int]]) -> tuple[DraftTree, list[int]]:
+    """Return one tree that holds every path of all trees, and the bits of those that offer a node.
+
+    After its parent a node is as likely as the most confident tree says; source and origin are
+    those of the first tree that offers it. The result is deterministic where all trees are, else
+    coupled: what a sampled tree promises about its law does not survive, so `q` is dropped.
     """
-    held = list(trees)
-    tokens: list[int] = []
-    parents: list[int] = []
-    reach: list[float] = []
-    source: list[int] = []
-    origin: list[list[int]] = []
+    nodes = _Overlay()
     sources: dict[str, int] = {}
-    at: dict[tuple[int, int], int] = {}
-    for tree in held:
-        place: list[int] = []
-        names = [sources.setdefault(name, len(sources)) for name in tree.sources]
-        for token, parent, r, s, o in zip(
-            tree.tokens.tolist(), tree.parents.tolist(), tree.reach.tolist(),
-            tree.source.tolist(), tree.origin.tolist(), strict=True,
-        ):  # fmt: skip
-            above = ROOT if parent == ROOT else place[parent]
-            node = at.setdefault((above, token), len(tokens))
-            place.append(node)
-            if node < len(tokens):
-                reach[node] = max(reach[node], r)
-                continue
-            tokens.append(token)
-            parents.append(above)
-            reach.append(r)
-            source.append(names[s])
-            origin.append(o)
-    plain = all(tree.kind is DraftKind.DETERMINISTIC for tree in held)
-    return DraftTree(
-        tokens=np.asarray(tokens, dtype=np.int64),
-        parents=np.asarray(parents, dtype=np.int64),
+    for tree, bit in trees:
+        nodes.add(tree, bit, [sources.setdefault(name, len(sources)) for name in tree.sources])
+    reach: list[float] = []
+    for parent, chance in zip(nodes.parents, nodes.chances, strict=True):
+        reach.append(chance if parent == ROOT else chance * reach[parent])
+    plain = all(tree.kind is DraftKind.DETERMINISTIC for tree, _ in trees)
+    merged = DraftTree(
+        tokens=np.asarray(nodes.tokens, dtype=np.int64),
+        parents=np.asarray(nodes.parents, dtype=np.int64),
         reach=np.asarray(reach, dtype=np.float32),
-        source=np.asarray(source, dtype=np.int64),
-        origin=np.asarray(origin, dtype=np.int64).reshape(len(tokens), 2),
+        source=np.asarray(nodes.source, dtype=np.int64),
+        origin=np.asarray(nodes.origin, dtype=np.int64).reshape(len(reach), 2),
         sources=tuple(sources) or ("none",),
         kind=DraftKind.DETERMINISTIC if plain else DraftKind.COUPLED,
     )
+    return merged, nodes.offers
+
+
+@dataclass(slots=True)
+class _Overlay:
+    """The nodes of a merged tree; chances: of acceptance once the parent is accepted."""
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
+    source: list[int] = field(default_factory=list)
+    origin: list[list[int]] = field(default_factory=list)
+    offers: list[int] = field(default_factory=list)
+    at: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def add(self, tree: DraftTree, bit: int, names: Sequence[int]) -> None:
+        """Lay a tree over what is there; names: the merged indices of its sources."""
+        claimed = tree.reach.tolist()
+        place: list[int] = []
+        for token, parent, claim, source, origin in zip(
+            tree.tokens.tolist(), tree.parents.tolist(), claimed,
+            tree.source.tolist(), tree.origin.tolist(), strict=True,
+        ):  # fmt: skip
+            above = ROOT if parent == ROOT else place[parent]
+            if parent != ROOT:
+                claim = min(claim / claimed[parent], 1.0) if claimed[parent] > 0.0 else 0.0
+            node = self.at.setdefault((above, token), len(self.tokens))
+            place.append(node)
+            if node < len(self.tokens):
+                self.chances[node] = max(self.chances[node], claim)
+                self.offers[node] |= bit
+                continue
+            self.tokens.append(token)
+            self.parents.append(above)
+            self.chances.append(claim)
+            self.source.append(names[source])
+            self.origin.append(origin)
+            self.offers.append(bit)
 
 
 def check(tree: DraftTree, vocab_size: int | None = None) -> None:

@@ -16,7 +16,15 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from ragspec.attention import NAME, TreeView, lease, tree_attention, tree_mask, tree_view
+from ragspec.attention import (
+    NAME,
+    TreeView,
+    lease,
+    model_configs,
+    tree_attention,
+    tree_mask,
+    tree_view,
+)
 from ragspec.draft import DraftTree
 from ragspec.engine import Engine
 from ragspec.target import CausalTarget
@@ -186,6 +194,15 @@ def test_a_lease_nests_and_ends_even_in_an_error() -> None:
         assert model.config._attn_implementation == NAME
         raise KeyError
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_lease_by_configurations_is_that_of_the_model() -> None:
+    model = build("llama")
+    before, configs = model.config._attn_implementation, model_configs(model)
+    with lease(model, configs), lease(model):
+        assert model.config._attn_implementation == NAME
+    assert model.config._attn_implementation == before
+    assert [config for config, _ in configs] == [model.config]
 
 
 def test_models_may_share_a_configuration() -> None:

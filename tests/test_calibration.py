@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.calibration import POOL, Calibration
+from ragspec.calibration import Calibration
+from ragspec.cells import POOL
 from ragspec.draft import DraftTree
 from ragspec.errors import InputError
 
@@ -99,14 +100,14 @@ def test_only_children_of_visited_nodes_count() -> None:
     calibration = Calibration()
     followed = calibration.learn(calibration.appraise(tree), (2, 7))
     assert followed == 1
-    assert calibration.cells["a"][POOL].trials == pytest.approx(1 + 0.98 + 0.98**2)
-    assert calibration.cells["a"][POOL].hits == pytest.approx(0.98)
+    assert calibration.tables["a"].cells[POOL].trials == pytest.approx(1 + 0.98 + 0.98**2)
+    assert calibration.tables["a"].cells[POOL].hits == pytest.approx(0.98)
 
 
 def test_a_text_cut_short_teaches_nothing_beyond_its_end() -> None:
     calibration = Calibration()
     calibration.learn(calibration.appraise(chain(5, 0.9)), (0, 1))
-    assert calibration.cells["a"][POOL].trials == pytest.approx(1.98)
+    assert calibration.tables["a"].cells[POOL].trials == pytest.approx(1.98)
 
 
 def test_fading_gives_claims_another_chance() -> None:
@@ -137,6 +138,31 @@ def test_round_trip_is_exact_and_a_copy_is_apart() -> None:
 
 
 def test_a_foreign_table_is_refused() -> None:
-    entry = {"prior": 3.0, "decay": 0.98, "cells": {"a": [[0, 0, 0, 1]]}}
-    with pytest.raises(InputError, match="got 1 cells"):
+    table = {"cells": {"999": [0, 0, 0, 1]}, "ends": {}}
+    entry = {"prior": 3.0, "decay": 0.98, "tables": {"a": table}}
+    with pytest.raises(InputError, match="got cell 999"):
         Calibration.from_dict(entry)
+
+
+def test_copies_that_end_with_a_certain_token_are_believed_less_after_it() -> None:
+    calibration, stop = Calibration(), 7
+    for _ in range(40):
+        tree = DraftTree.chain([3, stop, 5], "a", reach=[0.9, 0.81, 0.729])
+        calibration.learn(calibration.appraise(tree, 1), (3, stop, 99))
+    reach = calibration.appraise(tree, 1).reach
+    assert reach[1] > 0.8
+    assert reach[2] / reach[1] < 0.25
+    other = DraftTree.chain([3, 4, 5], "a", reach=[0.9, 0.81, 0.729])
+    assert calibration.appraise(other, 1).reach[2] > 0.4
+
+
+def test_where_sources_differ_the_right_one_is_learned() -> None:
+    calibration = Calibration()
+    tree = DraftTree.build([5, 6], [-1, -1], "a", reach=[0.6, 0.5])
+    for _ in range(60):
+        calibration.learn(calibration.weigh(tree, [0b01, 0b10]), (6, 9))
+    first, second = calibration.weigh(tree, [0b01, 0b10]).reach
+    assert first < 0.1 < 0.85 < second
+    agreed = DraftTree.build([5], [-1], "a", reach=[0.6])
+    assert calibration.weigh(agreed, [0b11]).reach == pytest.approx([0.6])
+    assert calibration.weigh(agreed, [0b01]).reach == pytest.approx([0.6])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
 from ragspec.coupled import CoupledGrowth, agreement
 from ragspec.draft import DraftContext, DraftRequest, DraftTree
+from ragspec.draft_cache import Ground
 from ragspec.law import TokenLaw
 from ragspec.model_drafter import ModelDrafter, ModelSession
 from ragspec.noise import NoiseStream
@@ -75,18 +79,68 @@ def test_growth_ends_where_a_forward_promises_too_little() -> None:
         assert len(tree) == forwards + 1
 
 
-@pytest.mark.parametrize("settings", SAMPLINGS)
-def test_a_smaller_error_makes_the_first_choice_surer(settings: str) -> None:
-    law = TokenLaw(SAMPLINGS[settings], NoiseStream(0), 0)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_smaller_error_makes_the_first_choice_surer(temperature: float) -> None:
     scores = torch.randn(3, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    tokens, p = law.best(scores, [0, 1, 2], 50)
-    found = [agreement(law, [0, 1, 2], tokens, p, error) for error in (0.2, 0.7, 2.0)]
+    perturbed = scores.sort(dim=-1, descending=True).values
+    found = [agreement(perturbed, temperature, error) for error in (0.2, 0.7, 2.0)]
     for chances in found:
         torch.testing.assert_close(chances.sum(-1), torch.ones(3, dtype=torch.float64))
         assert (chances.diff(dim=-1) <= 1e-12).all(), "a later choice is surer than an earlier one"
     assert (found[0][:, 0] > found[1][:, 0]).all() and (found[1][:, 0] > found[2][:, 0]).all()
-    if settings == "greedy":
-        torch.testing.assert_close(agreement(law, [0, 1, 2], tokens, p, 1.0), p)
+    if not temperature:
+        torch.testing.assert_close(agreement(perturbed, 0.0, 1.0), perturbed.softmax(-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_choices_are_those_of_the_law_whether_noise_is_kept_or_new(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    law = TokenLaw(SAMPLINGS["sampled"], NoiseStream(3), 0)
+    growth = CoupledGrowth(law, "model", 4)
+    for indices in ([0], [1, 1], [2, 0, 1], [5]):
+        logits = torch.randn(len(indices), 500, dtype=dtype, generator=generator)
+        tokens, perturbed = growth._contenders(logits, indices)
+        expected, p = law.best(logits, indices, 64)
+        assert tokens.tolist() == expected.tolist()
+        scores = p.log() + law.noise.gumbel_rows(indices, tokens)
+        offset = (perturbed - scores).mean(-1, keepdim=True)
+        torch.testing.assert_close(perturbed, scores + offset, rtol=0, atol=1e-5)
+
+
+def test_noise_of_the_past_is_forgotten() -> None:
+    session, growth = opened(SAMPLINGS["sampled"])
+    propose(session, 16)
+    assert {0, 1, 2} <= growth._noise.keys()
+    context = DraftContext([*PROMPT, 5, 6], len(PROMPT), 50)
+    session.propose(context, 16)
+    assert min(growth._noise) == 2
+
+
+@pytest.mark.parametrize("settings", SAMPLINGS)
+def test_laws_name_the_nodes_of_the_tree_that_were_read(settings: str) -> None:
+    session, _ = opened(SAMPLINGS[settings], width=3)
+    assert session.laws() == []
+    tree = propose(session, 12)
+    laws = {node: (tokens, chances) for node, tokens, chances in session.laws()}
+    parents = set(tree.parents.tolist())
+    assert parents <= laws.keys() and laws.keys() <= {-1, *range(len(tree))}
+    reach = {-1: 1.0} | dict(enumerate(tree.reach.tolist()))
+    for node, (tokens, chances) in laws.items():
+        assert len(tokens) == len(set(tokens)) == len(chances) == 64
+        assert sum(chances) == pytest.approx(1.0) and chances == sorted(chances, reverse=True)
+        for child in np.flatnonzero(tree.parents == node).tolist():
+            chance = chances[tokens.index(int(tree.tokens[child]))]
+            assert reach[child] == pytest.approx(reach[node] * chance, rel=1e-5)
+
+
+def test_growth_reads_no_node_that_cannot_pay_for_its_row() -> None:
+    session, growth = opened(SAMPLINGS["greedy"], width=4, worth=0.4)
+    nodes = growth._nodes
+    nodes.add(-1, [1.0, 2.0, 3.0], [0.8, 0.1, 0.05])
+    ground = Ground(session.cache, torch.empty(0), DraftContext([], 0, 9), 8, 8, 0.4)
+    assert growth._fresh([0, 1, 2], ground) == [0]
+    assert growth._fresh([0, 1, 2], replace(ground, worth=0.2)) == [0, 1]
+    assert growth._fresh([0, 1, 2], replace(ground, worth=0.9)) == []
 
 
 def test_the_error_follows_what_is_accepted() -> None:
@@ -96,6 +150,7 @@ def test_the_error_follows_what_is_accepted() -> None:
         chosen = int(propose(session, 4).tokens[0])
         growth.learn([chosen if hit else (chosen + 1) % tiny.VOCAB])
         assert (growth.error < before) is hit
+        assert (growth.typical > 0.7) is hit
         after = growth.error
         growth.learn([chosen])  # no draft was made in between: nothing to learn from
         assert growth.error == after

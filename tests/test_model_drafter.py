@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 import torch
 
+from ragspec.adviser import Economy
 from ragspec.budget import AutoBudget, FixedBudget
 from ragspec.coupled import CoupledGrowth
 from ragspec.draft import DraftContext, Drafter, DraftKind, DraftRequest, DraftTree, Step
-from ragspec.drafting import build_drafter
-from ragspec.errors import InputError, TokenizerMismatchError, UnsupportedModelError
+from ragspec.economics import Experience
+from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.fuse import Fuse
 from ragspec.law import TokenLaw
 from ragspec.loop import Row, decode
-from ragspec.model_drafter import ModelDrafter, ModelSession, check_vocabulary
+from ragspec.model_drafter import WORTH, ModelDrafter, ModelSession, Pace
 from ragspec.noise import NoiseStream
 from ragspec.report import ReportBuilder
 from ragspec.rules import Rule, Walk
@@ -260,22 +261,47 @@ def test_the_models_are_left_as_they_were() -> None:
     assert draft.config._attn_implementation == before
 
 
-def test_vocabularies_that_agree_pass() -> None:
-    tokenizer = tiny.tokenizer()
-    check_vocabulary(tokenizer, tiny.tokenizer(chat=True), 97, 97)
-    check_vocabulary(tokenizer, tokenizer, 97, 128)
-    check_vocabulary(None, None, 97, 97)
+def test_a_forward_is_worth_what_its_time_is() -> None:
+    assert Pace(0.25).worth(100.0) == 0.25
+    pace = Pace(None)
+    assert pace.worth(0.2) == WORTH, "nothing is known of the time"
+    for _ in range(4):
+        pace.learn(2.0, 2)
+    assert pace.worth(0.0) == WORTH, "nothing is known of the rate"
+    assert pace.worth(0.2) == pytest.approx(0.2)
+    assert pace.worth(0.001) == 0.02 and pace.worth(5.0) == 1.0
+    pace.learn(1000.0, 1)
+    assert pace.milliseconds == pytest.approx(1.2), "one slow forward weighs no more than two"
 
 
-def test_vocabularies_that_differ_are_refused() -> None:
-    with pytest.raises(TokenizerMismatchError, match=r"id \d+ is .* in the draft.*expected one"):
-        check_vocabulary(tiny.tokenizer(), tiny.bpe_tokenizer(), 97, 320)
-    with pytest.raises(TokenizerMismatchError, match="128 token ids and the target 97"):
-        check_vocabulary(tiny.tokenizer(), None, 97, 128)
-    with pytest.raises(TokenizerMismatchError):
-        build_drafter(
-            None, (model(), tiny.bpe_tokenizer()), tiny.tokenizer(), CausalTarget(model())
-        )
+def test_a_higher_rate_makes_smaller_drafts() -> None:
+    prompt = tiny.prompt()
+    sizes = []
+    for rate in (1e-9, 1e9):
+        adviser = Economy(Experience(), 0.0)
+        adviser.begin(rate, 5.0, 8)
+        context = DraftContext(list(prompt), len(prompt), 50, adviser)
+        session = ModelDrafter(alike()).open(DraftRequest(tuple(prompt), tiny.VOCAB))
+        sizes.append([session.cache.forwards for _ in range(6) if session.propose(context, 8)][-1])
+    assert sizes[1] < sizes[0]
+
+
+@pytest.mark.parametrize("mode", ["coupled", "sampled", "sampled-without-replacement"])
+def test_laws_are_told_of_the_last_proposal_only(mode: str) -> None:
+    prompt = tiny.prompt()
+    settings = law(SAMPLINGS["sampled"], prompt)
+    drafter = ModelDrafter(alike(), width=2, mode=mode, worth=0.0)
+    session = drafter.open(DraftRequest(tuple(prompt), tiny.VOCAB, law=settings))
+    assert session.laws() == []
+    tree = session.propose(DraftContext(prompt, 24, 20), 6)
+    laws = session.laws()
+    nodes = [node for node, _, _ in laws]
+    assert set(tree.parents.tolist()) <= set(nodes) and len(nodes) == len(set(nodes))
+    for _, tokens, chances in laws:
+        assert len(tokens) == len(chances) and chances == sorted(chances, reverse=True)
+        assert 0.5 < sum(chances) <= 1.0 + 1e-9
+    assert not len(session.propose(DraftContext(prompt, 24, 1), 6))
+    assert session.laws() == []
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,35 @@ def test_only_wanted_logits_are_computed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert seen == [1, 3]
 
 
+@pytest.mark.parametrize("most", [1, 3 * VOCAB * 5, 1 << 24])
+@pytest.mark.parametrize("keeps", [True, False])
+def test_prompts_tell_the_best_tokens_of_their_ends(
+    keeps: bool, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target_module, "MOST_LOGITS", most)
+    model, k = build("llama"), 4
+    target = CausalTarget(model)
+    target.keeps_logits &= keeps
+    texts = [[1, 2, 3], [7], list(range(2, 11)), [5, 6, 7, 8, 9, 10, 11]]
+    for rows in (texts, texts[2:3], [texts[2], texts[2][::-1]]):
+        with target.open(len(rows), 4) as session:
+            logits, tops = session.read_prompts(rows, k)
+            session.commit([()] * len(rows))
+            trees = [DraftTree.chain([20, 21], "test")] * len(rows)
+            assert_right(model, logits, rows, [DraftTree.empty()] * len(rows))
+            assert_right(
+                model, session.verify([[3]] * len(rows), trees), [[*row, 3] for row in rows], trees
+            )
+        longest = max(map(len, rows))
+        told = min(longest, most // (len(rows) * VOCAB))
+        for row, top in zip(rows, tops, strict=True):
+            first = max(0, longest - told)
+            assert len(top) == max(0, len(row) - first)
+            for place, best in enumerate(top.tolist(), start=first):
+                expected = reference(model, row[: place + 1])
+                assert best == expected.topk(k).indices.tolist()
+
+
 def test_a_forward_can_be_timed_at_any_length() -> None:
     target = CausalTarget(build("llama"))
     assert target.time_forward(1, 16) > 0

@@ -81,6 +81,11 @@ def test_children_and_paths_hold_every_node_where_it_belongs(tree: DraftTree) ->
     assert all(list(path[::-1]) == climb(tree, path[-1]) for path in paths(tree.parents))
 
 
+def conditional(tree: DraftTree, node: int) -> float:
+    parent = int(tree.parents[node])
+    return float(tree.reach[node] / (tree.reach[parent] if parent >= 0 else 1.0))
+
+
 @given(trees("a"), trees("b"), trees("a"))
 def test_merge_holds_every_path_once_with_the_best_reach_and_first_source(
     one: DraftTree, two: DraftTree, three: DraftTree
@@ -98,7 +103,11 @@ def test_merge_holds_every_path_once_with_the_best_reach_and_first_source(
             if path in paths_of
         ]
         first, at = offers[0]
-        assert merged.reach[node] == max(tree.reach[i] for tree, i in offers)
+        above = merged.parents[node]
+        chance = max(conditional(tree, i) for tree, i in offers)
+        expected = chance * (merged.reach[above] if above >= 0 else 1.0)
+        assert merged.reach[node] == pytest.approx(expected)
+        assert merged.reach[node] >= max(tree.reach[i] for tree, i in offers) - 1e-6
         assert merged.sources[merged.source[node]] == first.sources[0]
         assert merged.origin[node].tolist() == first.origin[at].tolist()
 

@@ -1,0 +1,71 @@
+"""The target's best tokens at every position, for drafters that learn from them.
+
+A drafter that sets `top_logits` to k > 0 is lent `Step.top` with every step, and its sessions may
+have `observe_prompt(tokens, top)`, called once with what the prefill knew. Nothing is worked out
+where no drafter asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from ragspec.draft import Drafter, DraftSession, Ints
+
+BLOCK = 64
+SMALL = 1 << 15  # logits below which a plain top-k is the faster one (measured on a CPU)
+
+
+@runtime_checkable
+class LearnsFromPrompt(Protocol):
+    """The optional part of a draft session that hears of the prefill."""
+
+    def observe_prompt(self, tokens: Ints, top: Ints) -> None:
+        """Learn the best tokens i64 [T, k] after each of the prompt's last T tokens i64 [T]."""
+        ...
+
+
+def wanted(drafters: Iterable[Drafter | None]) -> int:
+    """Return the largest k that any of the drafters declares as `top_logits`; 0 for none."""
+    return max((int(getattr(drafter, "top_logits", 0)) for drafter in drafters), default=0)
+
+
+def reads_prompts(drafters: Iterable[Drafter | None]) -> bool:
+    """Tell whether a drafter wants the best tokens of the prompt too, which the prefill must pay.
+
+    A drafter that declares `top_logits` does, unless its `reads_prompt` is False.
+    """
+    asking = (each for each in drafters if getattr(each, "top_logits", 0))
+    return any(getattr(each, "reads_prompt", True) for each in asking)
+
+
+def tell_prompt(session: DraftSession | None, tokens: Ints, top: Ints) -> None:
+    """Hand on the prefill's best tokens to a session that has a use for them."""
+    if isinstance(session, LearnsFromPrompt):
+        session.observe_prompt(tokens, top)
+
+
+def best_tokens(logits: torch.Tensor, k: int) -> torch.Tensor:
+    """Return the k tokens of largest logits, best first: [..., V] -> i64 [..., k].
+
+    Exact up to ties: the k largest values lie in the k blocks of largest maximum, so a large
+    vocabulary is read once and never sorted.
+    """
+    size = logits.shape[-1]
+    k = min(k, size)
+    blocks = size // BLOCK
+    if logits.numel() < SMALL or blocks < 2 * k:
+        return logits.topk(k, -1).indices
+    head = logits[..., : blocks * BLOCK].reshape(*logits.shape[:-1], blocks, BLOCK)
+    held = head.amax(-1).topk(k, -1).indices
+    where = held[..., None].expand(*held.shape, BLOCK)
+    values = head.gather(-2, where).flatten(-2)
+    tokens = (held[..., None] * BLOCK + torch.arange(BLOCK, device=held.device)).flatten(-2)
+    if blocks * BLOCK < size:
+        rest = torch.arange(blocks * BLOCK, size, device=held.device)
+        values = torch.cat((values, logits[..., blocks * BLOCK :]), -1)
+        tokens = torch.cat((tokens, rest.expand(*tokens.shape[:-1], -1)), -1)
+    best: torch.Tensor = tokens.gather(-1, values.topk(k, -1).indices)
+    return best
