@@ -32,11 +32,17 @@ class Asking:
     compare: bool = False
     trace: Path | None = None
     stream: bool = True
+    prediction: str | None = None
 
     @property
     def streams(self) -> bool:
         """Whether the text is shown piece by piece; not when times are compared: showing costs."""
         return self.stream and not self.json and not self.compare
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Further options of `Engine.generate`: what was given, and no more."""
+        return {} if self.prediction is None else {"prediction": self.prediction}
 
 
 @dataclass(slots=True)
@@ -60,7 +66,7 @@ def continue_text(prompt: str, stop: Sequence[str], asking: Asking) -> bool:
 
     def run(engine: Engine, sampling: Sampling, show: bool) -> Generation:
         limit = asking.max_new_tokens
-        stream = engine.stream(prompt, sampling, max_new_tokens=limit, stop=stop)
+        stream = engine.stream(prompt, sampling, max_new_tokens=limit, stop=stop, **asking.options)
         try:
             for piece in stream:
                 if show:
@@ -95,7 +101,14 @@ def answer_question(
 
     def run(engine: Engine, sampling: Sampling, stream: Callable[[str], None] | None) -> Answer:
         asked, limit = over(qa, engine), asking.max_new_tokens or NEW_TOKENS
-        return asked.ask(question, sampling, max_new_tokens=limit, top_k=passages, stream=stream)
+        return asked.ask(
+            question,
+            sampling,
+            max_new_tokens=limit,
+            top_k=passages,
+            stream=stream,
+            **asking.options,
+        )
 
     if asking.compare:
         over(qa, engine).ask(question, max_new_tokens=WARM_UP_TOKENS, top_k=passages)

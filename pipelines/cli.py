@@ -109,6 +109,7 @@ def ask(
     compare: o.CompareOption = False,
     trace: o.TraceOption = None,
     no_stream: o.NoStreamOption = False,
+    prediction: o.PredictionOption = None,
 ) -> None:
     """Answer a question from documents, with citations."""
     from ragspec.pipelines.answering import Asking, answer_question
@@ -126,6 +127,7 @@ def ask(
         compare=compare,
         trace=o.checked_output(trace),
         stream=not no_stream,
+        prediction=o.prediction_of(prediction),
     )
     _finish(answer_question(o.checked_text(question), docs or [], index, top_passages, asking))
 
@@ -153,6 +155,7 @@ def generate(
     compare: o.CompareOption = False,
     trace: o.TraceOption = None,
     no_stream: o.NoStreamOption = False,
+    prediction: o.PredictionOption = None,
 ) -> None:
     """Continue a text, without documents."""
     from ragspec.pipelines.answering import Asking, continue_text
@@ -165,6 +168,7 @@ def generate(
         compare=compare,
         trace=o.checked_output(trace),
         stream=not no_stream,
+        prediction=o.prediction_of(prediction),
     )
     prompt = _standard_input() if text == "-" else o.checked_text(text)
     _finish(continue_text(prompt, tuple(stop or ()), asking))

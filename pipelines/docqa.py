@@ -176,7 +176,8 @@ class DocQA:
         """Answer a question from the top_k best passages that fit the model's context.
 
         stream: called with each piece of text as it is verified; an interrupt then ends the text
-        and keeps what was written. options: further arguments of `Engine.generate`. Raises
+        and keeps what was written. options: further arguments of `Engine.generate`, such
+        as `prediction`, a text that the answer will resemble. Raises
         InputError for an empty question or n > 1, PromptTooLongError where not even one passage
         fits.
         """

@@ -45,6 +45,11 @@ NoStreamOption = Annotated[
     bool, typer.Option("--no-stream", help="Show the text when it is whole, coloured by source.")
 ]
 
+PredictionOption = Annotated[
+    str | None,
+    typer.Option(help="A text that the output will resemble, to copy from; @FILE reads it."),
+]
+
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
@@ -106,6 +111,21 @@ def checked_output(path: Path | None) -> Path | None:
             "another file."
         )
     return path
+
+
+def prediction_of(text: str | None) -> str | None:
+    """Return the predicted text, read from the file that `@FILE` names.
+
+    Raises InputError where that file cannot be read as UTF-8.
+    """
+    if text is None or not text.startswith("@"):
+        return text if text is None else checked_text(text)
+    try:
+        return Path(text[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"the prediction {text[1:]} cannot be read ({error}); expected a text file in UTF-8."
+        ) from error
 
 
 def drafter_of(text: str) -> Any:

@@ -8,7 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ragspec.retrievers.auto import auto_drafter as auto_drafter
+    from ragspec.retrievers.cascade import Cascade as Cascade
     from ragspec.retrievers.context import ContextDrafter as ContextDrafter
+    from ragspec.retrievers.context_index import ContextIndex as ContextIndex
+    from ragspec.retrievers.corpus import CorpusIndex as CorpusIndex
     from ragspec.retrievers.dense import DenseIndex as DenseIndex
     from ragspec.retrievers.dense import Embedder as Embedder
     from ragspec.retrievers.dense import load_embedder as load_embedder
@@ -16,28 +20,54 @@ if TYPE_CHECKING:
     from ragspec.retrievers.documents import Document as Document
     from ragspec.retrievers.documents import load_document as load_document
     from ragspec.retrievers.documents import load_documents as load_documents
+    from ragspec.retrievers.hierarchy import HierarchyDrafter as HierarchyDrafter
     from ragspec.retrievers.index import PassageIndex as PassageIndex
+    from ragspec.retrievers.lookup import LookupDrafter as LookupDrafter
+    from ragspec.retrievers.neighbours import NeighbourTable as NeighbourTable
+    from ragspec.retrievers.ngrams import NGramDrafter as NGramDrafter
+    from ragspec.retrievers.ngrams import NGramPool as NGramPool
     from ragspec.retrievers.passages import Passage as Passage
     from ragspec.retrievers.passages import split_document as split_document
+    from ragspec.retrievers.rasd import Rasd as Rasd
+    from ragspec.retrievers.recycling import NeighbourDrafter as NeighbourDrafter
+    from ragspec.retrievers.rest import RestDrafter as RestDrafter
     from ragspec.retrievers.search import Hit as Hit
     from ragspec.retrievers.search import Retriever as Retriever
     from ragspec.retrievers.search import SearchMode as SearchMode
     from ragspec.retrievers.search import as_retriever as as_retriever
+    from ragspec.retrievers.select import MatchDrafter as MatchDrafter
+    from ragspec.retrievers.select import Select as Select
     from ragspec.retrievers.sparse import SparseIndex as SparseIndex
+    from ragspec.retrievers.suffix import SuffixDrafter as SuffixDrafter
 
 _WHERE = {
+    "Cascade": "cascade",
     "Collection": "documents",
     "ContextDrafter": "context",
+    "ContextIndex": "context_index",
+    "CorpusIndex": "corpus",
     "DenseIndex": "dense",
     "Document": "documents",
     "Embedder": "dense",
+    "HierarchyDrafter": "hierarchy",
     "Hit": "search",
+    "LookupDrafter": "lookup",
+    "MatchDrafter": "select",
+    "NGramDrafter": "ngrams",
+    "NGramPool": "ngrams",
+    "NeighbourDrafter": "recycling",
+    "NeighbourTable": "neighbours",
     "Passage": "passages",
     "PassageIndex": "index",
+    "Rasd": "rasd",
+    "RestDrafter": "rest",
     "Retriever": "search",
     "SearchMode": "search",
+    "Select": "select",
     "SparseIndex": "sparse",
+    "SuffixDrafter": "suffix",
     "as_retriever": "search",
+    "auto_drafter": "auto",
     "load_document": "documents",
     "load_documents": "documents",
     "load_embedder": "dense",
@@ -45,18 +75,33 @@ _WHERE = {
 }
 
 __all__ = [
+    "Cascade",
     "Collection",
     "ContextDrafter",
+    "ContextIndex",
+    "CorpusIndex",
     "DenseIndex",
     "Document",
     "Embedder",
+    "HierarchyDrafter",
     "Hit",
+    "LookupDrafter",
+    "MatchDrafter",
+    "NGramDrafter",
+    "NGramPool",
+    "NeighbourDrafter",
+    "NeighbourTable",
     "Passage",
     "PassageIndex",
+    "Rasd",
+    "RestDrafter",
     "Retriever",
     "SearchMode",
+    "Select",
     "SparseIndex",
+    "SuffixDrafter",
     "as_retriever",
+    "auto_drafter",
     "load_document",
     "load_documents",
     "load_embedder",

@@ -12,8 +12,10 @@ one outgoing edge, kept in two of the lists; the few further edges lie in a dict
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from ragspec.errors import InputError
 
@@ -21,7 +23,11 @@ ROOT_STATE = 0
 _NONE = -1
 # On text that repeats one token the chain of suffix links is as long as the text. Counts and ends
 # of the shorter suffixes beyond this many links may then lag; the matches themselves stay exact.
-_MAX_LINKS = 32
+MAX_LINKS = 32
+_LONG = 4096  # tokens from which on compiled code is worth its call
+
+Accelerate = Literal["auto", "numba", "numpy"]
+Text = tuple[Sequence[int], Sequence[bool] | bool]
 
 
 @dataclass(slots=True)
@@ -76,6 +82,26 @@ class SuffixAutomaton:
             self._count_newest(None)
             self._append(token, None)
             self._last_is_document = mark
+
+    def build_texts(self, texts: Sequence[Text], accelerate: Accelerate = "auto") -> None:
+        """Append whole texts, (tokens, document) each, with borders between them.
+
+        accelerate: "numba" for compiled code, "numpy" for none, "auto" for long texts where the
+        code is loaded already (see `automaton_kernel.warm_up`: loading takes longer than most
+        texts); the result is the same. Raises InputError for anything else.
+        """
+        if accelerate not in ("auto", "numba", "numpy"):
+            raise InputError(
+                f"got accelerate {accelerate!r}; expected 'auto', 'numba' or 'numpy' (none)."
+            )
+        if not self.tokens and (accelerate == "numba" or (accelerate == "auto" and _ready(texts))):
+            from ragspec.retrievers import automaton_kernel
+
+            return self._take(texts, automaton_kernel.build)
+        for number, (tokens, document) in enumerate(texts):
+            if number:
+                self.separate()
+            self.build(tokens, document)
 
     def separate(self) -> None:
         """End the current text: no match and no continuation crosses this border."""
@@ -135,12 +161,32 @@ class SuffixAutomaton:
                 if token < self.vocab_size:
                     yield token, target
 
+    def _take(self, texts: Sequence[Text], build: Callable[..., Any]) -> None:
+        """Take over what compiled code makes of the texts."""
+        tokens: list[int] = []
+        marks: list[bool] = []
+        for number, (text, document) in enumerate(texts):
+            if number:
+                tokens.append(self._separator)
+                marks.append(False)
+                self._separator += 1
+            tokens.extend(text)
+            marks.extend([document] * len(text) if isinstance(document, bool) else document)
+        if not tokens:
+            return
+        rows, self.more = build(tokens, marks)
+        (self.length, self.link, self.count, self.latest, self.cited,
+         self.first_token, self.first_target) = rows  # fmt: skip
+        self.tokens = tokens
+        self._last = self.length.index(len(tokens))
+        self._last_is_document = marks[-1]
+
     def _count_newest(self, log: list[tuple[int, int, int]] | None) -> None:
         """Count the end of the newest token in its suffixes, now that a token follows it."""
         state, end = self._last, len(self.tokens) - 1
         count, latest, link = self.count, self.latest, self.link
         cited = self.cited if self._last_is_document else None
-        for _ in range(_MAX_LINKS):
+        for _ in range(MAX_LINKS):
             if state <= ROOT_STATE:
                 break
             if log is not None:
@@ -156,8 +202,8 @@ class SuffixAutomaton:
         first_token, first_target, more, link = (
             self.first_token, self.first_target, self.more, self.link
         )  # fmt: skip
-        newest = self._new_state(self.length[self._last] + 1, ROOT_STATE)
         state = self._last
+        newest = self._new_state(self.length[state] + 1, ROOT_STATE)
         first_token[state], first_target[state] = token, newest
         self._last = newest
         self.tokens.append(token)
@@ -251,3 +297,11 @@ class SuffixAutomaton:
             self.first_token, self.first_target,
         ):  # fmt: skip
             values.pop()
+
+
+def _ready(texts: Sequence[Text]) -> bool:
+    """Return whether compiled code is loaded, and the texts are long enough for it."""
+    kernel = sys.modules.get("ragspec.retrievers.automaton_kernel")
+    if kernel is None or not kernel.compiled_already():
+        return False
+    return sum(len(tokens) for tokens, _ in texts) >= _LONG

@@ -10,7 +10,6 @@ match can find, is sought among the sentence starts of the document just named (
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, nlargest
@@ -27,8 +26,9 @@ from ragspec.draft import (
     DraftTree,
     Step,
 )
-from ragspec.retrievers.automaton import ROOT_STATE, SuffixAutomaton
-from ragspec.retrievers.starts import DocumentRange, QuotationStarts
+from ragspec.retrievers.automaton import ROOT_STATE
+from ragspec.retrievers.context_index import ContextIndex
+from ragspec.retrievers.starts import QuotationStarts
 
 # Probability that the target follows the text, by match length (0, 1, 2, ...; the last for all
 # longer), and that a shorter match holds where the longest failed. Measured on gold answers.
@@ -101,31 +101,34 @@ class ContextDrafter:
 
 
 class ContextSession:
-    """The index and the acceptance table of one row; see `ContextDrafter`."""
+    """The index and the acceptance table of one row; see `ContextDrafter`.
+
+    matched: length of the match behind the last proposal.
+    """
 
     def __init__(self, request: DraftRequest, sentence_ends: Collection[int] | None = None) -> None:
-        self._index = SuffixAutomaton(request.vocab_size)
-        self._ranges = _build(self._index, request)
-        self._range_starts = [r.start for r in self._ranges]
-        self._base = len(self._index) - len(request.prompt)
-        self._committed = len(request.prompt)
+        self._texts = ContextIndex(request)
+        self._index = self._texts.automaton
+        base = self._texts.base
         self._starts: QuotationStarts | None = None
-        inside = [r for r in self._ranges if r.start >= self._base]
+        inside = [r for r in self._texts.ranges if r.start >= base]
         if inside and (sentence_ends is None or sentence_ends):
-            question = request.prompt[max(r.end for r in inside) - self._base :]
+            question = request.prompt[max(r.end for r in inside) - base :]
             self._starts = QuotationStarts(self._index.tokens, inside, question, sentence_ends)
         self._acceptance = _Acceptance()
         self._drafted: list[_Node] = []
+        self.matched = 0
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return at most `budget` nodes, largest reach first, no deeper than wanted."""
-        self._follow(context.tokens)
+        self._texts.follow(context.tokens)
+        self.matched = self._texts.matched
         self._drafted = self._grow(budget, context.remaining - 1)
         return self._tree(self._drafted)
 
     def observe(self, step: Step) -> None:
         """Correct the acceptance table by what became of the last proposal."""
-        self._committed += len(step.tokens)
+        self._texts.commit(len(step.tokens))
         children: dict[int, list[int]] = {}
         for i, node in enumerate(self._drafted):
             children.setdefault(node.parent, []).append(i)
@@ -141,20 +144,8 @@ class ContextSession:
 
     def rollback(self, n: int) -> None:
         """Forget the last `n` committed tokens."""
-        self._committed -= n
+        self._texts.rollback(n)
         self._drafted = []
-        self._truncate()
-
-    def _truncate(self) -> None:
-        keep = self._base + self._committed
-        if keep < len(self._index):
-            self._index.truncate(keep)
-
-    def _follow(self, tokens: list[int]) -> None:
-        """Bring the index up to the committed tokens."""
-        self._committed = len(tokens)
-        self._truncate()
-        self._index.extend(tokens[len(self._index) - self._base :])
 
     def _grow(self, budget: int, depth: int) -> list[_Node]:
         """Return the nodes of largest reach, parents first."""
@@ -227,7 +218,9 @@ class ContextSession:
         self, heap: list[_Node], parent: int, level: int, position: int, reach: float
     ) -> float:
         """Offer sentence starts of a document whose label ends at `position`; return the rest."""
-        starts = self._starts.after(position) if self._starts and position >= self._base else ()
+        starts = (
+            self._starts.after(position) if self._starts and position >= self._texts.base else ()
+        )
         if not starts:
             return reach
         p = self._acceptance.expect(_QUOTE_KEY, QUOTES)
@@ -255,13 +248,13 @@ class ContextSession:
         return ranked
 
     def _tree(self, nodes: list[_Node]) -> DraftTree:
-        tokens = self._index.tokens
+        tokens, origin = self._index.tokens, self._texts.origin
         place = [node.position for node in nodes]
         for i in range(len(nodes) - 1, -1, -1):
             # The best child comes last in this order: its place fixes that of its parent, so
             # that a quotation stays in one document from node to node.
             parent, before = nodes[i].parent, place[i] - 1
-            if parent == ROOT or self._origin(before) == NO_ORIGIN:
+            if parent == ROOT or origin(before) == NO_ORIGIN:
                 continue
             if tokens[before] == nodes[parent].token:
                 place[parent] = before
@@ -270,30 +263,5 @@ class ContextSession:
             [node.parent for node in nodes],
             ContextDrafter.name,
             reach=np.array([-node.cost for node in nodes], dtype=np.float32),
-            origin=[self._origin(p) for p in place],
+            origin=[origin(p) for p in place],
         )
-
-    def _origin(self, position: int) -> tuple[int, int]:
-        """Return (document, token offset) of a place in the index."""
-        at = bisect_right(self._range_starts, position) - 1
-        if at < 0 or position >= self._ranges[at].end:
-            return NO_ORIGIN
-        r = self._ranges[at]
-        return r.document, r.offset + position - r.start
-
-
-def _build(index: SuffixAutomaton, request: DraftRequest) -> list[DocumentRange]:
-    """Index the texts, each behind its own border, then the prompt; return what is document."""
-    ranges = []
-    for text in request.texts:
-        start = len(index)
-        index.build(text.tokens, True)
-        ranges.append(DocumentRange(start, len(index), text.document, text.offset))
-        index.separate()
-    base = len(index)
-    marks = [False] * len(request.prompt)
-    for start, end, document, offset in sorted(request.spans):
-        marks[start:end] = [True] * (end - start)
-        ranges.append(DocumentRange(base + start, base + end, document, offset))
-    index.build(request.prompt, marks)
-    return ranges

@@ -67,6 +67,13 @@ def test_answer_is_one_object_with_the_promised_fields(
     assert "compare" not in found
 
 
+def test_a_predicted_answer_is_copied(index: str, model: str, capsys: Capture) -> None:
+    found = ask(capsys, index, model, "--budget", "8")
+    again = ask(capsys, index, model, "--budget", "8", "--prediction", found["answer"])
+    assert again["answer"] == found["answer"]
+    assert again["report"]["accepted_prediction_tokens"] > 0
+
+
 def test_compare_runs_plainly_over_the_same_passages(
     index: str, model: str, capsys: Capture
 ) -> None:

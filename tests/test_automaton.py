@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.errors import InputError
+from ragspec.retrievers import automaton_kernel
 from ragspec.retrievers.automaton import ROOT_STATE, SuffixAutomaton
 
 VOCAB = 4
@@ -138,3 +139,69 @@ def test_what_was_built_cannot_be_truncated() -> None:
         automaton.truncate(1)
     with pytest.raises(InputError, match="build"):
         automaton.build([0])
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@given(st.lists(texts, min_size=1, max_size=3), texts, st.integers(0, 24))
+def test_compiled_code_builds_the_same(
+    plain: bool, parts: list[Text], grown: Text, drop: int
+) -> None:
+    marked = [(part, [i % 3 == 1 for i in range(len(part))]) for part in parts]
+    expected, found = SuffixAutomaton(VOCAB), SuffixAutomaton(VOCAB)
+    expected.build_texts(marked, "numpy")
+    with pytest.MonkeyPatch.context() as patch:
+        if plain:
+            without_numba(patch)
+        found.build_texts(marked, "numba")
+    assert snapshot(found) == snapshot(expected)
+    for state, edges in expected.more.items():
+        assert list(found.more[state]) == list(edges)
+    for automaton in (expected, found):
+        automaton.extend(grown)
+        automaton.truncate(len(automaton) - min(drop, len(grown)))
+        automaton.extend(grown)
+    assert snapshot(found) == snapshot(expected)
+
+
+def without_numba(patch: pytest.MonkeyPatch) -> None:
+    """Let the compiled functions be plain Python, as they are where numba is not installed."""
+    for name in ("find", "add", "count_newest", "redirect", "fill", "spread"):
+        function = getattr(automaton_kernel, name)
+        patch.setattr(automaton_kernel, name, getattr(function, "py_func", function))
+
+
+def test_borders_lie_between_texts_and_not_behind_the_last() -> None:
+    expected = make([[0, 1], [2], [3, 0]], [])
+    found = SuffixAutomaton(VOCAB)
+    found.build_texts([([0, 1], False), ([2], False), ([3, 0], False)], "numpy")
+    assert snapshot(found) == snapshot(expected)
+    found.separate()
+    assert found.tokens == [0, 1, VOCAB, 2, VOCAB + 1, 3, 0, VOCAB + 2]
+
+
+def test_auto_takes_compiled_code_for_long_texts_where_it_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[int] = []
+    build = automaton_kernel.build
+
+    def counted(tokens: Sequence[int], document: Sequence[bool]) -> object:
+        calls.append(len(tokens))
+        return build(tokens, document)
+
+    monkeypatch.setattr(automaton_kernel, "build", counted)
+    for ready in (True, False):
+        monkeypatch.setattr(automaton_kernel, "compiled_already", lambda ready=ready: ready)
+        for length in (100, 5000):
+            automaton = SuffixAutomaton(VOCAB)
+            automaton.build_texts([([i % 3 for i in range(length)], False)])
+            assert len(automaton) == length
+    assert calls == [5000]
+    with pytest.raises(InputError, match="'auto', 'numba' or 'numpy'"):
+        SuffixAutomaton(VOCAB).build_texts([], "fast")  # type: ignore[arg-type]
+
+
+def test_warming_up_loads_the_compiled_code() -> None:
+    pytest.importorskip("numba")
+    automaton_kernel.warm_up()
+    assert automaton_kernel.compiled_already()

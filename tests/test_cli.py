@@ -113,6 +113,19 @@ def test_generate_prints_one_object_and_repeats_by_seed(model: str, capsys: Capt
     assert found["report"]["tokens"] <= 12
 
 
+def test_a_predicted_text_is_copied_and_changes_nothing(
+    model: str, tmp_path: Path, capsys: Capture
+) -> None:
+    arguments = ["generate", "A draft ", "--model", model, "--max-new-tokens", "30"]
+    arguments += ["--budget", "8"]
+    found = run(capsys, *arguments)
+    (tmp_path / "answer.txt").write_text(found["text"])
+    again = run(capsys, *arguments, "--prediction", f"@{tmp_path / 'answer.txt'}")
+    assert again["text"] == found["text"]
+    assert again["report"]["accepted_prediction_tokens"] > 0
+    assert again["report"]["forwards"] <= found["report"]["forwards"]
+
+
 def test_generate_streams_text_and_keeps_remarks_apart(
     model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

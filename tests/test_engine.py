@@ -244,3 +244,37 @@ def test_refusals_say_what_to_do(model: Any, plain: Engine) -> None:
         Engine(model, drafter="context", rule="rejection")
     with pytest.raises(SamplingError, match="temperature"):
         Sampling(temperature=-1.0)
+
+
+def test_finished_texts_are_told_until_that_is_ended(plain: Engine) -> None:
+    told: list[Generation] = []
+    twice = [plain.on_finish(told.append) for _ in range(2)]
+    found = plain.generate(PROMPTS[:2], Sampling(temperature=0.8, n=2, seed=1), max_new_tokens=5)
+    wanted = [(g.prompt_tokens, g.tokens) for texts in found for g in texts for _ in twice]
+    assert [(g.prompt_tokens, g.tokens) for g in told] == wanted
+    for _ in range(2):  # ending it again does nothing
+        twice[0]()
+    told.clear()
+    stream = plain.stream("ab cd", max_new_tokens=5)
+    assert "".join(stream) == told[0].text
+    assert len(told) == 1
+    cancelled = plain.stream("ab cd", max_new_tokens=50)
+    next(cancelled)
+    cancelled.close()
+    assert len(told) == 1
+    twice[1]()
+    plain.generate(PROMPTS[0], max_new_tokens=5)
+    assert len(told) == 1
+
+
+def test_a_failing_callback_changes_nothing(plain: Engine) -> None:
+    def broken(generation: Generation) -> None:
+        raise RuntimeError("no time today")
+
+    told: list[Generation] = []
+    ends = [plain.on_finish(broken), plain.on_finish(told.append)]
+    with pytest.warns(RuntimeWarning, match="no time today"):
+        found = plain.generate(PROMPTS[0], max_new_tokens=5)
+    for end in ends:
+        end()
+    assert found.tokens == told[0].tokens == plain.generate(PROMPTS[0], max_new_tokens=5).tokens

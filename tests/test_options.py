@@ -12,6 +12,7 @@ from ragspec.pipelines.options import (
     checked_output,
     checked_text,
     drafter_of,
+    prediction_of,
     sampling_of,
 )
 from tests import tiny
@@ -59,3 +60,16 @@ def test_bytes_that_are_no_text_are_refused() -> None:
     assert checked_text("é") == "é"
     with pytest.raises(InputError, match="UTF-8"):
         checked_text("\udcff")
+
+
+def test_a_prediction_is_a_text_or_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "answer.txt"
+    file.write_text("as before\n", encoding="utf-8")
+    assert prediction_of(f"@{file}") == "as before\n"
+    assert prediction_of("the same") == "the same"
+    assert prediction_of(None) is None
+    with pytest.raises(InputError, match="cannot be read"):
+        prediction_of(f"@{tmp_path / 'missing.txt'}")
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="UTF-8"):
+        prediction_of(f"@{file}")

@@ -4,13 +4,16 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ragspec.errors import StoreError
-from ragspec.store import POINTER, OpenStore, open_store, publish, writer_lock
+from ragspec.filesystem import writer_lock
+from ragspec.manifest import Contents
+from ragspec.store import POINTER, OpenStore, carry, open_store, publish
 
 STAGES = ["locked", "written", "synced", "manifest", "renamed", "switched", "cleaned"]
 KILLED_BUILD = """
@@ -136,9 +139,11 @@ def test_files_swapped_between_stores_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"generation": "../x", "manifest_sha256": "0"}'])
 def test_damaged_pointer_is_refused(tmp_path: Path, text: str) -> None:
     build(tmp_path, "one")
-    (tmp_path / POINTER).write_text(text)
-    with pytest.raises(StoreError, match="damaged"):
-        open_store(tmp_path, "toy")
+    whole = (tmp_path / POINTER).read_text()
+    for damaged in (text, whole + " "):
+        (tmp_path / POINTER).write_text(damaged)
+        with pytest.raises(StoreError, match="damaged"):
+            open_store(tmp_path, "toy")
 
 
 def test_other_kind_fingerprint_and_format_are_refused(tmp_path: Path) -> None:
@@ -166,3 +171,69 @@ def test_folder_of_other_things_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="is a file"):
         build(tmp_path / "thesis.txt", "one")
     assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def test_a_writer_waits_for_another_as_long_as_it_is_told(tmp_path: Path) -> None:
+    build(tmp_path, "one")
+    released = threading.Event()
+
+    def hold() -> None:
+        with writer_lock(tmp_path):
+            held.set()
+            released.wait(5)
+
+    held = threading.Event()
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(5)
+    with pytest.raises(StoreError, match="another process"):
+        publish(tmp_path, "toy", write_text("two"), wait=0.05)
+    threading.Timer(0.1, released.set).start()
+    publish(tmp_path, "toy", write_text("two"), wait=5)
+    thread.join()
+    assert read(tmp_path) == "two"
+
+
+def carried_on(root: Path, text: str) -> OpenStore:
+    """Publish a generation with the last one's inner file and another data file."""
+
+    def write(folder: Path) -> Contents:
+        last = open_store(root, "toy", verify="size")
+        (folder / "data.txt").write_text(text)
+        return Contents({"n": 2}, {"model": "g"}, carry(last, ["inner/more.txt"], folder))
+
+    return publish(root, "toy", write)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_unchanged_files_are_carried_over(
+    tmp_path: Path, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no links here")
+
+    if not links:
+        monkeypatch.setattr("os.link", refuse)
+    first = build(tmp_path, "one")
+    inode = first.file("inner/more.txt").stat().st_ino
+    for text in ("two", "three"):
+        carried_on(tmp_path, text)
+    store = open_store(tmp_path, "toy", fingerprints={"model": "g"})
+    assert store.manifest.parameters == {"n": 2}
+    assert store.file("data.txt").read_text() == "three"
+    assert store.file("inner/more.txt").read_text() == "oneone"
+    assert (store.file("inner/more.txt").stat().st_ino == inode) is links
+
+
+def test_damage_to_a_carried_file_is_not_made_official(tmp_path: Path) -> None:
+    first = build(tmp_path, "one")
+    damage_flip(first.path / "inner/more.txt")
+    carried_on(tmp_path, "two")
+    with pytest.raises(StoreError, match="SHA-256"):
+        open_store(tmp_path, "toy")
+    damage_truncate(tmp_path / "gen-000002" / "inner/more.txt")
+    with pytest.raises(StoreError, match="truncated"):
+        carried_on(tmp_path, "three")
+    (tmp_path / "gen-000002" / "inner/more.txt").unlink()
+    with pytest.raises(StoreError, match="missing"):
+        carried_on(tmp_path, "three")

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from text_answering import Answering
+from text_answering import Answering, fork_weight, forking
 from text_data import Document, GoldQuestion
 from text_sample import EOS_ID, Sample
 
@@ -94,12 +95,14 @@ class Mix:
         sample = Sample()
         sample.add(part, 0.3 if real else 0.0)
         sample.add(gap, 0.3 if real else 0.0)
+        forks = forking(sample.tokens)
         while room - len(sample.tokens) > 8 and len(part) > 4:
             start = rng.choice([0, rng.randrange(len(part) - 3)])
             again = part[start : start + room - len(sample.tokens) - 1]
             # Where a repeat begins cannot be known.
             sample.add(again[:1], 0.0)
-            sample.add(again[1:], 1.0)
+            for before, token in pairwise(again):
+                sample.add([token], fork_weight(before, forks))
             if rng.random() < 0.5:
                 break
         sample.add([EOS_ID], 0.0)

@@ -54,8 +54,9 @@ TARGET_PHASES = (
     Phase(12_500_000, Shares(0.08, 0.87, 0.0, 0.5), {256: 0.5, 512: 0.5}),
     Phase(17_500_000, Shares(0.12, 0.82, 0.3, 0.4), {256: 0.2, 512: 0.8}),
     Phase(18_900_000, Shares(0.3, 0.65, 0.8, 0.1), {512: 0.3, 1024: 0.67, 2048: 0.03}),
-    # To go on: prompts of use are about 1,000 tokens long, where copying still breaks off.
+    # Prompts of use are about 1,000 tokens long, where copying still breaks off.
     Phase(22_720_000, Shares(0.2, 0.75, 1.0, 0.1), {1024: 0.4, 1536: 0.5, 2048: 0.1}),
+    Phase(29_900_000, Shares(0.33, 0.63, 0.8, 0.1), {512: 0.15, 1024: 0.5, 1536: 0.3, 2048: 0.05}),
 )
 # Two layers can copy but not search: the draft learns what it can.
 DRAFT_PHASES = (

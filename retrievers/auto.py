@@ -1,0 +1,22 @@
+"""The recommended drafter: everything that is there to draft from, as one tree.
+
+The text of the request, the target's own second choices (Token Recycling), and stores where they
+are given; a draft model joins where the engine has one. There are no quotas: the adviser of the
+row corrects what each source claims and asks costly ones only where they pay (see `adviser`).
+"""
+
+from __future__ import annotations
+
+from ragspec.draft import Drafter
+from ragspec.fuse import Fuse
+from ragspec.retrievers.context import ContextDrafter
+from ragspec.retrievers.recycling import NeighbourDrafter
+
+
+def auto_drafter(*stores: Drafter) -> Fuse:
+    """Return the context, then the stores' drafters, then the target's second choices, fused.
+
+    The second choices are learned while writing only: at the prompt they would cost the prefill a
+    pass of the output head over every token.
+    """
+    return Fuse([ContextDrafter(), *stores, NeighbourDrafter(reads_prompt=False)], name="auto")

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.draft import DraftContext, DraftKind, DraftRequest, DraftTree, Ints, Step
+from ragspec.engine import Engine
+from ragspec.fuse import Fuse
+from ragspec.sampling import Sampling
+from ragspec.tops import BLOCK, SMALL, best_tokens, tell_prompt, wanted
+from tests import tiny
+from tests.architectures import build
+from tests.fixed import BrokenDrafter, FixedDrafter
+
+PROMPTS = [tiny.prompt(12, seed=1), tiny.prompt(5, seed=2), tiny.prompt(20, seed=3)]
+
+
+class Learner:
+    """Drafts a chain and keeps what it is told."""
+
+    name = "learner"
+    kind = DraftKind.DETERMINISTIC
+
+    def __init__(self, k: int = 3) -> None:
+        self.top_logits = k
+        self.sessions: list[Learning] = []
+
+    def open(self, request: DraftRequest) -> Learning:
+        self.sessions.append(Learning(list(request.prompt)))
+        return self.sessions[-1]
+
+
+class Learning:
+    def __init__(self, text: list[int]) -> None:
+        self.text = text
+        self.root: list[int] = []
+        self.prompts: list[tuple[Ints, Ints]] = []
+        self.seen: list[tuple[list[int], Step, Ints | None]] = []
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        self.root = list(context.tokens)
+        return DraftTree.build([5, 6, 7][:budget], [-1, 0, -1][:budget], "learner")
+
+    def observe_prompt(self, tokens: Ints, top: Ints) -> None:
+        self.prompts.append((tokens, top))
+
+    def observe(self, step: Step) -> None:
+        self.seen.append((self.root, step, step.top))
+
+    def rollback(self, n: int) -> None:
+        return None
+
+
+def best_after(model: Any, text: list[int], k: int) -> list[list[int]]:
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([text]), use_cache=False).logits[0]
+    found: list[list[int]] = logits.topk(k, -1).indices.tolist()
+    return found
+
+
+@pytest.mark.parametrize("shape", [(97,), (2, 3, 97), (9, 8 * BLOCK), (5, 8192), (40, 8192 + 17)])
+@pytest.mark.parametrize("k", [1, 8])
+def test_the_best_tokens_are_those_of_a_full_sort(shape: tuple[int, ...], k: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(shape, generator=generator, dtype=torch.float64)
+    assert torch.equal(best_tokens(logits, k), logits.argsort(-1, descending=True)[..., :k])
+
+
+def test_the_last_tokens_of_a_ragged_vocabulary_are_found() -> None:
+    size = BLOCK * 20 + 3
+    logits = torch.zeros(SMALL // size + 1, size)
+    logits[:, -1], logits[:, 4] = 2.0, 1.0
+    assert best_tokens(logits, 2).tolist() == [[size - 1, 4]] * len(logits)
+
+
+def test_no_more_tokens_are_asked_for_than_there_are() -> None:
+    assert best_tokens(torch.tensor([0.0, 2.0, 1.0]), 8).tolist() == [1, 2, 0]
+
+
+def test_the_largest_wish_counts() -> None:
+    plain = FixedDrafter([1])
+    assert wanted([plain, None]) == 0
+    assert wanted([plain, Learner(3), Learner(5)]) == 5
+    assert Fuse([plain, Learner(4)]).top_logits == 4
+    assert Fuse([plain]).top_logits == 0
+
+
+def test_sessions_that_do_not_learn_from_prompts_are_left_alone() -> None:
+    one = np.zeros((1, 1), dtype=np.int64)
+    tell_prompt(FixedDrafter([1]).open(DraftRequest((1,), 9)), one[0], one)
+    tell_prompt(None, one[0], one)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_steps_and_prompts_come_with_the_best_tokens(batch: int) -> None:
+    model, drafter = tiny.model("llama", dtype=torch.float64), Learner()
+    engine = Engine(model, drafter=[BrokenDrafter(), drafter], budget=3)
+    with pytest.warns(RuntimeWarning):
+        results = engine.generate(PROMPTS[:batch], max_new_tokens=5, ignore_eos=True)
+    for session, prompt in zip(drafter.sessions, PROMPTS, strict=False):
+        (tokens, top), *more = session.prompts
+        assert not more
+        assert tokens.tolist() == prompt
+        assert top.tolist() == best_after(model, prompt, 3)
+        assert session.seen
+        for text, step, seen in session.seen:
+            assert seen is not None
+            whole = [text]
+            for parent, token in zip(step.tree.parents, step.tree.tokens.tolist(), strict=True):
+                whole.append([*whole[parent + 1], token])
+            assert seen.tolist() == [best_after(model, t, 3)[-1] for t in whole]
+    assert all(step.top is None for result in results for step in result.steps)
+
+
+def test_samples_of_one_prompt_all_hear_of_it() -> None:
+    model, drafter = tiny.model("llama", dtype=torch.float64), Learner()
+    engine = Engine(model, drafter=drafter, budget=3)
+    engine.generate(PROMPTS[:2], Sampling(temperature=1.0, n=2, seed=1), max_new_tokens=3)
+    heard = [session.prompts[0] for session in drafter.sessions]
+    assert [tokens.tolist() for tokens, _ in heard] == [p for p in PROMPTS[:2] for _ in range(2)]
+    assert heard[0][1].tolist() == heard[1][1].tolist() == best_after(model, PROMPTS[0], 3)
+
+
+def test_nothing_is_worked_out_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("nobody asked")
+
+    monkeypatch.setattr("ragspec.loop.best_tokens", refuse)
+    monkeypatch.setattr("ragspec.target.TreeSession.read_prompts", refuse)
+    engine = Engine(tiny.model("llama", dtype=torch.float64), drafter="context", budget=4)
+    engine.generate(PROMPTS[0], max_new_tokens=4, ignore_eos=True)
+
+
+def test_path_targets_tell_of_steps_only() -> None:
+    drafter = Learner()
+    model = build("qwen3_5_text")
+    engine = Engine(model, drafter=drafter, budget=3)
+    result = engine.generate([3, 4, 5, 6], max_new_tokens=6, ignore_eos=True)
+    (session,) = drafter.sessions
+    assert session.prompts == []
+    assert len(session.seen) > 0
+    assert all(
+        top is not None and top.shape == (len(step.tree) + 1, 3) for _, step, top in session.seen
+    )
+    plain = Engine(model, drafter=None).generate([3, 4, 5, 6], max_new_tokens=6, ignore_eos=True)
+    assert result.tokens == plain.tokens
