@@ -2,9 +2,13 @@
 
     python benchmarks/text.py --data DIR --json results.json
 
-DIR holds docqa/documents.jsonl.gz, docqa/items.jsonl, spec_bench/*.jsonl and lm/valid.jsonl.gz.
-Prompts of "docqa" are built by DocQA's own search over all documents; the other categories write a
-fixed number of new tokens. See `ragspec.pipelines.bench` for how runs are compared.
+DIR holds docqa/documents.jsonl.gz, docqa/items.jsonl, longdocs/, spec_bench/question_dev.jsonl and
+lm/valid.jsonl.gz. Categories: docqa (prompts by DocQA's own search over all documents), quotation
+(from a long document, of which the prompt holds about 1,500 tokens), code (functions of the
+interpreter's own library, cut in the middle), Spec-Bench's summarization, rag, qa, math,
+translation and chat (MT-Bench's categories together), and free text. All but docqa write a fixed
+number of new tokens; code and Spec-Bench are sampled, as free text is, since small models loop when
+greedy (--temperature 0 for large ones). See `ragspec.pipelines.bench` for how runs are compared.
 """
 
 from __future__ import annotations
@@ -13,8 +17,9 @@ import argparse
 import copy
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 
@@ -22,6 +27,10 @@ from ragspec.engine import Engine
 from ragspec.loading import load_model
 from ragspec.pipelines.bench import run_benchmark, write_json
 from ragspec.pipelines.bench_data import (
+    DOCQA,
+    FIXED_NEW_TOKENS,
+    FREE,
+    FREE_TEMPERATURE,
     BenchItem,
     by_category,
     docqa_items,
@@ -30,9 +39,22 @@ from ragspec.pipelines.bench_data import (
 )
 from ragspec.pipelines.bench_modes import MODES, build_modes
 from ragspec.pipelines.bench_table import make_table
+from ragspec.pipelines.bench_tasks import (
+    CODE,
+    CONTEXT_TOKENS,
+    QUOTATION,
+    QuoteTask,
+    code_items,
+    library_files,
+    quotation_items,
+)
 from ragspec.pipelines.docqa import DocQA
+from ragspec.pipelines.methods import open_sources
 from ragspec.retrievers.documents import Document
 from ragspec.retrievers.index import PassageIndex
+
+T = TypeVar("T")
+AROUND = 120  # tokens of a quotation's prompt that are not the document's
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -62,15 +84,55 @@ def free(data: Path, tokenizer: Any, count: int) -> list[BenchItem]:
     return free_items(tokenizer, [(row["id"], row["text"]) for row in rows[::step]])[:count]
 
 
-def collect(data: Path, engine: Engine, wanted: list[str], items: int) -> list[BenchItem]:
+def long_documents(data: Path) -> dict[str, Document]:
+    """Return the long documents by name."""
+    found = {}
+    for row in read_lines(data / "longdocs" / "index.jsonl"):
+        with gzip.open(data / "longdocs" / row["file"], "rt", encoding="utf-8") as file:
+            found[row["name"]] = Document(name=row["name"], title=row["title"], text=file.read())
+    return found
+
+
+def quote_tasks(data: Path) -> list[tuple[str, QuoteTask]]:
+    """Return (name of the document, what to quote from it)."""
+    rows = read_lines(data / "longdocs" / "quote_tasks.jsonl")
+    return [
+        (row["doc"], QuoteTask(row["id"], row["query"], row["cue"], *row["reference_span"]))
+        for row in rows
+    ]
+
+
+def quotations(data: Path, tokenizer: Any, count: int, room: int) -> list[BenchItem]:
+    """Return passages to quote, spread over all long documents."""
+    tasks = spread(quote_tasks(data), count)
+    return quotation_items(tokenizer, long_documents(data), tasks, room)
+
+
+def collect(
+    data: Path, engine: Engine, wanted: list[str], items: int, temperature: float
+) -> list[BenchItem]:
     """Return at most `items` prompts of each category that was asked for, all without a list."""
-    found: list[BenchItem] = []
-    if not wanted or "docqa" in wanted:
-        found += docqa(data, engine, top_k=3)
-    if not wanted or "free" in wanted:
-        found += free(data, engine.tokenizer, items)
+    tokenizer = engine.tokenizer
+    room = CONTEXT_TOKENS
+    if engine.target.max_length is not None:
+        room = min(room, engine.target.max_length - FIXED_NEW_TOKENS - AROUND)
+    makers = {
+        DOCQA: lambda: docqa(data, engine, top_k=3),
+        QUOTATION: lambda: quotations(data, tokenizer, items, room),
+        CODE: lambda: code_items(tokenizer, library_files(), items, room // 2),
+        FREE: lambda: free(data, tokenizer, items),
+    }
+    found = [
+        item for name, make in makers.items() if not wanted or name in wanted for item in make()
+    ]
     spec = data / "spec_bench" / "question_dev.jsonl"
-    found += read_items(spec, engine.tokenizer, engine.target.max_length)
+    if not wanted or set(wanted) - set(makers):
+        found += read_items(spec, tokenizer, engine.target.max_length)
+    greedy = (DOCQA, QUOTATION)
+    found = [
+        item if item.category in greedy else replace(item, temperature=temperature)
+        for item in found
+    ]
     groups = by_category(found)
     return [
         item
@@ -80,8 +142,8 @@ def collect(data: Path, engine: Engine, wanted: list[str], items: int) -> list[B
     ]
 
 
-def spread(group: list[BenchItem], count: int) -> list[BenchItem]:
-    """Return `count` items spread evenly over a group."""
+def spread(group: list[T], count: int) -> list[T]:
+    """Return `count` of a list, spread evenly over it."""
     if len(group) <= count:
         return group
     return [group[i * len(group) // count] for i in range(count)]
@@ -97,6 +159,9 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--budget", default="auto")
     parser.add_argument("--items", type=int, default=24, help="prompts a category")
+    parser.add_argument("--store", type=Path, help="a store of text to draft from")
+    parser.add_argument("--history", type=Path, help="a store of the model's own answers")
+    parser.add_argument("--temperature", type=float, default=FREE_TEMPERATURE)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--categories", default="", help="comma-separated; all without it")
@@ -105,19 +170,24 @@ def main() -> None:
     engine = Engine.from_pretrained(
         options.model, "context", None, options.budget, options.device, options.dtype
     )
-    draft = load_model(options.draft_model, options.device, options.dtype)[0]
+    draft = None
+    if options.draft_model:
+        draft = load_model(options.draft_model, options.device, options.dtype)[0]
     wanted = [name for name in options.categories.split(",") if name]
-    items = collect(options.data, engine, wanted, options.items)
-    modes = build_modes(
-        options.modes.split(","), engine, draft, lambda: copy.deepcopy(engine.model)
+    items = collect(options.data, engine, wanted, options.items, options.temperature)
+    sources = open_sources(
+        options.store, options.history, tokenizer=engine.tokenizer, model=engine.model
     )
+    names = options.modes.split(",")
+    modes = build_modes(names, engine, draft, lambda: copy.deepcopy(engine.model), sources)
     result = run_benchmark(
         items, modes, repeats=options.repeats, progress=lambda line: print(line, flush=True)
     )
-    rows = result.rows()
-    Console(width=140).print(make_table(rows, "hf-greedy"))
+    rows = result.rows("hf-greedy" if "hf-greedy" in modes else names[0])
+    Console(width=140).print(make_table(rows, "hf-greedy" if "hf-greedy" in modes else names[0]))
     if options.json:
         facts = {"model": options.model, "dtype": str(engine.target.dtype), "items": options.items}
+        facts["budget"] = options.budget
         write_json(options.json, rows, facts)
 
 

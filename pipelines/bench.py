@@ -109,7 +109,8 @@ def write_spec_bench(path: Path, benchmark: Benchmark, mode: str, tokenizer: Any
             "wall_time": [median(found.seconds)],
             "accept_lengths": [len(tokens) / max(1, found.outcome.forwards)],
         }
-        row = {"question_id": item.id, "category": item.category, "model_id": mode}
+        category = item.extra.get("category", item.category)  # Spec-Bench's own name of it
+        row = {"question_id": item.id, "category": category, "model_id": mode}
         lines.append(json.dumps({**row, "choices": [choice]}))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 

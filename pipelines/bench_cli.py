@@ -95,9 +95,9 @@ def measure(asked: TextBench, json: Path | None, spec_bench: Path | None) -> Non
     from ragspec.loading import load_model
     from ragspec.pipelines.bench import run_benchmark, write_json, write_spec_bench
     from ragspec.pipelines.bench_data import bundled_items, by_category, read_items
-    from ragspec.pipelines.bench_methods import open_sources
     from ragspec.pipelines.bench_modes import build_modes, check_modes
     from ragspec.pipelines.bench_table import make_table
+    from ragspec.pipelines.methods import open_sources
     from ragspec.vocabulary import check_vocabulary
 
     check_modes(asked.modes)

@@ -22,6 +22,15 @@ FIXED_NEW_TOKENS = 96
 FREE_TEMPERATURE = 0.8
 DOCQA = "docqa"
 FREE = "free"
+CHAT = "chat"
+# Spec-Bench's own names; MT-Bench's eight categories count as one.
+SPEC_BENCH = {
+    "math_reasoning": "math",
+    **dict.fromkeys(
+        ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"),
+        CHAT,
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +88,8 @@ def free_items(
 def read_items(path: Path, tokenizer: Any, room: int | None) -> list[BenchItem]:
     """Return the items of a jsonl file: {id, category, prompt} or Spec-Bench rows.
 
-    Of a Spec-Bench row the first turn counts. Prompts keep their last tokens where they would not
+    Of a Spec-Bench row the first turn counts; MT-Bench's categories are pooled as "chat", and
+    "math_reasoning" is called "math". Prompts keep their last tokens where they would not
     fit. Raises DocumentError with the line that cannot be read or names a prompt twice.
     """
     try:
@@ -113,6 +123,8 @@ def _item(line: str, where: str, tokenizer: Any, room: int | None) -> BenchItem:
             raise TypeError(f"the prompt is {text!r}, not a text")
         name = str(row.get("id", row.get("question_id", where)))
         category = str(row["category"])
+        if "turns" in row:
+            category = SPEC_BENCH.get(category, category)
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise DocumentError(
             f"{where}: cannot be read ({error!r}); expected a JSON object with id, category and "

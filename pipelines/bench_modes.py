@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -18,12 +18,15 @@ from ragspec.engine import Engine
 from ragspec.errors import UnknownNameError
 from ragspec.names import unknown
 from ragspec.pipelines.bench_data import BenchItem
+from ragspec.pipelines.methods import METHODS, Sources, build_method
 from ragspec.sampling import Sampling
 
 DRAFT_LENGTHS = (5, 10, 20)
 NGRAMS = (2, 3)
 SEED = 0
-MODES = ("hf-greedy", "hf-lookup", "hf-assistant", "plain", "context", "model", "fused")
+PEERS = ("hf-greedy", "hf-lookup", "hf-assistant")
+MODES = (*PEERS, "plain", "context", "model", "fused")  # what is run where nothing is said
+KNOWN = (*PEERS, "plain", *METHODS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +108,8 @@ class HFMode:
 def check_modes(names: Sequence[str]) -> None:
     """Raise UnknownNameError for the first name that is no mode; costs nothing."""
     for name in names:
-        if name not in MODES:
-            raise UnknownNameError(unknown("mode", name, MODES))
+        if name not in KNOWN:
+            raise UnknownNameError(unknown("mode", name, KNOWN))
 
 
 def _sampled(temperature: float) -> dict[str, Any]:
@@ -117,23 +120,35 @@ def _sampled(temperature: float) -> dict[str, Any]:
 
 
 def build_modes(
-    names: Sequence[str], engine: Engine, draft_model: Any, load_copy: Callable[[], Any]
+    names: Sequence[str],
+    engine: Engine,
+    draft_model: Any,
+    load_copy: Callable[[], Any],
+    sources: Sources | None = None,
 ) -> dict[str, list[Mode]]:
     """Return, for each name, the settings to try; the benchmark keeps the fastest.
 
     engine: gives model, tokenizer and budget. draft_model: a transformers model or None, which
-    leaves the modes out that need one. load_copy: gives a fresh copy of the target.
+    leaves the modes out that need one. load_copy: gives a fresh copy of the target. sources: the
+    stores that methods may draft from. Raises UnknownNameError, and InputError for a method
+    without the store that it needs.
     """
-    peer = load_copy() if any(name.startswith("hf-") for name in names) else None
+    check_modes(names)
+    peer = load_copy() if any(name in PEERS for name in names) else None
+    held = replace(sources or Sources(), draft_model=draft_model)
     found: dict[str, list[Mode]] = {}
     for name in names:
-        if name in ("model", "fused", "hf-assistant") and draft_model is None:
+        if draft_model is None and _needs_model(name):
             continue
-        if name.startswith("hf-"):
+        if name in PEERS:
             found[name] = _peers(name, peer, draft_model)
         else:
-            found[name] = [OurMode(name, _ours(name, engine, draft_model))]
+            found[name] = [OurMode(name, _ours(name, engine, held))]
     return found
+
+
+def _needs_model(name: str) -> bool:
+    return name == "hf-assistant" or (name in METHODS and "draft model" in METHODS[name].needs)
 
 
 def _peers(name: str, model: Any, draft_model: Any) -> list[Mode]:
@@ -150,9 +165,7 @@ def _peers(name: str, model: Any, draft_model: Any) -> list[Mode]:
             for n in DRAFT_LENGTHS
             for gram in NGRAMS
         ]
-    if name == "hf-assistant":
-        return [HFMode(f"{name}:{n}", model, **_assistant(draft_model, n)) for n in DRAFT_LENGTHS]
-    raise UnknownNameError(unknown("mode", name, MODES))
+    return [HFMode(f"{name}:{n}", model, **_assistant(draft_model, n)) for n in DRAFT_LENGTHS]
 
 
 def _assistant(draft_model: Any, tokens: int) -> dict[str, Any]:
@@ -164,15 +177,8 @@ def _assistant(draft_model: Any, tokens: int) -> dict[str, Any]:
     return {"assistant_model": assistant}
 
 
-def _ours(name: str, engine: Engine, draft_model: Any) -> Engine:
-    drafters: dict[str, tuple[Any, Any]] = {
-        "plain": (None, None),
-        "context": ("context", None),
-        "model": (None, draft_model),
-        "fused": ("context", draft_model),
-    }
-    if name not in drafters:
-        raise UnknownNameError(unknown("mode", name, MODES))
-    drafter, model = drafters[name]
+def _ours(name: str, engine: Engine, sources: Sources) -> Engine:
+    drafters = build_method(name, sources)
     # A copy: what one mode learns about acceptance must not help or hurt another.
-    return Engine(engine.model, engine.tokenizer, drafter, model, copy.deepcopy(engine.budget))
+    budget = copy.deepcopy(engine.budget)
+    return Engine(engine.model, engine.tokenizer, drafters, None, budget, rule=engine.rule)

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from ragspec.errors import InputError, RagspecError
 from ragspec.pipelines import options as o
+from ragspec.pipelines.store_cli import app as store_app
 from ragspec.pipelines.terminal import Terminal
 
 INTERRUPTED = 130
@@ -49,6 +50,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Ask your documents and get the same answer sooner: speculation from text that exists.",
 )
+
+
+app.add_typer(store_app, name="store")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -96,7 +100,9 @@ def ask(
     top_passages: Annotated[int, typer.Option(min=1, help="Passages to show the model.")] = 3,
     model: o.ModelOption = "starter",
     draft_model: o.DraftModelOption = None,
-    drafter: o.DrafterOption = "context",
+    drafter: o.DrafterOption = None,
+    store: o.StoreOption = None,
+    history: o.HistoryOption = None,
     budget: o.BudgetOption = "auto",
     temperature: o.TemperatureOption = 0.0,
     top_p: o.TopPOption = 1.0,
@@ -120,7 +126,7 @@ def ask(
             "--docs FOLDER reads documents, --index FILE opens an index made by `ragspec index`."
         )
     asking = Asking(
-        engine=o.EngineOptions(model, draft_model, drafter, budget, device, dtype),
+        engine=o.EngineOptions(model, draft_model, drafter, budget, device, dtype, store, history),
         sampling=o.sampling_of(temperature, top_p, top_k, seed),
         max_new_tokens=max_new_tokens,
         json=json,
@@ -137,7 +143,9 @@ def generate(
     text: Annotated[str, typer.Argument(help="The text to go on from; - reads standard input.")],
     model: o.ModelOption = "starter",
     draft_model: o.DraftModelOption = None,
-    drafter: o.DrafterOption = "context",
+    drafter: o.DrafterOption = None,
+    store: o.StoreOption = None,
+    history: o.HistoryOption = None,
     budget: o.BudgetOption = "auto",
     temperature: o.TemperatureOption = 0.0,
     top_p: o.TopPOption = 1.0,
@@ -161,7 +169,7 @@ def generate(
     from ragspec.pipelines.answering import Asking, continue_text
 
     asking = Asking(
-        engine=o.EngineOptions(model, draft_model, drafter, budget, device, dtype),
+        engine=o.EngineOptions(model, draft_model, drafter, budget, device, dtype, store, history),
         sampling=o.sampling_of(temperature, top_p, top_k, seed),
         max_new_tokens=max_new_tokens,
         json=json,

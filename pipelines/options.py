@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +21,11 @@ DraftModelOption = Annotated[
     str | None, typer.Option(help="A smaller model of the same vocabulary that drafts too.")
 ]
 DrafterOption = Annotated[
-    str, typer.Option(help="Name of the drafter, several with commas, or none: plain decoding.")
+    str | None,
+    typer.Option(
+        help="auto, context, suffix, recycling, lookup, match, hierarchy, rest, rasd; several with "
+        "commas; or none: plain decoding. Without it: context, and auto where stores are given."
+    ),
 ]
 BudgetOption = Annotated[str, typer.Option(help="Draft nodes a step: auto, or a number.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, or an accelerator.")]
@@ -45,6 +49,14 @@ NoStreamOption = Annotated[
     bool, typer.Option("--no-stream", help="Show the text when it is whole, coloured by source.")
 ]
 
+StoreOption = Annotated[
+    Path | None,
+    typer.Option(help="A corpus of `ragspec store build`, to draft from.", file_okay=False),
+]
+HistoryOption = Annotated[
+    Path | None,
+    typer.Option(help="Answers of this model (`ragspec store from-answers`).", file_okay=False),
+]
 PredictionOption = Annotated[
     str | None,
     typer.Option(help="A text that the output will resemble, to copy from; @FILE reads it."),
@@ -57,27 +69,34 @@ class EngineOptions:
 
     model: str
     draft_model: str | None
-    drafter: str
+    drafter: str | None
     budget: str
     device: str
     dtype: str
+    store: Path | None = None
+    history: Path | None = None
 
     def engine(self) -> Engine:
-        """Load the models.
+        """Load the models and open the stores.
 
-        Raises what `Engine.from_pretrained` does, and ModelError where there is no tokenizer.
+        Raises what `Engine.from_pretrained` and `open_sources` do, and ModelError where there is no
+        tokenizer.
         """
         from ragspec.engine import Engine as AnyEngine
+        from ragspec.loading import load_model
+        from ragspec.pipelines.methods import compose, open_sources
 
         be_quiet()
-        engine = AnyEngine.from_pretrained(
-            self.model,
-            drafter=drafter_of(self.drafter),
-            draft_model=self.draft_model,
-            budget=budget_of(self.budget),
-            device=self.device,
-            dtype=self.dtype,
-        )
+        model, tokenizer = load_model(self.model, self.device, self.dtype)
+        sources = open_sources(self.store, self.history, tokenizer=tokenizer, model=model)
+        names = drafter_of(self.drafter or ("auto" if sources.past() else "context"))
+        draft_model = None
+        if self.draft_model is not None:
+            draft_model = load_model(self.draft_model, self.device, self.dtype)
+        if draft_model is not None and names == "rasd":  # it prunes by the draft model's law
+            sources, draft_model = replace(sources, draft_model=draft_model[0]), None
+        drafter = compose(names, sources)
+        engine = AnyEngine(model, tokenizer, drafter, draft_model, budget_of(self.budget))
         if engine.tokenizer is None:
             raise ModelError(
                 f"{self.model} holds no tokenizer; expected tokenizer.json beside the weights. "

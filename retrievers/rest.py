@@ -96,7 +96,7 @@ class RestDrafter:
         self.options = DraftOptions(
             max_match=longest,
             max_depth=depth,
-            shorter=tuple(shorter) or (longest,),  # no match is longer than the longest
+            shorter=tuple(shorter),
             followed=tuple(followed),
             followed_after_miss=tuple(followed_after_miss),
         )

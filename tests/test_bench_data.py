@@ -38,11 +38,19 @@ def test_rows_of_both_forms(tmp_path: Path) -> None:
     first, second = read(tmp_path, OURS, "", SPEC_BENCH)
     assert (first.id, first.category) == ("a1", "qa")
     assert first.prompt == tuple(tiny.tokenizer()("who is it?")["input_ids"])
-    assert (second.id, second.category) == ("81", "writing")
+    assert (second.id, second.category) == ("81", "chat")
     assert second.prompt == tuple(tiny.tokenizer()("first turn")["input_ids"])
     assert second.extra == SPEC_BENCH
     assert first.fixed
     assert first.new_tokens == FIXED_NEW_TOKENS
+
+
+def test_the_categories_of_spec_bench_are_pooled_and_ours_are_not(tmp_path: Path) -> None:
+    rows = [{**SPEC_BENCH, "question_id": i, "category": name} for i, name in enumerate(
+        ("math", "math_reasoning", "rag", "coding")
+    )]  # fmt: skip
+    found = read(tmp_path, *rows, {**OURS, "category": "math"}, {**OURS, "category": "coding"})
+    assert [item.category for item in found] == ["chat", "math", "rag", "chat", "math", "coding"]
 
 
 def test_a_line_break_inside_a_text_is_no_new_row(tmp_path: Path) -> None:

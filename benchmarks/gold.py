@@ -1,0 +1,128 @@
+"""Tokens a step of each drafter where the target writes exactly the gold text: no model runs.
+
+    python benchmarks/gold.py --data DIR [--methods context,lookup] [--budget 10] [--json FILE]
+
+DIR holds docqa/documents.jsonl.gz, docqa/items.jsonl and longdocs/. A question's prompt holds the
+passages of its document that have the evidence, with one more before and one behind; the gold
+text is "[k] evidence" and the answer. A quotation's prompt holds about --window tokens round it
+(0: the whole document). All figures are simulated: a model does not write exactly the gold text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from text import long_documents, quote_tasks, read_lines
+
+from ragspec.loading import load_model
+from ragspec.pipelines.bench_replay import Known, Replay
+from ragspec.pipelines.bench_tasks import CONTEXT_TOKENS, QUOTATION, plain_ids, quotation
+from ragspec.pipelines.methods import Sources, build_method
+from ragspec.pipelines.prompt import render
+from ragspec.retrievers.documents import Document
+from ragspec.retrievers.passages import split_document
+from ragspec.retrievers.search import Hit
+
+METHODS = "lookup,context,match,suffix,select"
+Texts = dict[str, list[Known]]
+
+
+def questions(data: Path, tokenizer: Any) -> Texts:
+    """Return the valid questions by tier, with their gold evidence and answer."""
+    rows = read_lines(data / "docqa" / "documents.jsonl.gz")
+    documents = {
+        r["doc_id"]: Document(name=r["doc_id"], title=r["title"], text=r["text"]) for r in rows
+    }
+    cut = {name: split_document(document) for name, document in documents.items()}
+    found: Texts = {}
+    for row in read_lines(data / "docqa" / "items.jsonl"):
+        if row["split"] != "valid":
+            continue
+        document, passages = documents[row["doc_id"]], cut[row["doc_id"]]
+        start, end = row["evidence_span"]
+        inside = [i for i, p in enumerate(passages) if p.start < end and start < p.end]
+        shown = passages[max(0, inside[0] - 1) : inside[-1] + 2]
+        hits = [Hit(document, passage, 1.0) for passage in shown]
+        prompt = render(tokenizer, row["question"], hits)
+        number = 1 + shown.index(passages[inside[0]])
+        gold = f" [{number}] {row['evidence']}\nAnswer: {row['answers'][0]}"
+        ids = tuple(plain_ids(tokenizer, gold))
+        found.setdefault(row["tier"], []).append(Known(prompt.token_ids, ids, prompt.spans))
+    return found
+
+
+def quotations(data: Path, tokenizer: Any, window: int) -> Texts:
+    """Return the passages to quote from long documents."""
+    documents, found = long_documents(data), []
+    for number, (name, task) in enumerate(quote_tasks(data)):
+        prompt, begun, gold = quotation(tokenizer, documents[name], task, number, window)
+        ids = prompt.token_ids + tuple(plain_ids(tokenizer, begun))
+        found.append(Known(ids, tuple(plain_ids(tokenizer, gold)), prompt.spans))
+    return {QUOTATION: found}
+
+
+def measure(
+    texts: Texts, methods: Iterable[str], budget: int, vocab_size: int
+) -> list[dict[str, Any]]:
+    """Return one row for each category and method."""
+    rows = []
+    for category, known in texts.items():
+        for method in methods:
+            replay = Replay(build_method(method, Sources()), budget, vocab_size)
+            for each in known:
+                replay.play(each)
+            made = replay.result
+            rows.append(
+                {
+                    "category": category,
+                    "method": method,
+                    "budget": budget,
+                    "texts": made.texts,
+                    "tokens": made.tokens,
+                    "steps": made.steps,
+                    "tokens_per_step": round(made.tokens_per_step, 3),
+                    "nodes": round(made.nodes, 2),
+                    "faults": made.faults,
+                }
+            )
+            print(category, method, rows[-1]["tokens_per_step"], flush=True)
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return tokens a step as a Markdown table, categories by methods."""
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    lines = [f"| simulated | {' | '.join(methods)} |", "|---" * (len(methods) + 1) + "|"]
+    for category in dict.fromkeys(row["category"] for row in rows):
+        cells = {r["method"]: r["tokens_per_step"] for r in rows if r["category"] == category}
+        lines.append(f"| {category} | {' | '.join(f'{cells[m]:.2f}' for m in methods)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Replay all categories with the methods that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--methods", default=METHODS)
+    parser.add_argument("--budget", type=int, default=10, help="draft nodes")
+    parser.add_argument("--window", type=int, default=CONTEXT_TOKENS)
+    parser.add_argument("--limit", type=int, help="texts a category")
+    parser.add_argument("--model", default="starter", help="whose tokenizer")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    model, tokenizer = load_model(options.model)
+    texts = questions(options.data, tokenizer) | quotations(options.data, tokenizer, options.window)
+    texts = {name: known[: options.limit] for name, known in texts.items()}
+    rows = measure(texts, options.methods.split(","), options.budget, int(model.config.vocab_size))
+    print(table(rows))
+    if options.json:
+        facts = {"simulated": True, "budget": options.budget, "window": options.window}
+        options.json.write_text(json.dumps(facts | {"rows": rows}, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

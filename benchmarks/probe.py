@@ -1,0 +1,285 @@
+"""Drafting methods on a small Llama, in tokens a forward at equal nodes, and in seconds.
+
+    python benchmarks/probe.py --data DIR --json FILE [--methods auto,rest] [--budgets 4,13,auto]
+
+DIR holds a model, prompts.json, store.json.gz (the corpus) and history.json.gz (the model's own
+answers). Greedy, at most 96 new tokens, float32, one thread, one prompt at a time. A budget counts
+the positions of a later forward, the root included, so n leaves n - 1 draft nodes. Tokens a
+forward are new tokens by all forwards of the target, the prompt's included; nodes the mean
+positions of a later forward. All methods run on a prompt before the next one comes, plain decoding
+among them, beginning with another at each turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gzip
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from ragspec.draft import SourceText
+from ragspec.engine import Engine
+from ragspec.errors import UnknownNameError
+from ragspec.loading import load_model
+from ragspec.names import unknown
+from ragspec.pipelines.methods import METHODS, Sources, build_method
+from ragspec.retrievers.context import ContextDrafter
+from ragspec.retrievers.corpus import CorpusIndex
+from ragspec.retrievers.lookup import LookupDrafter
+from ragspec.retrievers.select import MatchDrafter, Select
+from ragspec.retrievers.suffix import SuffixDrafter
+
+NEW_TOKENS = 96
+BUDGETS = "4,13,59,auto"
+PLAIN = "plain"
+SLOW = ("context-all",)  # indexes the whole corpus anew for every prompt: only where named
+Texts = tuple[SourceText, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The data: prompts, and the token ids of the corpus and of the model's earlier answers."""
+
+    prompts: list[list[int]]
+    corpus: list[list[int]]
+    history: list[list[int]]
+
+    @classmethod
+    def read(cls, folder: Path) -> Probe:
+        """Read the files of a folder."""
+        rows = json.loads((folder / "prompts.json").read_text(encoding="utf-8"))["prompts"]
+        history = [row["prompt"] + row["answer"] for row in _unzipped(folder / "history.json.gz")]
+        return cls([row["ids"] for row in rows], _unzipped(folder / "store.json.gz"), history)
+
+    def texts(self, *names: str) -> Texts:
+        """Return the corpus or the history as further texts of a request."""
+        found = [tuple(text) for name in names for text in getattr(self, name)]
+        return tuple(SourceText(text, document) for document, text in enumerate(found))
+
+    def sources(self, folder: Path, vocab_size: int) -> Sources:
+        """Build both stores below a folder."""
+        corpus, history = (
+            CorpusIndex.build(getattr(self, name), None, folder / name, vocab_size=vocab_size)
+            for name in ("corpus", "history")
+        )
+        return Sources(corpus, history)
+
+
+def _unzipped(path: Path) -> Any:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return json.load(file)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One entry of the table: a drafter from the sources, and further texts for each request."""
+
+    build: Callable[[Sources], Any]
+    texts: tuple[str, ...] = ()
+
+
+def _named(name: str) -> Variant:
+    return Variant(lambda sources: build_method(name, sources))
+
+
+def _without(sources: Sources, *names: str) -> Sources:
+    return Sources(**{name: getattr(sources, name) for name in ("corpus", "history", "draft_model")
+                      if name not in names})  # fmt: skip
+
+
+VARIANTS: dict[str, Variant] = {
+    PLAIN: Variant(lambda sources: None),
+    **{name: _named(name) for name in METHODS if "draft model" not in METHODS[name].needs},
+    "lookup-4": Variant(lambda sources: LookupDrafter(3, tokens=4)),
+    "context-history": Variant(lambda sources: ContextDrafter(), ("history",)),
+    "context-all": Variant(lambda sources: ContextDrafter(), ("history", "corpus")),
+    "rest": Variant(lambda sources: build_method("rest", _without(sources, "history"))),
+    "match-corpus": Variant(
+        lambda sources: Select([MatchDrafter(), *_without(sources, "history").past()])
+    ),
+    "suffix-context": Variant(lambda sources: SuffixDrafter()),
+    "suffix-history": Variant(lambda sources: build_method("suffix", _without(sources, "corpus"))),
+    "hierarchy-two": Variant(
+        lambda sources: build_method("hierarchy", _without(sources, "corpus"))
+    ),
+}
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the prompts of one method and budget gave; seconds by prompt, best of all repeats."""
+
+    tokens: int = 0
+    forwards: int = 0
+    positions: int = 0
+    equal: int = 0
+    by_source: dict[str, int] = field(default_factory=dict)
+    faults: dict[str, int] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
+    decode: dict[int, float] = field(default_factory=dict)
+
+    def count(self, result: Any, plain: list[int]) -> None:
+        """Add the counts of one prompt."""
+        report = result.report
+        self.tokens += report.tokens
+        self.forwards += report.forwards + report.prefill_forwards
+        self.positions += report.forwards + report.drafted
+        self.equal += result.tokens == plain
+        for kept, found in (
+            (self.by_source, report.accepted_by_source),
+            (self.faults, report.faults),
+        ):
+            for name, number in found.items():
+                kept[name] = kept.get(name, 0) + number
+
+    def time(self, prompt: int, seconds: float, decode: float) -> None:
+        """Keep the best seconds of a prompt."""
+        self.seconds[prompt] = min(seconds, self.seconds.get(prompt, seconds))
+        self.decode[prompt] = min(decode, self.decode.get(prompt, decode))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One method at one budget.
+
+    nodes: mean positions of a forward after the prompt's, the root included. ratio_plain: seconds
+    of plain decoding over this method's, whole runs of all prompts; ratio_decode: the same without
+    the prompts' forwards; ratio_median: median of the prompts' own ratios.
+    """
+
+    method: str
+    budget: int | str
+    nodes: float
+    tokens: int
+    forwards: int
+    tokens_per_forward: float
+    ratio_plain: float
+    ratio_decode: float
+    ratio_median: float
+    seconds: float
+    prompts: int
+    equal: int
+    accepted_by_source: dict[str, int]
+    faults: dict[str, int]
+
+
+def run(
+    probe: Probe, model: Any, sources: Sources, methods: Sequence[str], budgets: Sequence[str],
+    repeats: int = 1, progress: Callable[[str], None] = lambda line: None,
+) -> list[Row]:  # fmt: skip
+    """Return one row for each method and budget; plain decoding comes first, with one."""
+    keys = [(PLAIN, "0")] + [(m, b) for m in methods if m != PLAIN for b in budgets]
+    tallies = {key: Tally() for key in keys}
+    texts = {method: probe.texts(*VARIANTS[method].texts) for method, _ in keys}
+    for repeat in range(repeats):
+        _warm_up(probe, model, sources, keys)
+        engines = {key: engine(model, sources, *key) for key in keys}
+        for number, prompt in enumerate(probe.prompts):
+            progress(f"repeat {repeat + 1}/{repeats}, prompt {number + 1}/{len(probe.prompts)}")
+            shift = (number + repeat) % len(keys)
+            results = {}
+            for key in keys[shift:] + keys[:shift]:
+                began = time.perf_counter()
+                found = engines[key].generate(
+                    list(prompt), max_new_tokens=NEW_TOKENS, texts=texts[key[0]]
+                )
+                seconds = time.perf_counter() - began
+                tallies[key].time(number, seconds, found.report.decode_seconds)
+                results[key] = found
+            if repeat == 0:
+                for key, found in results.items():
+                    tallies[key].count(found, results[keys[0]].tokens)
+    plain = tallies[keys[0]]
+    return [_row(*key, tally, plain) for key, tally in tallies.items()]
+
+
+def engine(model: Any, sources: Sources, method: str, budget: str) -> Engine:
+    """Return a fresh engine, which has learned nothing."""
+    asked = budget if budget == "auto" else max(0, int(budget) - 1)
+    return Engine(model, None, VARIANTS[method].build(sources), None, copy.deepcopy(asked))
+
+
+def _warm_up(probe: Probe, model: Any, sources: Sources, keys: Iterable[tuple[str, str]]) -> None:
+    """Let everything be compiled and read, by engines that are then thrown away."""
+    for key in keys:
+        engine(model, sources, *key).generate(list(probe.prompts[0][:32]), max_new_tokens=8)
+
+
+def _row(method: str, budget: str, tally: Tally, plain: Tally) -> Row:
+    later = tally.forwards - len(tally.seconds)
+    return Row(
+        method=method,
+        budget=budget if budget == "auto" else int(budget),
+        nodes=round(tally.positions / max(1, later), 2),
+        tokens=tally.tokens,
+        forwards=tally.forwards,
+        tokens_per_forward=round(tally.tokens / tally.forwards, 3),
+        ratio_plain=round(sum(plain.seconds.values()) / sum(tally.seconds.values()), 3),
+        ratio_decode=round(sum(plain.decode.values()) / sum(tally.decode.values()), 3),
+        ratio_median=round(
+            median(plain.seconds[i] / spent for i, spent in tally.seconds.items()), 3
+        ),
+        seconds=round(sum(tally.seconds.values()), 3),
+        prompts=len(tally.seconds),
+        equal=tally.equal,
+        accepted_by_source=tally.by_source,
+        faults=tally.faults,
+    )
+
+
+def table(rows: Iterable[Row]) -> str:
+    """Return the rows as a Markdown table."""
+    lines = [
+        "| method | budget | nodes | tokens a forward | to plain | decode | equal |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| {r.method} | {r.budget} | {r.nodes:.1f} | {r.tokens_per_forward:.2f} | "
+        f"{r.ratio_plain:.2f} | {r.ratio_decode:.2f} | {r.equal}/{r.prompts} |"
+        for r in rows
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run the methods that were asked for, print the table and write the rows."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--methods", default=",".join(m for m in VARIANTS if m not in SLOW))
+    parser.add_argument("--budgets", default=BUDGETS, help="positions a forward, or auto")
+    parser.add_argument("--limit", type=int, help="only the first prompts")
+    parser.add_argument("--repeats", type=int, default=1, help="for the seconds: best of so many")
+    options = parser.parse_args()
+    methods = [name for name in options.methods.split(",") if name]
+    for name in methods:
+        if name not in VARIANTS:
+            raise UnknownNameError(unknown("method", name, VARIANTS))
+    torch.set_num_threads(1)
+    probe = Probe.read(options.data)
+    probe.prompts[:] = probe.prompts[: options.limit]
+    model, _ = load_model(options.data, "cpu", "float32")
+    with tempfile.TemporaryDirectory() as folder:
+        sources = probe.sources(Path(folder), int(model.config.vocab_size))
+        rows = run(
+            probe, model, sources, methods, options.budgets.split(","), options.repeats,
+            lambda line: print(line, flush=True),
+        )  # fmt: skip
+    print(table(rows))
+    if options.json:
+        facts = {"dtype": "float32", "threads": 1, "new_tokens": NEW_TOKENS}
+        document = {**facts, "repeats": options.repeats, "rows": [asdict(row) for row in rows]}
+        options.json.write_text(json.dumps(document, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

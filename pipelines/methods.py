@@ -1,0 +1,223 @@
+"""The drafting methods by name, built from the stores at hand.
+
+Each name stands for one drafter (or several, which the engine fuses), as a user would build it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from ragspec.draft import Drafter
+from ragspec.errors import InputError, UnknownNameError
+from ragspec.names import unknown
+
+if TYPE_CHECKING:
+    from ragspec.retrievers.corpus import CorpusIndex
+
+Drafters = Drafter | list[Drafter]
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What methods may draft from beside the text itself; None for what there is not.
+
+    corpus: a store of text. history: a store of the model's own answers. draft_model: a smaller
+    transformers model.
+    """
+
+    corpus: CorpusIndex | None = None
+    history: CorpusIndex | None = None
+    draft_model: Any = None
+
+    def past(self) -> list[Drafter]:
+        """Return a drafter for each store there is, the model's own answers first."""
+        return [store.drafter() for store in (self.history, self.corpus) if store is not None]
+
+    def models(self) -> list[Drafter]:
+        """Return a drafter for the draft model, if there is one."""
+        from ragspec.model_drafter import ModelDrafter
+
+        return [] if self.draft_model is None else [ModelDrafter(self.draft_model)]
+
+
+def _context(sources: Sources) -> Drafters:
+    from ragspec.retrievers.context import ContextDrafter
+
+    return ContextDrafter()
+
+
+def _model(sources: Sources) -> Drafters:
+    return sources.models()
+
+
+def _fused(sources: Sources) -> Drafters:
+    from ragspec.retrievers.context import ContextDrafter
+
+    return [ContextDrafter(), *sources.models()]
+
+
+def _lookup(sources: Sources) -> Drafters:
+    from ragspec.retrievers.lookup import LookupDrafter
+
+    return LookupDrafter()
+
+
+def _match(sources: Sources) -> Drafters:
+    from ragspec.retrievers.select import MatchDrafter
+
+    return MatchDrafter()
+
+
+def _rest(sources: Sources) -> Drafters:
+    return sources.past()
+
+
+def _recycling(sources: Sources) -> Drafters:
+    from ragspec.retrievers.recycling import NeighbourDrafter
+
+    return NeighbourDrafter()
+
+
+def _recycling_paper(sources: Sources) -> Drafters:
+    from ragspec.retrievers.recycling import NeighbourDrafter
+
+    return NeighbourDrafter.paper()
+
+
+def _suffix(sources: Sources) -> Drafters:
+    from ragspec.fuse import Fuse
+    from ragspec.retrievers.suffix import SuffixDrafter
+
+    past = sources.past()
+    return SuffixDrafter(Fuse(past, "past") if len(past) > 1 else past[0] if past else None)
+
+
+def _select(sources: Sources) -> Drafters:
+    from ragspec.retrievers.recycling import NeighbourDrafter
+    from ragspec.retrievers.select import MatchDrafter, Select
+
+    return Select([MatchDrafter(), *sources.past()], NeighbourDrafter())
+
+
+def _hierarchy(sources: Sources) -> Drafters:
+    from ragspec.retrievers.hierarchy import HierarchyDrafter
+
+    return HierarchyDrafter(model_store=sources.history, corpus=sources.corpus)
+
+
+def _rasd(sources: Sources) -> Drafters:
+    from ragspec.retrievers.context import ContextDrafter
+    from ragspec.retrievers.rasd import Rasd
+    from ragspec.retrievers.recycling import NeighbourDrafter
+
+    first, *others = [*sources.models(), NeighbourDrafter()]
+    return Rasd(first, [ContextDrafter(), *sources.past(), *others])
+
+
+def _auto(sources: Sources) -> Drafters:
+    from ragspec.retrievers.auto import auto_drafter
+
+    drafter = auto_drafter(*sources.past())
+    return [drafter, *sources.models()] if sources.models() else drafter
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How one drafting method is built, and which of the sources it cannot do without."""
+
+    build: Callable[[Sources], Drafters]
+    needs: frozenset[str] = frozenset()
+
+
+METHODS: Mapping[str, Method] = MappingProxyType(
+    {
+        "context": Method(_context),
+        "model": Method(_model, frozenset({"draft model"})),
+        "fused": Method(_fused, frozenset({"draft model"})),
+        "lookup": Method(_lookup),
+        "match": Method(_match),
+        "rest": Method(_rest, frozenset({"store"})),
+        "recycling": Method(_recycling),
+        "recycling-paper": Method(_recycling_paper),
+        "suffix": Method(_suffix),
+        "select": Method(_select),
+        "hierarchy": Method(_hierarchy),
+        "rasd": Method(_rasd),
+        "auto": Method(_auto),
+    }
+)
+
+
+STORED = frozenset({"rest", "suffix", "select", "hierarchy", "rasd", "auto"})
+
+
+def build_method(name: str, sources: Sources) -> Drafters | None:
+    """Return fresh drafters for a name, None for "plain".
+
+    Raises UnknownNameError for another name, InputError where a source is missing.
+    """
+    if name == "plain":
+        return None
+    if name not in METHODS:
+        raise UnknownNameError(unknown("method", name, ["plain", *METHODS]))
+    missing = METHODS[name].needs - sources_at_hand(sources)
+    if missing:
+        raise InputError(f"{name} got no {', '.join(sorted(missing))}; expected one.")
+    return METHODS[name].build(sources)
+
+
+def compose(drafter: str | Sequence[str] | None, sources: Sources) -> Any:
+    """Return what an engine takes as a drafter, with the stores in the methods that use them.
+
+    drafter: a name, several (fused), or None for plain decoding. A draft model is the engine's own
+    business, but for rasd, which prunes by its law. Raises as `build_method` does, and InputError
+    where stores are given that no method uses.
+    """
+    if drafter is None:
+        return None
+    names = [drafter] if isinstance(drafter, str) else list(drafter)
+    if sources.past() and not STORED & set(names):
+        raise InputError(
+            f"got a store, but {', '.join(names)} does not draft from stores; expected one of "
+            f"{', '.join(sorted(STORED))}. Use --drafter auto."
+        )
+    built: list[str | Drafter] = []
+    for name in names:
+        method = METHODS.get(name)
+        made = name if method is None else method.build(sources)
+        built.extend(made if isinstance(made, list) else [made])
+    return built[0] if len(built) == 1 else built
+
+
+def sources_at_hand(sources: Sources) -> set[str]:
+    """Return the names of the sources that are there, as `Method.needs` calls them."""
+    found = set()
+    if sources.corpus is not None or sources.history is not None:
+        found.add("store")
+    if sources.draft_model is not None:
+        found.add("draft model")
+    return found
+
+
+def open_sources(
+    corpus: Path | None,
+    history: Path | None = None,
+    *,
+    tokenizer: Any = None,
+    model: Any = None,
+    draft_model: Any = None,
+) -> Sources:
+    """Open the stores by path; raises StoreError where one is missing, damaged or foreign.
+
+    tokenizer, model: what the stores must fit.
+    """
+    from ragspec.retrievers.corpus import CorpusIndex
+
+    def opened(path: Path | None) -> CorpusIndex | None:
+        return None if path is None else CorpusIndex.open(path, tokenizer=tokenizer, model=model)
+
+    return Sources(opened(corpus), opened(history), draft_model)

@@ -1,0 +1,83 @@
+"""The table of methods: each is built from the stores at hand and leaves the text as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ragspec.engine import Engine
+from ragspec.errors import InputError, StoreError, UnknownNameError
+from ragspec.pipelines.methods import METHODS, Sources, build_method, open_sources
+from ragspec.retrievers.corpus import CorpusIndex
+from tests import tiny
+
+PROMPT = [5, 6, 7, 8, 9, 5, 6, 7]
+ALONE = [name for name in METHODS if not METHODS[name].needs]
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[int]:
+    engine = Engine(tiny.model("llama"), drafter=build_method("plain", Sources()))
+    tokens: list[int] = engine.generate(PROMPT, max_new_tokens=16, ignore_eos=True).tokens
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory, plain: list[int]) -> Iterator[Sources]:
+    folder = tmp_path_factory.mktemp("stores")
+    texts = [[7, *plain[:6]], [5, 6, 7, 8, 40, 41, 42], plain[4:]]
+    made = [
+        CorpusIndex.build(texts, None, folder / name, vocab_size=tiny.VOCAB)
+        for name in ("corpus", "history")
+    ]
+    corpus, history = made
+    yield Sources(corpus, history, tiny.model("llama", num_hidden_layers=1))
+    for store in made:
+        store.close()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_drafts_and_the_text_stays(
+    name: str, sources: Sources, plain: list[int]
+) -> None:
+    engine = Engine(tiny.model("llama"), drafter=build_method(name, sources), budget=6)
+    found = engine.generate(PROMPT, max_new_tokens=16, ignore_eos=True)
+    assert found.tokens == plain
+    assert found.report.faults == {}
+    assert found.report.drafted > 0
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_methods_that_need_nothing_work_without_stores(name: str, plain: list[int]) -> None:
+    engine = Engine(tiny.model("llama"), drafter=build_method(name, Sources()), budget=6)
+    assert engine.generate(PROMPT, max_new_tokens=16, ignore_eos=True).tokens == plain
+
+
+def test_what_is_missing_or_unknown_is_named(sources: Sources) -> None:
+    assert set(METHODS) - set(ALONE) == {"model", "fused", "rest"}
+    with pytest.raises(InputError, match="store"):
+        build_method("rest", Sources(draft_model=sources.draft_model))
+    with pytest.raises(InputError, match="draft model"):
+        build_method("fused", Sources(sources.corpus))
+    with pytest.raises(UnknownNameError, match="'rasd'"):
+        build_method("rads", sources)
+
+
+def test_each_build_is_a_fresh_drafter(sources: Sources) -> None:
+    first, second = (build_method("suffix", sources) for _ in range(2))
+    assert first is not second
+
+
+def test_stores_are_opened_by_path(sources: Sources, tmp_path: Path) -> None:
+    assert open_sources(None) == Sources()
+    assert sources.corpus is not None
+    opened = open_sources(sources.corpus.path, draft_model=3)
+    assert opened.corpus is not None
+    assert opened.history is None
+    assert opened.draft_model == 3
+    assert len(opened.past()) == 1
+    opened.corpus.close()
+    with pytest.raises(StoreError):
+        open_sources(None, tmp_path / "nothing")

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragspec.errors import DocumentError, InputError
+from ragspec.pipelines.store_sources import Wanted, read_prompts, read_texts
+
+ROWS: list[dict[str, Any]] = [
+    {"text": "one", "n": 1},
+    {"text": None, "n": 2},
+    {"text": "two", "n": 3},
+]
+
+
+def read(*sources: object, **wanted: Any) -> list[str | list[int]]:
+    return list(read_texts(map(str, sources), Wanted(**wanted)))
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.ndjson", "rows.jsonl.gz"])
+def test_rows_of_a_file_of_lines(tmp_path: Path, name: str) -> None:
+    assert read(write_rows(tmp_path / name, ROWS)) == ["one", "two"]
+
+
+def test_rows_of_parquet_and_of_a_saved_data_set(tmp_path: Path) -> None:
+    import datasets
+
+    table = datasets.Dataset.from_list(ROWS)
+    table.to_parquet(str(tmp_path / "rows.parquet"))
+    table.save_to_disk(str(tmp_path / "saved"))
+    datasets.DatasetDict({"train": table, "test": table.select([0])}).save_to_disk(
+        str(tmp_path / "splits")
+    )
+    assert read(tmp_path / "rows.parquet") == ["one", "two"]
+    assert read(tmp_path / "saved") == ["one", "two"]
+    assert read(tmp_path / "splits", split="test") == ["one"]
+    assert read(tmp_path / "saved", tmp_path / "rows.parquet") == ["one", "two"] * 2
+    with pytest.raises(InputError, match="no split 'dev'; it has train, test"):
+        read(tmp_path / "splits", split="dev")
+
+
+def test_a_data_set_by_name_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    asked: list[Any] = []
+
+    def load(name: str, config: str | None, *, split: str, **options: Any) -> list[dict[str, Any]]:
+        asked.append((name, config, split, options))
+        return ROWS
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr("ragspec.models.hub_answers", lambda: True)
+    assert read("owner/name", split="test", config="en") == ["one", "two"]
+    assert asked == [("owner/name", "en", "test", {"streaming": True})]
+
+
+def test_token_ids_and_other_columns(tmp_path: Path) -> None:
+    ids = write_rows(tmp_path / "ids.jsonl", [{"ids": [1, 2]}, {"ids": [3]}])
+    assert read(ids) == [[1, 2], [3]]
+    odd = write_rows(tmp_path / "odd.jsonl", [{"body": "x", "n": 1}])
+    assert read(odd) == ["x"]  # the only text there is
+    assert read(write_rows(tmp_path / "two.jsonl", [{"a": "x", "b": "y"}]), field="b") == ["y"]
+    with pytest.raises(InputError, match="row 1 holds int"):
+        read(odd, field="n")
+
+
+def test_a_folder_gives_documents_and_rows_and_says_what_it_skips(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("# text")
+    (tmp_path / "b.pdf").write_bytes(b"no pdf")
+    write_rows(tmp_path / "c.jsonl", ROWS)
+    (tmp_path / "d.jsonl").write_text("{broken")
+    (tmp_path / ".hidden.txt").write_text("secret")
+    skipped: list[str] = []
+    found = read(tmp_path, skipped=lambda path, reason: skipped.append(Path(path).name))
+    assert found == ["# text", "one", "two"]
+    assert skipped == ["b.pdf", "d.jsonl"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DocumentError, match="no usable text"):
+        read(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("data", [b"{broken", b"[1]\n", b"\xff\xfe\x00", b'{"text": "a"}\n{'])
+def test_broken_lines_are_refused_with_their_number(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "x.jsonl").write_bytes(data)
+    with pytest.raises(DocumentError, match=r"x\.jsonl, line \d: no JSON object"):
+        read(tmp_path / "x.jsonl")
+    (tmp_path / "x.jsonl.gz").write_bytes(data)
+    with pytest.raises(DocumentError, match="no JSON object"):
+        read(tmp_path / "x.jsonl.gz")
+    (tmp_path / "x.parquet").write_bytes(data)
+    with pytest.raises(DocumentError, match="no parquet file"):
+        read(tmp_path / "x.parquet")
+
+
+def test_prompts_are_texts_turns_or_ids(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "hi"}]
+    rows: list[dict[str, Any]] = [
+        {"prompt": "a", "id": "1"},
+        {"messages": turns},
+        {"question": "b"},
+        {"ids": [4, 5]},
+    ]
+    path = write_rows(tmp_path / "p.jsonl", rows)
+    assert list(read_prompts(path)) == ["a", turns, "b", [4, 5]]
+    with pytest.raises(InputError, match="row 2 has no column 'prompt'"):
+        list(read_prompts(path, "prompt"))
+    with pytest.raises(DocumentError, match="missing"):
+        list(read_prompts(tmp_path / "absent.jsonl"))
+    (tmp_path / "p.txt").write_text("a")
+    with pytest.raises(DocumentError, match="no rows"):
+        list(read_prompts(tmp_path / "p.txt"))
