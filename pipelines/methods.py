@@ -35,7 +35,8 @@ class Sources:
 
     def past(self) -> list[Drafter]:
         """Return a drafter for each store there is, the model's own answers first."""
-        return [store.drafter() for store in (self.history, self.corpus) if store is not None]
+        named = (("history", self.history), ("corpus", self.corpus))
+        return [store.drafter(name=name) for name, store in named if store is not None]
 
     def models(self) -> list[Drafter]:
         """Return a drafter for the draft model, if there is one."""

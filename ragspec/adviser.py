@@ -22,8 +22,8 @@ from typing import Protocol
 import numpy as np
 
 from ragspec.calibration import Appraisal, Calibration
-from ragspec.draft import ROOT, DraftTree
-from ragspec.economics import FREE, LEVELS, Experience
+from ragspec.draft import DraftTree
+from ragspec.economics import CHEAP, FREE, LEVELS, Experience
 
 COSTLY_NODES = 8  # what a source that must be worth its time is asked for at most
 
@@ -36,20 +36,16 @@ class Adviser(Protocol):
         """Tokens per millisecond at present, the price of time; 0 where it is not known."""
         ...
 
-    def allowance(self, source: str, budget: int, so_far: DraftTree) -> int:
-        """Return how many nodes to ask a source for after what the ones before it offered."""
-        ...
-
-    def spent(self, source: str, milliseconds: float) -> None:
-        """Note the time that a source took for its proposal."""
+    def allowance(self, source: str, budget: int) -> int:
+        """Return how many nodes to ask a source for, after the trees appraised so far."""
         ...
 
     def appraise(self, tree: DraftTree, root: int) -> DraftTree:
         """Return a source's tree with the reach that it may be believed; root: the last token."""
         ...
 
-    def added(self, source: str, tree: DraftTree) -> None:
-        """Note what has become of the merged tree with a source that was asked."""
+    def spent(self, source: str, milliseconds: float) -> None:
+        """Note the time that a source took, which has been appraised if it proposed anything."""
         ...
 
     def weigh(self, tree: DraftTree, offers: Sequence[int]) -> DraftTree:
@@ -78,19 +74,16 @@ class Claims:
         """Whether trees of the present step have been appraised."""
         return bool(self._open)
 
-    def allowance(self, source: str, budget: int, so_far: DraftTree) -> int:
+    def allowance(self, source: str, budget: int) -> int:
         """Return the budget: a fixed number of nodes is best chosen among all there are."""
         return budget
-
-    def spent(self, source: str, milliseconds: float) -> None:
-        """Costs do not matter here."""
 
     def appraise(self, tree: DraftTree, root: int) -> DraftTree:
         """Return the tree with corrected reach, and keep it until its outcome is known."""
         return self._kept(tree, self.calibration.appraise(tree, root))
 
-    def added(self, source: str, tree: DraftTree) -> None:
-        """Nor does what each of them adds."""
+    def spent(self, source: str, milliseconds: float) -> None:
+        """Costs do not matter here."""
 
     def weigh(self, tree: DraftTree, offers: Sequence[int]) -> DraftTree:
         """Return the merged tree with corrected reach, and keep it likewise."""
@@ -98,10 +91,12 @@ class Claims:
 
     def learn(self, tokens: Sequence[int]) -> int:
         """Count what came of the step's trees; returns the most nodes that the text followed."""
+        return max(self._outcomes(tokens), default=0)
+
+    def _outcomes(self, tokens: Sequence[int]) -> list[int]:
+        """Count what came of the trees, and return how far the text followed each of them."""
         opened, self._open = self._open, []
-        if not self.learns:
-            return 0
-        return max((self.calibration.learn(each, tokens) for each in opened), default=0)
+        return [self.calibration.learn(each, tokens) for each in opened] if self.learns else []
 
     def _kept(self, tree: DraftTree, appraisal: Appraisal) -> DraftTree:
         self._open.append(appraisal)
@@ -121,8 +116,8 @@ class Economy(Claims):
         self._probe_share = probe_share
         self._rate = self._plain = 0.0
         self._nodes = 0
-        self._before: DraftTree | None = None
-        self._trials: list[tuple[str, DraftTree, DraftTree]] = []
+        self._level: int | None = None  # while a source is asked that had to be worth it
+        self._trials: list[tuple[str, int, int]] = []
         self.extra = 0.0
 
     @property
@@ -133,58 +128,45 @@ class Economy(Claims):
     def begin(self, rate: float, plain: float, budget: int) -> None:
         """Start a step: tokens per millisecond, milliseconds of a plain step, nodes asked for."""
         self._rate, self._plain, self._nodes = rate, plain, budget
-        self._before = None
-        self._trials = []
-        self.extra = 0.0
+        self._level, self._trials, self.extra = None, [], 0.0
 
-    def allowance(self, source: str, budget: int, so_far: DraftTree) -> int:
+    def allowance(self, source: str, budget: int) -> int:
         """Return 0 unless the source is cheap, little known, worth its time, or due for a probe."""
         worth = self._experience.source(source)
-        self._before, self._nodes = None, budget
-        if worth.cost.of(budget) <= FREE * self._plain:
+        self._level, self._nodes = None, budget
+        price = worth.cost.of(budget)
+        if price <= FREE * self._plain:
             return budget
-        self._nodes = min(budget, COSTLY_NODES)
-        price = worth.cost.of(self._nodes)
+        if price > CHEAP * self._plain:
+            self._nodes = min(budget, COSTLY_NODES)
+            price = worth.cost.of(self._nodes)
         pause = price / (self._probe_share * self._plain) if self._probe_share else inf
-        if not worth.pays(level_of(so_far), price * self._rate, pause, self.learns):
+        level = self._promise()
+        if not worth.pays(level, price * self._rate, pause, self.learns):
             return 0
-        self._before = so_far
+        self._level = level
+        self._trials.append((source, level, len(self._open)))
         return self._nodes
 
     def spent(self, source: str, milliseconds: float) -> None:
         """Learn the source's cost."""
-        if self._before is not None:
+        if self._level is not None:
             self.extra += milliseconds
         if self.learns:
             self._experience.source(source).cost.learn(self._nodes, milliseconds)
 
-    def added(self, source: str, tree: DraftTree) -> None:
-        """Keep the trees without and with the source until their outcome is known."""
-        if self._before is not None:
-            self._trials.append((source, self._before, tree))
-        self._before = None
-
     def learn(self, tokens: Sequence[int]) -> int:
         """Count what came of the claims, and of asking the sources that had to be worth it."""
         trials, self._trials = self._trials, []
+        found = self._outcomes(tokens)
         if self.learns:
-            for source, before, after in trials:
-                gain = followed(after, tokens) - followed(before, tokens)
-                self._experience.source(source).learn(level_of(before), gain)
-        return super().learn(tokens)
+            for source, level, before in trials:
+                known = max(found[:before], default=0)
+                gain = max(found[: before + 1], default=0) - known
+                self._experience.source(source).learn(level, gain)
+        return max(found, default=0)
 
-
-def level_of(tree: DraftTree) -> int:
-    """Return how much a tree promises for the next token, as an index into LEVELS."""
-    return bisect_right(LEVELS, float(tree.reach.max())) if len(tree) else 0
-
-
-def followed(tree: DraftTree, tokens: Sequence[int]) -> int:
-    """Return how many of the emitted tokens lie on a path of the tree; the last one is no draft."""
-    at, depth = ROOT, 0
-    for node, (parent, token) in enumerate(
-        zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
-    ):
-        if parent == at and depth < len(tokens) - 1 and token == tokens[depth]:
-            at, depth = node, depth + 1
-    return depth
+    def _promise(self) -> int:
+        """Return how much the trees so far promise for the next token, as an index into LEVELS."""
+        best = max((max(each.reach, default=0.0) for each in self._open), default=0.0)
+        return bisect_right(LEVELS, best)

@@ -4,7 +4,8 @@ A drafter's `reach` is a claim. Divided by the reach of its parent it claims tha
 accepted once its parent is. That claim is corrected by how claims of its kind fared:
 - by source, rank among siblings, depth, and size of the claim (which stands for the length of a
   match where a source copies), with the claim scaled as the source's others had to be for prior;
-- for first-ranked children, by the token after which they stand: copies end with sentences;
+- for first-ranked children, by the token after which they stand: copies end with sentences (of
+  sampled drafts at the root only: what is kept of one may not hang on the tokens drawn);
 - where several sources spoke, by which of them offered the node and which offered another.
 Old evidence fades.
 
@@ -20,9 +21,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ragspec.cells import POOL, Cell, Table, place_of
-from ragspec.draft import DraftTree
+from ragspec.draft import DraftKind, DraftTree
 
 UNKNOWN = -1  # the token before the root where it is not told
+DRAWN = (DraftKind.SAMPLED, DraftKind.SAMPLED_WITHOUT_REPLACEMENT)
 
 
 @dataclass(slots=True)
@@ -86,7 +88,7 @@ class Calibration:
     ) -> Appraisal:
         """One pass over plain lists: at the sizes of a draft this beats array operations."""
         tokens, parents, claimed = tree.tokens.tolist(), tree.parents.tolist(), tree.reach.tolist()
-        new = Appraisal(tokens, parents, tables=list(tables))
+        new, drawn = Appraisal(tokens, parents, tables=list(tables)), tree.kind in DRAWN
         depths: list[int] = []
         ranks = [0] * (len(parents) + 1)  # the last entry is that of the root, -1
         reach = new.reach
@@ -103,7 +105,7 @@ class Calibration:
             if table is not None:
                 cell = table.cells[place_of(rank, depth, claim)]
                 value = (cell if cell.trials > 0.0 else table.cells[POOL]).apply(claim)
-                if root is not None and rank == 0:
+                if root is not None and rank == 0 and (parent < 0 or not drawn):
                     end = table.after(root if parent < 0 else tokens[parent])
             new.cells.append(cell)
             new.claims.append(claim)
@@ -138,7 +140,7 @@ class Calibration:
         for each in (cell, pool):
             each.count(appraisal.claims[node], hit, self.decay)
         pool.correct(self.prior)
-        cell.correct(self.prior, pool.without(cell, self.prior))
+        cell.correct(self.prior, pool)
         end = appraisal.ends[node]
         if end is not None:
             end.count(appraisal.followed[node], hit, self.decay)
@@ -146,7 +148,7 @@ class Calibration:
 
     def fade(self, weight: float) -> None:
         """Scale all evidence by `weight`, so that claims are given another chance."""
-        for table in self.tables.values():
+        for table in list(self.tables.values()):  # another thread may add one
             table.fade(weight, self.prior)
 
     def copy(self) -> Calibration:
@@ -155,7 +157,7 @@ class Calibration:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything that was learned, for JSON."""
-        tables = {name: table.to_dict() for name, table in self.tables.items()}
+        tables = {name: table.to_dict() for name, table in list(self.tables.items())}
         return {"prior": self.prior, "decay": self.decay, "tables": tables}
 
     @classmethod

@@ -50,7 +50,10 @@ class Cell:
         self.hits = self.hits * decay + hit
 
     def correct(self, prior: float, others: Cell | None = None) -> None:
-        """Set the factor to what turns the mean claim into the mean of the Beta posterior."""
+        """Set the factor to what turns the mean claim into the mean of the Beta posterior.
+
+        others: the cell that scales the claim for its prior; None takes the claim as it is.
+        """
         if self.trials <= 0.0:
             self.factor = others.factor if others else 1.0
             return
@@ -61,16 +64,6 @@ class Cell:
             self.factor = found / mean if mean > 0.0 else 1.0
         elif mean < 1.0:
             self.factor = 2.0 - (1.0 - found) / (1.0 - mean)
-
-    def without(self, part: Cell, prior: float) -> Cell:
-        """Return what this pool holds beyond one of its parts, corrected."""
-        trials = self.trials - part.trials
-        if trials <= 0.0:
-            return Cell()
-        hits = min(max(self.hits - part.hits, 0.0), trials)
-        rest = Cell(trials, hits, min(max(self.claimed - part.claimed, 0.0), trials))
-        rest.correct(prior)
-        return rest
 
     def fade(self, weight: float) -> None:
         """Scale the evidence by `weight`."""
@@ -100,7 +93,7 @@ class Table:
         pool = self.cells[POOL]
         pool.correct(prior)
         for cell in self.cells[:POOL]:
-            cell.correct(prior, pool.without(cell, prior))
+            cell.correct(prior, pool)
         for cell in self.ends.values():
             cell.correct(2.0 * prior)
 
@@ -108,7 +101,7 @@ class Table:
         """Return the cells that hold anything, for JSON."""
         return {
             "cells": {str(i): _numbers(c) for i, c in enumerate(self.cells) if c != Cell()},
-            "ends": {str(i): _numbers(c) for i, c in self.ends.items() if c != Cell()},
+            "ends": {str(i): _numbers(c) for i, c in list(self.ends.items()) if c != Cell()},
         }
 
     @classmethod

@@ -15,6 +15,7 @@ BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 FIRST_ASKED = BUCKETS.index(8)
 OUTLIER = 3.0
 FREE = 0.01  # what costs less of a plain step than this is always asked
+CHEAP = 0.1  # what costs more is asked for few nodes at a time
 LEVELS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the best claim for the next token, before a source speaks
 
 
@@ -176,7 +177,7 @@ class Experience:
         return {
             "calibration": self.calibration.to_dict(),
             "draft": self.draft.sums,
-            "sources": {name: worth.to_dict() for name, worth in self.sources.items()},
+            "sources": {name: worth.to_dict() for name, worth in list(self.sources.items())},
             "overall": [self.overall.tokens, self.overall.milliseconds, self.overall.steps],
             "drafted": [self.drafted.tokens, self.drafted.milliseconds, self.drafted.steps],
             "host": self.host,

@@ -11,8 +11,8 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Any
 
-from ragspec.adviser import Adviser
 from ragspec.draft import (
     DraftContext,
     Drafter,
@@ -22,6 +22,7 @@ from ragspec.draft import (
     DraftTree,
     Ints,
     Step,
+    expect_drafter,
 )
 from ragspec.errors import InputError
 from ragspec.tops import reads_prompts, tell_prompt, wanted
@@ -36,12 +37,14 @@ class Fuse:
     drafters: in order of trust: where two offer the same node, the first is named as its source.
     A single drafter keeps its kind and its law q, so that any rule can judge it; several make a
     deterministic tree if all are deterministic, else a coupled one, which `walk` judges.
-    Raises InputError where there is no drafter.
+    Raises InputError where there is no drafter, or something else than one.
     """
 
     def __init__(self, drafters: Sequence[Drafter], name: str = "fuse") -> None:
         if not drafters:
             raise InputError("got no drafter to fuse; expected at least one.")
+        for drafter in drafters:
+            expect_drafter(drafter)
         self.name = name
         self.drafters = tuple(drafters)
 
@@ -59,6 +62,13 @@ class Fuse:
     def reads_prompt(self) -> bool:
         """Whether its drafters want to see those of the prompt too."""
         return reads_prompts(self.drafters)
+
+    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
+        """Let every drafter over a store raise StoreError where that is of another model."""
+        for drafter in self.drafters:
+            check = getattr(drafter, "fits", None)
+            if check is not None:
+                check(model, tokenizer)
 
     def open(self, request: DraftRequest) -> FuseSession:
         """Return a session that holds one session of every drafter."""
@@ -116,20 +126,16 @@ class FuseSession:
             tree = self._ask(self._sources[0], context, budget)
             if tree is None or not len(tree):
                 return DraftTree.empty()
-            return keep_best(self._believed(adviser, tree, context), budget)
+            return keep_best(tree, budget)
         parts: list[tuple[DraftTree, int]] = []
-        fused, offers = DraftTree.empty(), list[int]()
         for number, source in enumerate(self._sources):
-            later = adviser is not None and number > 0 and source.session is not None
-            asked = adviser.allowance(source.name, budget, fused) if adviser and later else budget
-            if not asked:
-                continue
-            tree = self._ask(source, context, asked)
+            asked = budget
+            if adviser and number > 0 and source.session is not None:
+                asked = adviser.allowance(source.name, budget)
+            tree = self._ask(source, context, asked) if asked else None
             if tree is not None and len(tree):
-                parts.append((self._believed(adviser, tree, context), 1 << number))
-                fused, offers = self._merged(parts)
-            if adviser and later:
-                adviser.added(source.name, fused)
+                parts.append((tree, 1 << number))
+        fused, offers = self._merged(parts)
         if adviser and len(parts) > 1:
             fused = adviser.weigh(fused, offers)
         # The kind that was declared, also where only some of the sources spoke.
@@ -151,13 +157,8 @@ class FuseSession:
         """Return the parts as one tree, and by node the bits of those that offer it."""
         return overlay(parts)
 
-    def _believed(
-        self, adviser: Adviser | None, tree: DraftTree, context: DraftContext
-    ) -> DraftTree:
-        return tree if adviser is None else adviser.appraise(tree, context.tokens[-1])
-
     def _ask(self, source: _Source, context: DraftContext, budget: int) -> DraftTree | None:
-        """Return the source's tree, or None where it is off or has just failed."""
+        """Return the source's tree as it may be believed; None where it is off or has failed."""
         if source.session is None:
             return None
         asked = context
@@ -176,6 +177,8 @@ class FuseSession:
             _fault(source, error)
             return None
         if context.adviser is not None:
+            if len(tree):
+                tree = context.adviser.appraise(tree, context.tokens[-1])
             context.adviser.spent(source.name, 1000.0 * (perf_counter() - began))
         return tree
 

@@ -18,10 +18,9 @@ from ragspec.adviser import Economy
 from ragspec.calibration import UNKNOWN
 from ragspec.cost import CostCurve
 from ragspec.draft import DraftTree, Step
-from ragspec.economics import BUCKETS, FREE, Experience
+from ragspec.economics import BUCKETS, CHEAP, FREE, Experience
 from ragspec.tree import select
 
-CHEAP = 0.1  # one that costs less than this is asked at the start of every row
 LONGEST_PAUSE = 16  # in pauses that the share for probes would allow
 PROBE = BUCKETS.index(4)
 SLOW, QUICK = 0.2, 0.34  # weights of a step in the rate of drafting: in use, in a probe

@@ -7,7 +7,7 @@ after its parent. Ancestors and depths are found by pointer doubling: log2(D) ro
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -145,6 +145,9 @@ def overlay(trees: Sequence[tuple[DraftTree, int]]) -> tuple[DraftTree, list[int
     those of the first tree that offers it. The result is deterministic where all trees are, else
     coupled: what a sampled tree promises about its law does not survive, so `q` is dropped.
     """
+    if len(trees) == 1 and trees[0][0].kind is not DraftKind.SAMPLED:
+        tree, bit = trees[0]
+        return replace(tree, q=None), [bit] * len(tree)
     nodes = _Overlay()
     sources: dict[str, int] = {}
     for tree, bit in trees:

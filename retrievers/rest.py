@@ -64,10 +64,10 @@ class RestDrafter:
     longest, shortest: tokens of the suffix that is looked up. depth: levels of the tree. Longest
     and depth together may not exceed the corpus' own depth. shorter: lengths to fall back on where
     the longest match leaves nodes free; () for the paper's longest match alone. followed,
-    followed_after_miss: see `DraftOptions`. Raises InputError for settings outside their range.
+    followed_after_miss: see `DraftOptions`. name: of the source, its own where there are several.
+    Raises InputError for settings outside their range.
     """
 
-    name = "rest"
     kind = DraftKind.DETERMINISTIC
 
     def __init__(
@@ -81,6 +81,7 @@ class RestDrafter:
         shorter: Sequence[int] | None = None,
         followed: Sequence[float] = FOLLOWED,
         followed_after_miss: Sequence[float] = FOLLOWED_AFTER_MISS,
+        name: str = "rest",
     ) -> None:
         if not 1 <= shortest <= longest or depth < 1 or longest + depth > corpus.depth:
             raise InputError(
@@ -90,6 +91,7 @@ class RestDrafter:
             )
         if shorter is None:
             shorter = [length for length in DraftOptions().shorter if length >= shortest]
+        self.name = name
         self.corpus = corpus
         self.scope = scope
         self.shortest = shortest
@@ -156,6 +158,7 @@ class RestSession:
     """
 
     def __init__(self, drafter: RestDrafter, segments: Sequence[Segment]) -> None:
+        self._name = drafter.name
         self._options = drafter.options
         self._shortest = drafter.shortest
         self._segments = tuple(segments)
@@ -175,7 +178,7 @@ class RestSession:
         if nodes is None or not nodes.tokens:
             return DraftTree.empty()
         reach = self._corrected(nodes)
-        return DraftTree.build(nodes.tokens, nodes.parents, RestDrafter.name, reach=reach)
+        return DraftTree.build(nodes.tokens, nodes.parents, self._name, reach=reach)
 
     def observe(self, step: Step) -> None:
         """Learn how often the target goes on with one of the continuations."""

@@ -17,6 +17,7 @@ from ragspec.budget import (
 from ragspec.cost import CostCurve
 from ragspec.costgrid import ROWS
 from ragspec.draft import DraftTree, Step
+from ragspec.economics import BUCKETS
 from ragspec.errors import InputError, StoreError, UnknownNameError
 
 
@@ -43,6 +44,17 @@ def run(session: BudgetSession, seed: int, steps: int, slow: float = 1.0) -> lis
         session.observe(step, 128)
         sizes.append(len(tree))
     return sizes
+
+
+def test_a_thawed_profile_starts_from_what_was_known_and_goes_on_learning(tmp_path: Path) -> None:
+    auto = AutoBudget(maximum=24)
+    run(auto.open(curve()), 1, 80)
+    auto.freeze().save(tmp_path / "profile.json")
+    thawed = FrozenBudget.load(tmp_path / "profile.json").thaw()
+    assert thawed.experience.to_dict() == auto.experience.to_dict()
+    assert BUCKETS[thawed.settings.largest] == 24
+    run(thawed.open(curve()), 2, 5)
+    assert thawed.experience.to_dict() != auto.experience.to_dict()
 
 
 @pytest.mark.parametrize("spec", [5, "5", " 5 "])
