@@ -84,7 +84,10 @@ class Replay:
             )
         held = [] if drafters is None else drafters
         several = list(held) if isinstance(held, Sequence) else [held]
-        self.drafter = Fuse(several) if several else None
+        self.drafter: Drafter | None = None
+        if several:
+            alone = len(several) == 1 and isinstance(several[0], Fuse)
+            self.drafter = several[0] if alone else Fuse(several)
         self.vocab_size = vocab_size
         self.result = Replayed()
 

@@ -48,13 +48,6 @@ class Adviser(Protocol):
         """Note the time that a source took, which has been appraised if it proposed anything."""
         ...
 
-    def weigh(self, tree: DraftTree, offers: Sequence[int]) -> DraftTree:
-        """Return a merged tree with its reach corrected by who offers what.
-
-        offers: by node the sources that offer it, as bits.
-        """
-        ...
-
 
 class Claims:
     """An adviser that corrects claims and asks everyone: what a fixed budget needs."""
@@ -80,14 +73,12 @@ class Claims:
 
     def appraise(self, tree: DraftTree, root: int) -> DraftTree:
         """Return the tree with corrected reach, and keep it until its outcome is known."""
-        return self._kept(tree, self.calibration.appraise(tree, root))
+        appraisal = self.calibration.appraise(tree, root)
+        self._open.append(appraisal)
+        return replace(tree, reach=np.asarray(appraisal.reach, dtype=np.float32))
 
     def spent(self, source: str, milliseconds: float) -> None:
         """Costs do not matter here."""
-
-    def weigh(self, tree: DraftTree, offers: Sequence[int]) -> DraftTree:
-        """Return the merged tree with corrected reach, and keep it likewise."""
-        return self._kept(tree, self.calibration.weigh(tree, offers))
 
     def learn(self, tokens: Sequence[int]) -> int:
         """Count what came of the step's trees; returns the most nodes that the text followed."""
@@ -97,10 +88,6 @@ class Claims:
         """Count what came of the trees, and return how far the text followed each of them."""
         opened, self._open = self._open, []
         return [self.calibration.learn(each, tokens) for each in opened] if self.learns else []
-
-    def _kept(self, tree: DraftTree, appraisal: Appraisal) -> DraftTree:
-        self._open.append(appraisal)
-        return replace(tree, reach=np.asarray(appraisal.reach, dtype=np.float32))
 
 
 class Economy(Claims):
@@ -117,7 +104,7 @@ class Economy(Claims):
         self._rate = self._plain = 0.0
         self._nodes = 0
         self._level: int | None = None  # while a source is asked that had to be worth it
-        self._trials: list[tuple[str, int, int]] = []
+        self._trials: list[tuple[str, int, int, int]] = []  # source, level, its trees: from, to
         self.extra = 0.0
 
     @property
@@ -145,13 +132,14 @@ class Economy(Claims):
         if not worth.pays(level, price * self._rate, pause, self.learns):
             return 0
         self._level = level
-        self._trials.append((source, level, len(self._open)))
+        self._trials.append((source, level, len(self._open), len(self._open)))
         return self._nodes
 
     def spent(self, source: str, milliseconds: float) -> None:
         """Learn the source's cost."""
         if self._level is not None:
             self.extra += milliseconds
+            self._trials[-1] = (*self._trials[-1][:3], len(self._open))
         if self.learns:
             self._experience.source(source).cost.learn(self._nodes, milliseconds)
 
@@ -160,9 +148,9 @@ class Economy(Claims):
         trials, self._trials = self._trials, []
         found = self._outcomes(tokens)
         if self.learns:
-            for source, level, before in trials:
+            for source, level, before, after in trials:
                 known = max(found[:before], default=0)
-                gain = max(found[: before + 1], default=0) - known
+                gain = max(found[:after], default=0) - known
                 self._experience.source(source).learn(level, gain)
         return max(found, default=0)
 

@@ -5,9 +5,9 @@ accepted once its parent is. That claim is corrected by how claims of its kind f
 - by source, rank among siblings, depth, and size of the claim (which stands for the length of a
   match where a source copies), with the claim scaled as the source's others had to be for prior;
 - for first-ranked children, by the token after which they stand: copies end with sentences (of
-  sampled drafts at the root only: what is kept of one may not hang on the tokens drawn);
-- where several sources spoke, by which of them offered the node and which offered another.
-Old evidence fades.
+  sampled drafts at the root only: what is kept of one may not hang on the tokens drawn).
+Old evidence fades. Which sources agree on a node was tried as a third correction: on a few thousand
+tokens it learned more noise than truth.
 
 Only children of nodes that the text visited count. They are the ones of which the outcome is
 known whatever was verified, so the estimate is unbiased; and since the emitted tokens decide,
@@ -31,15 +31,15 @@ DRAWN = (DraftKind.SAMPLED, DraftKind.SAMPLED_WITHOUT_REPLACEMENT)
 class Appraisal:
     """A proposed tree with its corrected reach [N], kept until its outcome is known.
 
-    claims: what the cells are to be compared with, by node; followed: the claims corrected by the
-    cell, which the cells of the tokens correct once more; a table of None claims as it is.
+    tables, cells: where the outcome of each node counts. claims: what the cells correct; followed:
+    these claims so corrected, which `ends`, the cells of the tokens before, correct once more.
     """
 
     tokens: list[int]
     parents: list[int]
+    tables: list[Table]
     reach: list[float] = field(default_factory=list)
-    tables: list[Table | None] = field(default_factory=list)
-    cells: list[Cell | None] = field(default_factory=list)
+    cells: list[Cell] = field(default_factory=list)
     claims: list[float] = field(default_factory=list)
     ends: list[Cell | None] = field(default_factory=list)
     followed: list[float] = field(default_factory=list)
@@ -60,39 +60,17 @@ class Calibration:
     def appraise(self, tree: DraftTree, root: int = UNKNOWN) -> Appraisal:
         """Return the corrected reach of every node; never more than the reach of its parent.
 
-        root: the last committed token.
+        root: the last committed token. One pass over plain lists: at the sizes of a draft this
+        beats array operations.
         """
-        known = [self._table(name) for name in tree.sources]
-        if len(known) == 1:
-            return self._appraise(tree, known * len(tree), root)
-        return self._appraise(tree, [known[source] for source in tree.source.tolist()], root)
-
-    def weigh(self, tree: DraftTree, offers: Sequence[int]) -> Appraisal:
-        """Return the reach of a merged tree, corrected by who agreed and who did not.
-
-        offers: by node the trees that offer it, as bits. Where only one of them spoke after a
-        parent, there is nothing to add.
-        """
-        present: dict[int, int] = {}
-        for parent, offer in zip(tree.parents.tolist(), offers, strict=True):
-            present[parent] = present.get(parent, 0) | offer
-        tables: list[Table | None] = []
-        for parent, offer in zip(tree.parents.tolist(), offers, strict=True):
-            spoke = present[parent]
-            alone = spoke & (spoke - 1) == 0
-            tables.append(None if alone else self._table(f"{offer:b} of {spoke:b}"))
-        return self._appraise(tree, tables, None)
-
-    def _appraise(
-        self, tree: DraftTree, tables: Sequence[Table | None], root: int | None
-    ) -> Appraisal:
-        """One pass over plain lists: at the sizes of a draft this beats array operations."""
+        tables = [self._table(name) for name in tree.sources]
         tokens, parents, claimed = tree.tokens.tolist(), tree.parents.tolist(), tree.reach.tolist()
-        new, drawn = Appraisal(tokens, parents, tables=list(tables)), tree.kind in DRAWN
+        new = Appraisal(tokens, parents, [tables[source] for source in tree.source.tolist()])
+        drawn = tree.kind in DRAWN
         depths: list[int] = []
         ranks = [0] * (len(parents) + 1)  # the last entry is that of the root, -1
         reach = new.reach
-        for parent, claim, table in zip(parents, claimed, tables, strict=True):
+        for parent, claim, table in zip(parents, claimed, new.tables, strict=True):
             above, depth, rank = 1.0, 0, ranks[parent]
             if parent >= 0:
                 above, depth = reach[parent], depths[parent] + 1
@@ -101,12 +79,10 @@ class Calibration:
             depths.append(depth)
             if not 0.0 <= claim < 1.0:  # NaN too: a claim of nothing
                 claim = 1.0 if claim >= 1.0 else 0.0
-            value, cell, end = claim, None, None
-            if table is not None:
-                cell = table.cells[place_of(rank, depth, claim)]
-                value = (cell if cell.trials > 0.0 else table.cells[POOL]).apply(claim)
-                if root is not None and rank == 0 and (parent < 0 or not drawn):
-                    end = table.after(root if parent < 0 else tokens[parent])
+            cell, end = table.cells[place_of(rank, depth, claim)], None
+            value = (cell if cell.trials > 0.0 else table.cells[POOL]).apply(claim)
+            if rank == 0 and (parent < 0 or not drawn):
+                end = table.after(root if parent < 0 else tokens[parent])
             new.cells.append(cell)
             new.claims.append(claim)
             new.ends.append(end)
@@ -133,10 +109,7 @@ class Calibration:
         return len(visited) - 1
 
     def _count(self, appraisal: Appraisal, node: int, hit: bool) -> None:
-        table, cell = appraisal.tables[node], appraisal.cells[node]
-        if table is None or cell is None:
-            return
-        pool = table.cells[POOL]
+        cell, pool = appraisal.cells[node], appraisal.tables[node].cells[POOL]
         for each in (cell, pool):
             each.count(appraisal.claims[node], hit, self.decay)
         pool.correct(self.prior)

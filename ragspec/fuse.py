@@ -26,7 +26,7 @@ from ragspec.draft import (
 )
 from ragspec.errors import InputError
 from ragspec.tops import reads_prompts, tell_prompt, wanted
-from ragspec.tree import check, keep_best, overlay
+from ragspec.tree import check, keep_best, merge
 
 FAULTS_ALLOWED = 3
 
@@ -118,8 +118,8 @@ class FuseSession:
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return the at most `budget` nodes of largest reach that the sources propose.
 
-        With an adviser in the context, claims are corrected source by source and once more where
-        they meet, and costly sources are asked only where they pay.
+        With an adviser in the context, claims are corrected source by source, and costly sources
+        are asked only where they pay.
         """
         adviser = context.adviser
         if len(self._sources) == 1:
@@ -134,10 +134,8 @@ class FuseSession:
                 asked = adviser.allowance(source.name, budget)
             tree = self._ask(source, context, asked) if asked else None
             if tree is not None and len(tree):
-                parts.append((tree, 1 << number))
-        fused, offers = self._merged(parts)
-        if adviser and len(parts) > 1:
-            fused = adviser.weigh(fused, offers)
+                parts.append((tree, number))
+        fused = self._merged(parts)
         # The kind that was declared, also where only some of the sources spoke.
         return replace(keep_best(fused, budget), kind=self._kind)
 
@@ -153,9 +151,9 @@ class FuseSession:
         """Forget the last `n` committed tokens in every source."""
         self._tell(lambda session: session.rollback(n))
 
-    def _merged(self, parts: Sequence[tuple[DraftTree, int]]) -> tuple[DraftTree, list[int]]:
-        """Return the parts as one tree, and by node the bits of those that offer it."""
-        return overlay(parts)
+    def _merged(self, parts: Sequence[tuple[DraftTree, int]]) -> DraftTree:
+        """Return the trees, each with the number of its source, as one."""
+        return merge(tree for tree, _ in parts)
 
     def _ask(self, source: _Source, context: DraftContext, budget: int) -> DraftTree | None:
         """Return the source's tree as it may be believed; None where it is off or has failed."""

@@ -23,15 +23,12 @@ from ragspec.draft import ROOT, DraftContext, Drafter, DraftRequest, DraftTree, 
 from ragspec.errors import InputError
 from ragspec.fuse import Fuse, FuseSession
 from ragspec.retrievers.sources import PATIENCE, KnowsLaws, Timely
-from ragspec.tree import overlay, select
+from ragspec.tree import select
 
 _PRIOR, _DECAY = 4.0, 0.97
 
 Law = set[int]
 """The tokens that survive at a node."""
-
-Part = tuple[DraftTree, int]
-"""A tree with the bit of its source."""
 
 
 class Rasd(Fuse):
@@ -101,18 +98,18 @@ class RasdSession(FuseSession):
         self._grace.begin()
         super().rollback(n)
 
-    def _merged(self, parts: Sequence[Part]) -> tuple[DraftTree, list[int]]:
+    def _merged(self, parts: Sequence[tuple[DraftTree, int]]) -> DraftTree:
         """Return the parts as one tree, the retrieved ones pruned where a law is known."""
-        bit = 0 if self._model is None else 1 << self._model
-        drafted = next((tree for tree, mark in parts if mark == bit), None)
+        drafted = next((tree for tree, source in parts if source == self._model), None)
         laws = self._laws() if drafted is not None and len(parts) > 1 else {}
         if drafted is None or not laws:
-            return overlay(parts)
+            return super()._merged(parts)
         place = {pair: i for i, pair in enumerate(_pairs(drafted))}
         pruned = [
-            (tree if mark == bit else self._prune(tree, place, laws), mark) for tree, mark in parts
+            (tree if source == self._model else self._prune(tree, place, laws), source)
+            for tree, source in parts
         ]
-        return overlay(pruned)
+        return super()._merged(pruned)
 
     def _laws(self) -> dict[int, Law]:
         """Return by node what survives there: the first choices, and what is likely enough."""

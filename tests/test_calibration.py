@@ -157,18 +157,6 @@ def test_copies_that_end_with_a_certain_token_are_believed_less_after_it() -> No
     assert calibration.appraise(other, 1).reach[2] > 0.4
 
 
-def test_where_sources_differ_the_right_one_is_learned() -> None:
-    calibration = Calibration()
-    tree = DraftTree.build([5, 6], [-1, -1], "a", reach=[0.6, 0.5])
-    for _ in range(60):
-        calibration.learn(calibration.weigh(tree, [0b01, 0b10]), (6, 9))
-    first, second = calibration.weigh(tree, [0b01, 0b10]).reach
-    assert first < 0.1 < 0.85 < second
-    agreed = DraftTree.build([5], [-1], "a", reach=[0.6])
-    assert calibration.weigh(agreed, [0b11]).reach == pytest.approx([0.6])
-    assert calibration.weigh(agreed, [0b01]).reach == pytest.approx([0.6])
-
-
 @pytest.mark.parametrize("kind", list(DraftKind))
 def test_what_is_kept_of_a_sampled_draft_never_hangs_on_the_tokens_drawn(kind: DraftKind) -> None:
     # A first node that is verified only where its token makes the second one promising is no draw
