@@ -1,18 +1,35 @@
-"""Turns a trace into one self-contained page: no script, no network, everything escaped.
+"""Turns a trace into one self-contained page: no network, everything escaped.
 
-The page shows the answer coloured by the source of each token, the tokens of every step, where
-the time went, and the figures of the report. All text from models and documents reaches the
-template as plain strings and is escaped there; the page's own policy forbids scripts altogether.
+The page shows the answer coloured by the source of each token, the tokens and the draft tree of
+every step, the shares of the sources along the text, where the time went, and the figures of the
+report. All text from models and documents reaches the template as plain strings and is escaped
+there; the page's own policy forbids every script but the one that shows the chosen step.
 """
 
 from __future__ import annotations
 
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from ragspec.errors import InputError
 from ragspec.pipelines.runview import RunView, run_view
-from ragspec.tracefile import read_trace
+from ragspec.pipelines.treeview import DraftView, draft_views
+from ragspec.tracefile import Trace, read_trace
+
+TEMPLATES = Path(__file__).parent
+SCRIPT = "steps.js.j2"
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """The one script that a page may run, and the hash by which its policy knows it."""
+
+    text: Any
+    hash: str
 
 
 def write_page(trace: Path | str, out: Path | str) -> None:
@@ -20,7 +37,12 @@ def write_page(trace: Path | str, out: Path | str) -> None:
 
     Raises InputError where the trace cannot be read or the page cannot be written.
     """
-    save(render(run_view(read_trace(trace))), out)
+    save(trace_page(read_trace(trace)), out)
+
+
+def trace_page(trace: Trace) -> str:
+    """Return the page of a trace as HTML."""
+    return render(run_view(trace), draft_views(trace))
 
 
 def save(page: str, out: Path | str) -> None:
@@ -34,9 +56,22 @@ def save(page: str, out: Path | str) -> None:
         ) from error
 
 
-def render(run: RunView) -> str:
-    """Return the page of one run as HTML."""
-    return render_template("page.html.j2", run=run)
+def render(run: RunView, drafts: Sequence[DraftView] = ()) -> str:
+    """Return the page of one run as HTML; without `drafts` it needs no script and has none.
+
+    The step that is shown first is that of the longest accepted path.
+    """
+    chosen = max(drafts, key=lambda view: view.accepted).number if drafts else 0
+    values = {"run": run, "drafts": drafts, "chosen": chosen}
+    return render_template("page.html.j2", **values, script=_script() if drafts else None)
+
+
+def _script() -> Script:
+    from markupsafe import Markup
+
+    text = (TEMPLATES / SCRIPT).read_text(encoding="utf-8")
+    digest = b64encode(sha256(text.encode("utf-8")).digest()).decode("ascii")
+    return Script(Markup(text), f"sha256-{digest}")
 
 
 def render_template(name: str, **values: Any) -> str:
@@ -44,7 +79,7 @@ def render_template(name: str, **values: Any) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -69,7 +69,19 @@ def read_prompts(path: Path, field: str | None = None) -> Iterator[Any]:
         raise DocumentError(f"{path} is missing; check the path.")
     for number, row in enumerate(_rows(path), 1):
         name = _pick(row, field, PROMPT_FIELDS, f"{path}, row {number}")
+        if not _is_prompt(row[name]):
+            raise DocumentError(
+                f"{path}, row {number}: got {str(row[name])[:40]!r} as {name!r}; expected a text, "
+                "chat messages or token ids."
+            )
         yield row[name]
+
+
+def _is_prompt(value: Any) -> bool:
+    if isinstance(value, list):
+        kinds = {type(item) for item in value}
+        return kinds in ({dict}, {int})
+    return isinstance(value, str) and bool(value)
 
 
 def _folder(folder: Path, wanted: Wanted) -> Iterator[Item]:

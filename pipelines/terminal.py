@@ -22,6 +22,8 @@ STYLES = {
     "s3": "magenta",
     "s4": "red",
     "s5": "cyan",
+    "s6": "bright_blue",
+    "s7": "bright_red",
     "own": "",
 }
 

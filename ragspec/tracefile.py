@@ -1,14 +1,15 @@
 """The trace of one generation: JSON lines, a header, one line per step, the report last.
 
-A page or a picture can be made from the file alone: the texts of the emitted tokens and the names
-of the documents are in it. Lines are written whole, so a run that was cut short leaves a file
-that reads up to its last step.
+A page or a picture can be made from the file alone: the texts of the emitted and of the drafted
+tokens and the names of the documents are in it. The text of a drafted token stands once, in the
+first line that drafts it. Lines are written whole, so a run that was cut short leaves a file that
+reads up to its last step.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -67,13 +68,17 @@ class TraceHeader:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A trace that was read back; texts[i] are the texts of the tokens that step i emitted."""
+    """A trace that was read back; texts[i] are the texts of the tokens that step i emitted.
+
+    vocabulary: the texts of the drafted tokens by id; empty where the file does not carry them.
+    """
 
     header: TraceHeader
     steps: tuple[Step, ...]
     texts: tuple[tuple[str, ...], ...]
     report: Report
     complete: bool
+    vocabulary: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -112,6 +117,24 @@ def step_texts(
     )
 
 
+def piece_text(token: int, decode: Callable[[list[int]], str]) -> str:
+    """Return the text of a token inside a text: some tokenizers drop a space at the beginning."""
+    alone = decode([token])
+    twice = decode([token, token])
+    return (twice.removeprefix(alone) if twice.startswith(alone) else "") or alone
+
+
+def step_vocabularies(
+    steps: Iterable[Step], decode: Callable[[list[int]], str]
+) -> Iterator[dict[int, str]]:
+    """Yield for each step the texts of the drafted tokens that no step before it drafted."""
+    known: set[int] = set()
+    for step in steps:
+        new = [token for token in dict.fromkeys(step.tree.tokens.tolist()) if token not in known]
+        known.update(new)
+        yield {token: piece_text(token, decode) for token in new}
+
+
 def write_trace(
     path: Path | str,
     generation: Traceable,
@@ -140,8 +163,9 @@ def write_trace(
         with open(path, "w", encoding="utf-8") as file:
             _put(file.write, header)
             clock = _start(generation)
-            for index, step in enumerate(generation.steps):
-                _put(file.write, _step_line(index, clock, step, texts[index]))
+            words = step_vocabularies(generation.steps, decode)
+            for index, (step, new) in enumerate(zip(generation.steps, words, strict=True)):
+                _put(file.write, _step_line(index, clock, step, texts[index]) | _new(new))
                 clock += sum(step.milliseconds.values())
             _put(file.write, {"report": generation.report.to_dict()})
     except OSError as error:
@@ -159,6 +183,10 @@ def _start(generation: Traceable) -> float:
 
 def _put(write: Callable[[str], object], line: Mapping[str, Any]) -> None:
     write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def _new(words: Mapping[int, str]) -> dict[str, Any]:
+    return {"vocabulary": {str(token): text for token, text in words.items()}} if words else {}
 
 
 def _step_line(index: int, clock: float, step: Step, texts: Sequence[str]) -> dict[str, Any]:
@@ -196,6 +224,7 @@ def read_trace(path: Path | str) -> Trace:
         body = lines[1:-1] if complete else lines[1:]
         steps = tuple(_read_step(line) for line in body)
         texts = tuple(tuple(str(piece) for piece in line["texts"]) for line in body)
+        words = {int(token): str(text) for line in body for token, text in _words(line).items()}
         report = Report.from_dict(lines[-1]["report"]) if complete else _rebuild(header, steps)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         if isinstance(error, InputError):
@@ -204,7 +233,12 @@ def read_trace(path: Path | str) -> Trace:
             f"the trace {str(path)!r} is damaged ({type(error).__name__}: {error}): expected the "
             "lines that `ragspec ask --trace FILE` writes. Write it again."
         ) from error
-    return Trace(header, steps, texts, report, complete)
+    return Trace(header, steps, texts, report, complete, words)
+
+
+def _words(line: Mapping[str, Any]) -> dict[str, Any]:
+    words: dict[str, Any] = line.get("vocabulary", {})  # lines without are as good
+    return words
 
 
 def _lines(path: Path) -> Iterable[dict[str, Any]]:

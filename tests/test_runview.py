@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from ragspec.draft import DraftTree, Step
-from ragspec.pipelines.runview import Span, colours_of, first_number, run_view
+from ragspec.draft import PREDICTION, DraftTree, Step
+from ragspec.pipelines.runview import Span, run_view
+from ragspec.report import ReportBuilder
+from ragspec.tracefile import Trace, TraceHeader
 from tests.test_page import EVIL, WORDS, sample_trace
 
 
@@ -14,24 +16,21 @@ def test_spans_carry_source_document_and_run(tmp_path: Path) -> None:
     shown = [(span.text.strip(), span.css) for span in view.spans]
     assert shown[0] == ("A", "own")
     # The origin jumps to another document inside the accepted run: one span for each.
-    assert shown[1:4] == [("draft is", "s0"), ("checked", "s0"), (EVIL, "own")]
+    context = dict(view.legend)["context"]
+    assert shown[1:4] == [("draft is", context), ("checked", context), (EVIL, "own")]
     assert "context · a.md, token 4–5" in view.spans[1].tip
     assert "step 1: 3 drafted tokens accepted" in view.spans[1].tip
     assert view.spans[2].tip.startswith(f"context · {EVIL}, token 9\n")
-    assert [span.text.strip() for span in view.spans if span.css == "s1"] == ["by"]
+    model = dict(view.legend)["<b>model</b>"]
+    assert [span.text.strip() for span in view.spans if span.css == model] == ["by"]
     joined = "".join(span.lead + span.text for span in view.spans)
     assert joined == "".join(WORDS)
 
 
-def test_chart_holds_every_token_of_every_step(tmp_path: Path) -> None:
-    chart = run_view(sample_trace(tmp_path)).chart
-    bottom = chart.height - chart.bottom
-    unit = next(bar.height for bar in chart.bars if bar.css == "own")
-    assert sum(bar.height for bar in chart.bars) == pytest.approx(9 * unit)
-    assert all(bar.y >= 0 and bar.y + bar.height <= bottom + 0.01 for bar in chart.bars)
-    assert chart.bars[-1].x + chart.bars[-1].width <= chart.width
-    assert chart.mean == pytest.approx(bottom - 8 / 3 * unit, abs=0.1)
-    assert "step 0" in chart.bars[0].tip
+def test_a_piece_names_the_step_that_gave_it(tmp_path: Path) -> None:
+    spans = run_view(sample_trace(tmp_path)).spans
+    assert [span.step for span in spans] == sorted(span.step for span in spans)
+    assert {span.step for span in spans} == {0, 1, 2, 3}
 
 
 def test_shares_add_up_to_the_whole(tmp_path: Path) -> None:
@@ -47,12 +46,24 @@ def test_leading_space_gets_no_colour() -> None:
     assert Span.of("  ", "own", "") == Span("  ", "", "own", "")
 
 
-def test_the_source_that_gave_most_has_the_first_colour() -> None:
-    steps = [
-        Step(DraftTree.chain([1, 2, 3], "few"), (0,), (1, 9)),
-        Step(DraftTree.chain([1, 2, 3], "many"), (0, 1, 2), (1, 2, 3, 9)),
-        Step(DraftTree.chain([1], "never"), (), (9,)),
+def test_what_was_copied_from_a_prediction_has_its_own_colour() -> None:
+    origin = [(PREDICTION, 4), (PREDICTION, 5), (0, 7)]
+    steps = (
+        Step(DraftTree.chain([1, 2, 3], "context", origin=origin), (0, 1, 2), (1, 2, 3, 9)),
+        Step(DraftTree.chain([5], "recycling"), (), (9,)),
+    )
+    builder = ReportBuilder("exact", 0, 2)
+    for step in steps:
+        builder.step(step)
+    report = builder.build([1, 2, 3, 9, 9], 0.1, "stop")
+    view = run_view(Trace(TraceHeader(), steps, (("a", "b", "c", "d"), ("e",)), report, True))
+    assert [span.text for span in view.spans] == ["ab", "c", "d", "e"]
+    assert view.spans[0].tip.startswith("prediction · token 4–5\n")
+    assert view.spans[1].tip.startswith("context · document 0, token 7\n")
+    assert [(row.name, row.amount, row.more[0]) for row in view.sources[:3]] == [
+        ("prediction", 2, "2"),
+        ("context", 1, "1"),
+        ("recycling", 0, "1"),
     ]
-    assert colours_of(steps) == {"many": "s0", "few": "s1"}
-    assert first_number(steps) == 1
-    assert first_number([Step(DraftTree.empty(), (), (9,), {"prefill": 1.0})]) == 0
+    assert [name for name, _ in view.legend] == ["prediction", "context", "target model"]
+    assert [name for name, _ in view.drafters][2] == "recycling"

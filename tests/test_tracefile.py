@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ragspec.draft import DraftTree, Step
 from ragspec.errors import InputError
 from ragspec.report import Report, ReportBuilder
-from ragspec.tracefile import read_trace, token_texts, write_trace
+from ragspec.tracefile import piece_text, read_trace, token_texts, write_trace
 
 
 @dataclass
@@ -58,6 +58,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert trace.report == made.report
     assert trace.text == "Heélo"
     assert trace.texts == (("H",), ("e", ""), ("é", "l", "o"))
+    assert trace.vocabulary == {101: "e", 0xA9: "\ufffd", ord("l"): "l", ord("o"): "o"}
     for got, made_step in zip(trace.steps, made.steps, strict=True):
         assert (got.path, got.tokens) == (made_step.path, made_step.tokens)
         assert got.milliseconds == made_step.milliseconds
@@ -71,9 +72,51 @@ def test_lines_carry_the_documented_fields(tmp_path: Path) -> None:
     write_trace(path, run(), letters)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     names = "t index sources tokens parents source reach origin path emitted texts ms"
-    assert set(lines[2]) == set(names.split())
+    assert set(lines[1]) == set(names.split())  # a step without a draft brings no words
+    assert set(lines[2]) == {*names.split(), "vocabulary"}
     assert [line["t"] for line in lines[1:-1]] == [0.0, 4.0, 10.0]
     assert list(lines[-1]) == ["report"]
+
+
+def test_a_drafted_token_is_written_once(tmp_path: Path) -> None:
+    made, path = run(), tmp_path / "trace.jsonl"
+    made.steps.append(Step(DraftTree.chain(list(b"lol!"), "context"), (), (33,), {"verify": 5.0}))
+    write_trace(path, made, letters)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line.get("vocabulary") for line in lines[2:5]] == [
+        {"101": "e"},
+        {"169": "\ufffd", "108": "l", "111": "o"},
+        {"33": "!"},
+    ]
+
+
+def test_a_trace_without_a_vocabulary_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, run(), letters)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line.pop("vocabulary", None)
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    trace = read_trace(path)
+    assert trace.complete and trace.text == "Heélo" and trace.vocabulary == {}
+
+
+def test_a_cut_trace_knows_the_words_so_far(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, run(), letters)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
+    assert read_trace(path).vocabulary == {101: "e"}
+
+
+def test_a_piece_keeps_the_space_that_a_tokenizer_drops_at_the_beginning() -> None:
+    words = {1: " the", 2: "y", 3: "", 4: " a"}
+
+    def drops(tokens: list[int]) -> str:
+        return "".join(words[token] for token in tokens).removeprefix(" ")
+
+    assert [piece_text(token, drops) for token in words] == [" the", "y", "", " a"]
+    assert piece_text(7, lambda tokens: "".join(map(str, tokens))) == "7"
+    assert piece_text(7, lambda tokens: "seven" if len(tokens) == 1 else "twice") == "seven"
 
 
 def test_a_file_cut_short_reads_up_to_its_last_step(tmp_path: Path) -> None:
@@ -107,7 +150,16 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, content: str, message: str)
 
 
 @pytest.mark.parametrize(
-    "change", [{"path": [9]}, {"origin": [[1]]}, {"ms": []}, {"source": []}, {"tokens": None}]
+    "change",
+    [
+        {"path": [9]},
+        {"origin": [[1]]},
+        {"ms": []},
+        {"source": []},
+        {"tokens": None},
+        {"vocabulary": []},
+        {"vocabulary": {"x": "y"}},
+    ],
 )
 def test_a_damaged_step_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
     path = tmp_path / "trace.jsonl"
