@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ragspec.draft import Drafter
 from ragspec.errors import InputError, UnknownNameError
-from ragspec.names import unknown
+from ragspec.names import resolve, unknown
 
 if TYPE_CHECKING:
     from ragspec.retrievers.corpus import CorpusIndex
@@ -171,6 +171,12 @@ def build_method(name: str, sources: Sources) -> Drafters | None:
     return METHODS[name].build(sources)
 
 
+def drafts_with_model(drafter: str | Sequence[str] | None) -> bool:
+    """Tell whether one of the methods takes the draft model itself, so that the engine must not."""
+    names = [drafter] if isinstance(drafter, str) else list(drafter or ())
+    return not {"rasd", "model", "fused"}.isdisjoint(names)
+
+
 def compose(drafter: str | Sequence[str] | None, sources: Sources) -> Any:
     """Return what an engine takes as a drafter, with the stores in the methods that use them.
 
@@ -181,16 +187,19 @@ def compose(drafter: str | Sequence[str] | None, sources: Sources) -> Any:
     if drafter is None:
         return None
     names = [drafter] if isinstance(drafter, str) else list(drafter)
-    if sources.past() and not STORED & set(names):
+    for name in names:
+        if name not in METHODS:
+            resolve("drafter", name)
+    if (sources.corpus or sources.history) and not STORED & set(names):
         raise InputError(
             f"got a store, but {', '.join(names)} does not draft from stores; expected one of "
             f"{', '.join(sorted(STORED))}. Use --drafter auto."
         )
     built: list[str | Drafter] = []
     for name in names:
-        method = METHODS.get(name)
-        made = name if method is None else method.build(sources)
-        built.extend(made if isinstance(made, list) else [made])
+        # A draft model is no method here, but one more source of the engine.
+        made = build_method(name, sources) if name in METHODS else name
+        built.extend(made if isinstance(made, list) else [made])  # type: ignore[list-item]
     return built[0] if len(built) == 1 else built
 
 

@@ -84,7 +84,7 @@ class EngineOptions:
         """
         from ragspec.engine import Engine as AnyEngine
         from ragspec.loading import load_model
-        from ragspec.pipelines.methods import compose, open_sources
+        from ragspec.pipelines.methods import compose, drafts_with_model, open_sources
 
         be_quiet()
         model, tokenizer = load_model(self.model, self.device, self.dtype)
@@ -93,7 +93,7 @@ class EngineOptions:
         draft_model = None
         if self.draft_model is not None:
             draft_model = load_model(self.draft_model, self.device, self.dtype)
-        if draft_model is not None and names == "rasd":  # it prunes by the draft model's law
+        if draft_model is not None and drafts_with_model(names):
             sources, draft_model = replace(sources, draft_model=draft_model[0]), None
         drafter = compose(names, sources)
         engine = AnyEngine(model, tokenizer, drafter, draft_model, budget_of(self.budget))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from ragspec.errors import InputError
@@ -126,4 +127,7 @@ def _numbers(cell: Cell) -> list[float]:
 
 def _cell(numbers: Any) -> Cell:
     trials, hits, claimed, factor = map(float, numbers)
-    return Cell(trials, hits, claimed, factor)
+    # Beyond these bounds a claim would grow past that of the node above it.
+    if not (0.0 <= factor <= 2.001 and all(0.0 <= n < inf for n in (trials, hits, claimed))):
+        raise ValueError(f"counts {[trials, hits, claimed, factor]} of a cell")
+    return Cell(trials, hits, claimed, min(factor, 2.0))

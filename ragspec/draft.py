@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ragspec.errors import InputError
+
 if TYPE_CHECKING:
     from ragspec.adviser import Adviser
     from ragspec.law import TokenLaw
@@ -209,6 +211,17 @@ class Drafter(Protocol):
     def open(self, request: DraftRequest) -> DraftSession:
         """Return a fresh session for one row. Sessions share nothing that a step changes."""
         ...
+
+
+def expect_drafter(drafter: object) -> None:
+    """Raise InputError for anything else than a drafter, a class of drafters included."""
+    if isinstance(drafter, type) or not isinstance(drafter, Drafter):
+        got = drafter.__name__ if isinstance(drafter, type) else type(drafter).__name__
+        what = f"the class {got}" if isinstance(drafter, type) else got
+        raise InputError(
+            f"got {what} as a drafter; expected an object with name, kind and open(request), "
+            "such as ContextDrafter() or store.drafter()."
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,9 +50,10 @@ def _flat(drafter: Drafter) -> Sequence[Drafter]:
 
 def _one(item: Any) -> Drafter:
     made = resolve("drafter", item)() if isinstance(item, str) else item
-    if not isinstance(made, Drafter):
+    if isinstance(made, type) or not isinstance(made, Drafter):
+        got = f"the class {made.__name__}" if isinstance(made, type) else type(item).__name__
         raise InputError(
-            f"got {type(item).__name__} as a drafter; expected a name, an object with name, kind "
+            f"got {got} as a drafter; expected a name, an object with name, kind "
             "and open(request), or a list of these"
         )
     return made

@@ -7,6 +7,7 @@ before it taught. It holds no text. All times are in milliseconds.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 from ragspec.calibration import Calibration
@@ -47,6 +48,17 @@ class DraftCost:
         slope = max(0.0, (xy - x * y / weight) / spread)
         slope = min(slope, y / x) if x > 0.0 else 0.0
         return max(0.0, (y - slope * x) / weight), slope
+
+    @classmethod
+    def from_list(cls, entry: Any) -> DraftCost:
+        """Return the cost of such sums; ValueError or TypeError for what no times add up to."""
+        sums = [float(value) for value in entry]
+        weight, x, _, xx, _ = sums
+        # The spread of the sizes is never negative, save for rounding.
+        spread = xx * weight - x * x * (1.0 - 1e-9)
+        if not all(map(isfinite, sums)) or min(weight, x, xx, spread) < 0.0:
+            raise ValueError(f"sums {sums} of a cost")
+        return cls(sums)
 
     def of(self, nodes: int) -> float:
         """Return the milliseconds expected for a call that asks for so many nodes."""
@@ -89,12 +101,12 @@ class SourceWorth:
     @classmethod
     def from_dict(cls, entry: dict[str, Any]) -> SourceWorth:
         """Return what `to_dict` wrote; ValueError, KeyError or TypeError on anything else."""
-        sums = [float(value) for value in entry["cost"]]
+        cost = DraftCost.from_list(entry["cost"])
         gains = [float(value) for value in entry["gains"]]
         trials = [int(value) for value in entry["trials"]]
-        if len(sums) != 5 or not len(gains) == len(trials) == len(LEVELS) + 1:
-            raise ValueError("cost, gains and trials of a source")
-        return cls(DraftCost(sums), gains, trials)
+        if not len(gains) == len(trials) == len(LEVELS) + 1:
+            raise ValueError("gains and trials of a source")
+        return cls(cost, gains, trials)
 
 
 @dataclass(slots=True)
@@ -191,13 +203,13 @@ class Experience:
         fields: dict[str, object] = dict(entry)
         calibration = fields["calibration"]
         sums, worth = fields["draft"], fields["worth"]
-        if not (isinstance(calibration, dict) and isinstance(sums, list)):
-            raise TypeError("calibration and draft")
-        if not (isinstance(worth, list) and len(worth) == len(BUCKETS) and len(sums) == 5):
-            raise ValueError("worth and draft")
+        if not isinstance(calibration, dict):
+            raise TypeError("calibration")
+        if not (isinstance(worth, list) and len(worth) == len(BUCKETS)):
+            raise ValueError("worth")
         return cls(
             calibration=Calibration.from_dict(calibration),
-            draft=DraftCost([float(value) for value in sums]),
+            draft=DraftCost.from_list(sums),
             sources={
                 str(name): SourceWorth.from_dict(worth)
                 for name, worth in fields["sources"].items()  # type: ignore[attr-defined]

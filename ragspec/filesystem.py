@@ -41,10 +41,15 @@ def link_or_copy(source: Path, target: Path) -> None:
 def writer_lock(root: Path, wait: float = 0.0) -> Iterator[None]:
     """Hold the writers' lock of a store.
 
-    wait: seconds to wait while another process has it; StoreError after that.
+    wait: seconds to wait while another process has it; StoreError after that, and where the folder
+    may only be read.
     """
     deadline = time.monotonic() + wait
-    with (root / LOCK).open("a+b") as stream:
+    try:
+        opened = (root / LOCK).open("a+b")
+    except OSError as error:
+        raise StoreError(f"{root} cannot be written ({error.strerror}).") from error
+    with opened as stream:
         while True:
             try:
                 lock_stream(stream.fileno())

@@ -83,10 +83,14 @@ def kind_of(drafters: Iterable[Drafter]) -> DraftKind:
 
 @dataclass(slots=True)
 class _Source:
-    """One drafter in a row; `session` is None once it is switched off."""
+    """One drafter in a row; `session` is None once it is switched off.
+
+    suffix: what tells it, and the sources that its trees name, from others of the same name.
+    """
 
     name: str
     kind: DraftKind
+    suffix: str = ""
     session: DraftSession | None = None
     faults: int = 0
 
@@ -99,7 +103,13 @@ class FuseSession:
         # Retrieval speaks first: what it promises tells whether a model is worth asking.
         drafters = sorted(drafters, key=lambda each: each.kind is not DraftKind.DETERMINISTIC)
         self._kind = kind_of(drafters)
-        self._sources = [_Source(drafter.name, drafter.kind) for drafter in drafters]
+        names = [drafter.name for drafter in drafters]
+        self._sources = []
+        for number, drafter in enumerate(drafters):
+            same = names[:number].count(drafter.name)
+            # What is learned goes by name: two stores are not to answer for each other.
+            suffix = f" {same + 1}" if same else ""
+            self._sources.append(_Source(drafter.name + suffix, drafter.kind, suffix))
         for source, drafter in zip(self._sources, drafters, strict=True):
             try:
                 source.session = drafter.open(request)
@@ -174,6 +184,8 @@ class FuseSession:
         except Exception as error:
             _fault(source, error)
             return None
+        if source.suffix:
+            tree = replace(tree, sources=tuple(name + source.suffix for name in tree.sources))
         if context.adviser is not None:
             if len(tree):
                 tree = context.adviser.appraise(tree, context.tokens[-1])

@@ -92,7 +92,10 @@ def publish(
         remove_leftovers(root)
         stage("locked")
         build = root / f"{BUILD_PREFIX}{os.getpid()}"
-        build.mkdir()
+        try:
+            build.mkdir()
+        except OSError as error:
+            raise StoreError(f"{root} cannot be written ({error.strerror}).") from error
         try:
             default = Contents(parameters or {}, fingerprints or {})
             manifest = fill(build, kind, write, default, stage)

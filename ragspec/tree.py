@@ -145,7 +145,7 @@ def overlay(trees: Sequence[tuple[DraftTree, int]]) -> tuple[DraftTree, list[int
     those of the first tree that offers it. The result is deterministic where all trees are, else
     coupled: what a sampled tree promises about its law does not survive, so `q` is dropped.
     """
-    if len(trees) == 1 and trees[0][0].kind is not DraftKind.SAMPLED:
+    if len(trees) == 1 and trees[0][0].kind in (DraftKind.DETERMINISTIC, DraftKind.COUPLED):
         tree, bit = trees[0]
         return replace(tree, q=None), [bit] * len(tree)
     nodes = _Overlay()
@@ -243,6 +243,13 @@ def _check_shapes(tree: DraftTree, n: int) -> None:
         shape = getattr(tree, name).shape
         if shape != (n,):
             raise InputError(f"{name}: got shape {shape}, expected ({n},), one value per node.")
+        kind = getattr(tree, name).dtype.kind
+        if kind not in ("iuf" if name == "reach" else "iu"):
+            raise InputError(f"{name}: got {getattr(tree, name).dtype} values, expected numbers.")
+    if not all(isinstance(name, str) for name in tree.sources):
+        raise InputError(f"sources: got {tree.sources!r}, expected names.")
+    if tree.origin.dtype.kind not in "iu":
+        raise InputError(f"origin: got {tree.origin.dtype} values, expected whole numbers.")
     if tree.origin.shape != (n, 2):
         raise InputError(f"origin: got shape {tree.origin.shape}, expected ({n}, 2).")
     if tree.q is not None and tree.q.shape[0] != n + 1:

@@ -23,12 +23,13 @@ from ragspec.draft import (
     DraftTree,
     Ints,
     Step,
+    expect_drafter,
 )
 from ragspec.errors import InputError
 from ragspec.fuse import kind_of
 from ragspec.retrievers.provenance import check_all
 from ragspec.retrievers.sources import PATIENCE, Source, as_kind, faults_of
-from ragspec.tops import tell_prompt, wanted
+from ragspec.tops import reads_prompts, tell_prompt, wanted
 from ragspec.tree import keep_best, overlay, select
 
 RESERVE = 0.2
@@ -57,6 +58,8 @@ class Cascade:
                 f"got {len(drafters)} drafters and a reserve of {reserve}; expected at least one "
                 "drafter, and less than the whole budget reserved for the later ones."
             )
+        for drafter in drafters:
+            expect_drafter(drafter)
         self.name = name
         self.drafters = tuple(drafters)
         self.reserve = reserve
@@ -72,6 +75,11 @@ class Cascade:
     def top_logits(self) -> int:
         """How many of the target's best tokens its drafters want to see, see `tops`."""
         return wanted(self.drafters)
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether its drafters want to see those of the prompt too."""
+        return reads_prompts(self.drafters)
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
         """Raise StoreError where a drafter's store was made with another model or tokenizer."""
@@ -179,6 +187,11 @@ class Named:
         self.name = name
         self.kind = drafter.kind
         self.top_logits = wanted([drafter])
+        self.reads_prompt = reads_prompts([drafter])
+
+    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
+        """Raise StoreError where the drafter's store was made with another model or tokenizer."""
+        check_all([self.drafter], model, tokenizer)
 
     def open(self, request: DraftRequest) -> NamedSession:
         """Return the drafter's session, its trees under the new name."""

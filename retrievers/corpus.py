@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -30,6 +31,7 @@ from ragspec.retrievers.corpus_revision import LARGEST, Revision, create
 from ragspec.retrievers.corpus_text import Texts, Told, pieces, tokenized
 from ragspec.retrievers.corpus_writer import SEAL_TOKENS, CorpusWriter, check_model
 from ragspec.retrievers.fingerprints import model_fingerprint, tokenizer_fingerprint
+from ragspec.retrievers.provenance import check_prints, prints_of
 from ragspec.retrievers.segment import DEPTH, Accelerator, Segment
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ class CorpusIndex:
     def __init__(self, writer: CorpusWriter) -> None:
         self._writer = writer
         self._recording: list[Callable[[], None]] = []
+        # Not __del__: when the interpreter ends it would come too late to say anything.
+        weakref.finalize(self, _tell_lost, writer)
 
     @classmethod
     def build(
@@ -142,10 +146,11 @@ class CorpusIndex:
     def drafter(self, scope: str = GLOBAL, **options: Any) -> RestDrafter:
         """Return a drafter over what is visible in a scope; options: those of `RestDrafter`.
 
-        Compiled look-ups are loaded now, not in the midst of the first text.
+        Compiled look-ups are loaded now, not in the midst of the first text. Raises InputError.
         """
         from ragspec.retrievers.rest import RestDrafter
 
+        checked_scope(scope)
         self._writer.warm_up()
         return RestDrafter(self, scope, **options)
 
@@ -182,6 +187,12 @@ class CorpusIndex:
         stop = engine.on_finish(keep)
         self._recording.append(stop)
         return stop
+
+    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
+        """Raise StoreError where the corpus was made with another model or tokenizer."""
+        known = self._writer.view.catalogue
+        found = {"tokenizer": known.tokenizer, "model": known.model or self._writer.model}
+        check_prints(str(self.path), found, prints_of(model, tokenizer))
 
     def seal(self) -> None:
         """Write what was appended to disk now. Raises StoreError."""
@@ -244,20 +255,20 @@ class CorpusIndex:
             self._recording.pop()()
         self._writer.close()
 
-    def __del__(self) -> None:
-        lost = self._writer.unsaved if hasattr(self, "_writer") else 0
-        if lost:
-            warnings.warn(
-                f"{self.path} was never closed: {lost} appended tokens are lost.",
-                ResourceWarning,
-                stacklevel=1,
-            )
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *raised: object) -> None:
         self.close()
+
+
+def _tell_lost(writer: CorpusWriter) -> None:
+    if writer.unsaved:
+        warnings.warn(
+            f"{writer.root} was never closed: {writer.unsaved} appended tokens are lost.",
+            ResourceWarning,
+            stacklevel=2,
+        )
 
 
 def checked_scope(scope: str) -> str:

@@ -22,6 +22,7 @@ from ragspec.manifest import Verify
 from ragspec.retrievers.continuations import DraftOptions
 from ragspec.retrievers.corpus_catalogue import (
     GLOBAL,
+    Catalogue,
     Source,
     View,
     open_view,
@@ -175,6 +176,7 @@ class CorpusWriter:
         """Let readers see the newest generation, and forget the batch that it holds."""
         try:
             view = open_view(self.root, self._verify, self._accelerator, last=self.view)
+            self._check_same(view.catalogue)
         except StoreError:
             if sealed:
                 self.log.done()
@@ -185,8 +187,19 @@ class CorpusWriter:
             if sealed:
                 self.log.done()
 
+    def _check_same(self, found: Catalogue) -> None:
+        """Raise StoreError where somebody built the corpus again for another tokenizer."""
+        known = self.view.catalogue
+        ids = (known.tokenizer, known.vocab_size)
+        if (found.tokenizer, found.vocab_size) != ids:
+            raise StoreError(
+                f"{self.root} was built again meanwhile, with another tokenizer or vocabulary "
+                f"(now {found.vocab_size} ids, before {known.vocab_size}); open it again."
+            )
+
     def _add(self, revision: Revision, batch: Mapping[str, Sequence[Document]]) -> None:
         known = revision.catalogue
+        self._check_same(known)
         if self.model is not None:
             check_model(self.root, known.model, self.model)
             revision.catalogue = replace(known, model=self.model)

@@ -87,6 +87,11 @@ class HierarchyDrafter:
         """How many of the target's best tokens the context learns from."""
         return self.cascade.top_logits
 
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether the context learns from the prompt's best tokens too."""
+        return self.cascade.reads_prompt
+
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
         """Raise StoreError where a store was made with another model or tokenizer."""
         expected = prints_of(model, tokenizer)
@@ -102,6 +107,12 @@ class HierarchyDrafter:
 def opened(database: Database | None) -> HasDrafter | NGramPool | Drafter | None:
     """Return what a database names: itself, or the store in its folder."""
     if not isinstance(database, (str, Path)):
+        known = database is None or isinstance(database, (HasDrafter, NGramPool, Drafter))
+        if not known or isinstance(database, type):
+            raise InputError(
+                f"got {type(database).__name__} as a database; expected a corpus, an n-gram pool, "
+                "a drafter, the folder of a saved store, or None."
+            )
         return database
     if read_current(Path(database))[1].kind == KIND:
         return NGramPool.open(database)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,6 +102,12 @@ class RestDrafter:
             followed=tuple(followed),
             followed_after_miss=tuple(followed_after_miss),
         )
+
+    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
+        """Raise StoreError where the corpus was made with another model or tokenizer."""
+        check = getattr(self.corpus, "fits", None)
+        if check is not None:
+            check(model, tokenizer)
 
     def open(self, request: DraftRequest) -> RestSession:
         """Return a session over what the corpus holds now; later text is for later requests.

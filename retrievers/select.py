@@ -12,7 +12,7 @@ it reaches the end of the text. Thresholds are the paper's code's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from ragspec.draft import (
     DraftContext,
@@ -22,14 +22,16 @@ from ragspec.draft import (
     DraftTree,
     Ints,
     Step,
+    expect_drafter,
 )
 from ragspec.errors import InputError
 from ragspec.fuse import kind_of
 from ragspec.retrievers.automaton import ROOT_STATE
 from ragspec.retrievers.context_index import ContextIndex
 from ragspec.retrievers.lookup import chain_reach
+from ragspec.retrievers.provenance import check_all
 from ragspec.retrievers.sources import PATIENCE, Source, as_kind, faults_of
-from ragspec.tops import wanted
+from ragspec.tops import reads_prompts, wanted
 
 
 class MatchDrafter:
@@ -141,6 +143,8 @@ class Select:
             )
         self.sources = tuple(sources)
         self.fallback = fallback
+        for drafter in self.drafters:
+            expect_drafter(drafter)
         self.by = by
         self.threshold = threshold
         self.patience = patience
@@ -161,6 +165,15 @@ class Select:
     def top_logits(self) -> int:
         """How many of the target's best tokens its drafters want to see, see `tops`."""
         return wanted(self.drafters)
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether its drafters want to see those of the prompt too."""
+        return reads_prompts(self.drafters)
+
+    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
+        """Raise StoreError where a drafter's store was made with another model or tokenizer."""
+        check_all(self.drafters, model, tokenizer)
 
     def open(self, request: DraftRequest) -> SelectSession:
         """Return a session that holds one session of every drafter."""

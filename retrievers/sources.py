@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ragspec.draft import (
     DraftContext,
@@ -23,10 +23,12 @@ from ragspec.draft import (
     DraftTree,
     Ints,
     Step,
+    expect_drafter,
 )
 from ragspec.errors import InputError
 from ragspec.fuse import Fuse
-from ragspec.tops import tell_prompt, wanted
+from ragspec.retrievers.provenance import check_all
+from ragspec.tops import reads_prompts, tell_prompt, wanted
 from ragspec.tree import merge
 
 if TYPE_CHECKING:
@@ -53,11 +55,17 @@ class Timely:
     def __init__(self, drafter: Drafter, patience: float | None = PATIENCE) -> None:
         if patience is not None and patience <= 0:
             raise InputError(f"got a patience of {patience} s; expected more, or None for no limit")
+        expect_drafter(drafter)
         self.drafter = drafter
         self.name = drafter.name
         self.kind = drafter.kind
         self.top_logits = wanted([drafter])
+        self.reads_prompt = reads_prompts([drafter])
         self.patience = patience
+
+    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
+        """Raise StoreError where the drafter's store was made with another model or tokenizer."""
+        check_all([self.drafter], model, tokenizer)
 
     def open(self, request: DraftRequest) -> TimelySession:
         """Return the drafter's session, watched."""

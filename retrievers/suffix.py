@@ -14,6 +14,7 @@ often copies of this match length hold, and by what the target accepted so far.
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from typing import Any
 
 import numpy as np
 
@@ -26,13 +27,15 @@ from ragspec.draft import (
     DraftTree,
     Ints,
     Step,
+    expect_drafter,
 )
 from ragspec.errors import InputError
 from ragspec.fuse import kind_of
 from ragspec.retrievers.context import FOLLOWS
 from ragspec.retrievers.context_index import ContextIndex
+from ragspec.retrievers.provenance import check_all
 from ragspec.retrievers.sources import PATIENCE, Source, as_kind, faults_of
-from ragspec.tops import wanted
+from ragspec.tops import reads_prompts, wanted
 from ragspec.tree import keep_best
 
 _LONGEST = len(FOLLOWS) - 1
@@ -70,6 +73,8 @@ class SuffixDrafter:
                 f"got factor {factor}, depth {depth}, least {least}, score {score!r}; expected "
                 "factor >= 0, depth >= 1, a probability, and 'counts' or 'reach'."
             )
+        if past is not None:
+            expect_drafter(past)
         self.past = past
         self.factor = factor
         self.offset = offset
@@ -87,6 +92,15 @@ class SuffixDrafter:
     def top_logits(self) -> int:
         """How many of the target's best tokens `past` wants to see, see `tops`."""
         return wanted([self.past])
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether `past` wants to see those of the prompt too."""
+        return reads_prompts([self.past])
+
+    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
+        """Raise StoreError where the store of the past is of another model or tokenizer."""
+        check_all([self.past], model, tokenizer)
 
     def cap(self, matched: int, budget: int) -> int:
         """Return the most nodes that a match of that many tokens may give."""

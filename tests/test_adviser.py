@@ -113,3 +113,21 @@ def test_nothing_is_left_of_a_step_that_was_never_learned() -> None:
     claims.appraise(SURE, 0)
     assert claims.used and claims.learn((1, 2, 3)) == 2
     assert not claims.used and claims.learn((1, 2, 3)) == 0
+
+
+def test_a_source_that_proposes_nothing_takes_no_credit_for_the_next_one() -> None:
+    experience = Experience()
+    for source in ("silent", "model"):
+        experience.source(source).cost.learn(8, PLAIN)
+    economy = Economy(experience, probe_share=0.0)
+    for _ in range(3):
+        economy.begin(rate=1.0 / PLAIN, plain=PLAIN, budget=32)
+        assert economy.allowance("silent", 32)
+        economy.spent("silent", PLAIN)
+        assert economy.allowance("failing", 32)  # nothing is spent where it fails
+        assert economy.allowance("model", 32)
+        economy.appraise(OTHER, 0)
+        economy.spent("model", PLAIN)
+        economy.learn((5, 6, 7, 8))
+    gains = {name: experience.source(name).gains[0] for name in ("silent", "failing", "model")}
+    assert gains == {"silent": 0.0, "failing": 0.0, "model": 3.0}

@@ -186,3 +186,16 @@ def test_another_thread_may_bring_a_new_source_at_any_moment() -> None:
     calibration.tables |= {"a": Meddled(), "b": Meddled()}
     calibration.fade(0.5)
     assert set(calibration.to_dict()["tables"]) >= {"a", "b", "source 2", "source 3"}
+
+
+@pytest.mark.parametrize(
+    "place, value", [(0, -1.0), (1, math.inf), (2, math.nan), (3, 9.0), (3, -1)]
+)
+def test_counts_that_would_make_reach_grow_downwards_are_refused(place: int, value: float) -> None:
+    calibration = Calibration()
+    calibration.learn(calibration.appraise(chain(3, 0.9)), (0, 1, 9))
+    entry = calibration.to_dict()
+    assert Calibration.from_dict(entry).to_dict() == entry
+    entry["tables"]["a"]["cells"][str(POOL)][place] = value
+    with pytest.raises(ValueError, match="counts"):
+        Calibration.from_dict(entry)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -207,6 +209,44 @@ def test_text_that_is_lost_is_told(tmp_path: Path) -> None:
     store.append([1, 2, 3], scope="global")
     with pytest.warns(ResourceWarning, match="4 appended tokens are lost"):
         del store
+    code = (
+        "import sys; from ragspec.retrievers import CorpusIndex\n"
+        "store = CorpusIndex.open(sys.argv[1], accelerator='numpy')\n"
+        "store.append([1, 2, 3], scope='global')"
+    )
+    command = [sys.executable, "-W", "always", "-c", code, str(tmp_path / "c")]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert "4 appended tokens are lost" in told
+    assert "Traceback" not in told
+
+
+def test_a_corpus_built_again_for_another_tokenizer_takes_and_gives_nothing(tmp_path: Path) -> None:
+    store = build(tmp_path / "c", [[1, 2, 3]])
+    store.append([4, 5, 6], scope="global")
+    CorpusIndex.build([[7, 7]], None, tmp_path / "c", vocab_size=50, accelerator="numpy").close()
+    for change in (store.seal, store.refresh):
+        with pytest.raises(StoreError, match="built again meanwhile"):
+            change()
+    assert text_of(store) == [[1, 2, 3], [4, 5, 6]]
+    assert text_of(reopen(tmp_path / "c")) == [[7, 7]]
+    store._writer.log.take()  # so that nothing is left to be told
+
+
+def test_a_scope_that_no_store_keeps_is_no_scope_to_draft_for(store: CorpusIndex) -> None:
+    for scope in ("", " ", "request", None):
+        with pytest.raises(InputError, match="scope"):
+            store.drafter(scope)  # type: ignore[arg-type]
+
+
+def test_a_corpus_knows_whom_it_fits(tmp_path: Path) -> None:
+    text, model = tiny.tokenizer(), tiny.model()
+    with CorpusIndex.build(["abc"], text, tmp_path / "c", model=model) as store:
+        store.fits()
+        store.fits(model, text)
+        with pytest.raises(StoreError, match="another tokenizer"):
+            store.fits(model, tiny.bpe_tokenizer())
+        with pytest.raises(StoreError, match="another model"):
+            store.fits(tiny.model(seed=1), text)
 
 
 def test_the_drafter_compiles_before_the_first_text(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -90,3 +91,15 @@ def test_a_damaged_entry_is_refused(name: str) -> None:
     del entry[name]
     with pytest.raises(KeyError):
         Experience.from_dict(entry)
+
+
+@pytest.mark.parametrize(
+    "sums", [[1, 1, 0, 0, 0], [1, 1, 1, 1, math.nan], [-1, 1, 1, 1, 1], [1, 2, 3], ["x"] * 5, None]
+)
+def test_sums_that_no_times_add_up_to_are_refused(sums: object) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        DraftCost.from_list(sums)
+    cost = DraftCost()
+    for nodes in (8, 8, 4, 64, 8):
+        cost.learn(nodes, 1.0)
+        assert DraftCost.from_list(cost.sums) == cost

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from ragspec.adviser import Claims
+from ragspec.calibration import Calibration
 from ragspec.draft import DraftContext, Drafter, DraftKind, DraftRequest, DraftTree, Step
 from ragspec.errors import InputError
 from ragspec.fuse import FAULTS_ALLOWED, Fuse
@@ -139,3 +141,19 @@ def test_sources_hear_of_steps_and_rollbacks() -> None:
 def test_no_source_at_all_is_refused() -> None:
     with pytest.raises(InputError, match="no drafter"):
         Fuse([])
+
+
+def test_sources_of_one_name_are_told_apart() -> None:
+    liar, honest = chain([9], "rest", [0.9]), chain([1], "rest", [0.9])
+    session = Fuse([Fixed(each, "rest") for each in (liar, honest, fail)]).open(REQUEST)
+    claims = Claims(Calibration())
+    with pytest.warns(RuntimeWarning, match="'rest 3' is switched off"):
+        for _ in range(20):
+            tree = session.propose(replace(PLACE, adviser=claims), 8)
+            claims.learn((1, 5))
+    assert dict(zip(tree.tokens.tolist(), tree.reach.tolist(), strict=True)) == {
+        9: pytest.approx(0.0, abs=0.2),
+        1: pytest.approx(1.0, abs=0.1),
+    }
+    assert tree.sources == ("rest", "rest 2")
+    assert session.faults == {"rest 3": FAULTS_ALLOWED}

@@ -9,7 +9,14 @@ import pytest
 
 from ragspec.engine import Engine
 from ragspec.errors import InputError, StoreError, UnknownNameError
-from ragspec.pipelines.methods import METHODS, Sources, build_method, open_sources
+from ragspec.pipelines.methods import (
+    METHODS,
+    Sources,
+    build_method,
+    compose,
+    drafts_with_model,
+    open_sources,
+)
 from ragspec.retrievers.corpus import CorpusIndex
 from tests import tiny
 
@@ -81,3 +88,32 @@ def test_stores_are_opened_by_path(sources: Sources, tmp_path: Path) -> None:
     opened.corpus.close()
     with pytest.raises(StoreError):
         open_sources(None, tmp_path / "nothing")
+
+
+def test_what_the_command_line_asks_for_is_composed(sources: Sources) -> None:
+    assert compose(None, sources) is None
+    assert compose("context", Sources()).name == "context"
+    assert [each.name for each in compose(["lookup", "rest"], sources)] == [
+        "lookup",
+        "history",
+        "corpus",
+    ]
+    assert drafts_with_model("rasd") and drafts_with_model(["lookup", "model"])
+    assert not drafts_with_model("auto") and not drafts_with_model(None)
+
+
+def test_a_store_that_nobody_reads_and_a_name_that_nobody_has_are_refused(sources: Sources) -> None:
+    with pytest.raises(InputError, match="context does not draft from stores"):
+        compose("context", sources)
+    with pytest.raises(UnknownNameError, match="nope"):
+        compose("nope", sources)
+    with pytest.raises(InputError, match="rest got no store"):
+        compose("rest", Sources())
+
+
+def test_a_foreign_corpus_is_refused_when_the_engine_is_built(tmp_path: Path) -> None:
+    with CorpusIndex.build(["some text"], tiny.tokenizer(), tmp_path / "c") as store:
+        model = tiny.model("llama", vocab_size=320)
+        with pytest.raises(StoreError, match="another tokenizer"):
+            Engine(model, tiny.bpe_tokenizer(), drafter=store.drafter())
+        Engine(tiny.model("llama"), tiny.tokenizer(), drafter=store.drafter())

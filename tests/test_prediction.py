@@ -56,6 +56,7 @@ def test_the_end_of_the_prompt_leads_into_it() -> None:
     ("form", "message"),
     [
         (3.5, "float as a prediction; expected a text"),
+        (b"abc", "bytes as a prediction; expected a text"),
         ([1, "x"], "list as a prediction"),
         ({"content": None}, "without text"),
         ([[tiny.VOCAB]], "token id 97; expected 0 to 96"),

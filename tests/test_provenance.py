@@ -1,10 +1,25 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
-from ragspec.errors import StoreError
+from ragspec.engine import Engine
+from ragspec.errors import InputError, StoreError
+from ragspec.fuse import Fuse
+from ragspec.retrievers.auto import auto_drafter
+from ragspec.retrievers.cascade import Cascade, Named
+from ragspec.retrievers.context import ContextDrafter
 from ragspec.retrievers.fingerprints import model_fingerprint, tokenizer_fingerprint
+from ragspec.retrievers.hierarchy import HierarchyDrafter
+from ragspec.retrievers.neighbours import NeighbourTable
 from ragspec.retrievers.provenance import check_all, check_prints, prints_of
+from ragspec.retrievers.rasd import Rasd
+from ragspec.retrievers.recycling import NeighbourDrafter
+from ragspec.retrievers.select import MatchDrafter, Select
+from ragspec.retrievers.suffix import SuffixDrafter
+from ragspec.tops import reads_prompts
 from tests import tiny
 
 
@@ -40,3 +55,47 @@ def test_only_drafters_that_know_are_asked() -> None:
     drafter = Drafter()
     check_all([object(), drafter], "m", "t")
     assert drafter.asked == [("m", "t")]
+
+
+HOLDERS: dict[str, Callable[[Any], Any]] = {
+    "list": lambda drafter: [ContextDrafter(), drafter],
+    "fuse": lambda drafter: Fuse([ContextDrafter(), drafter]),
+    "auto": auto_drafter,
+    "rasd": lambda drafter: Rasd(ContextDrafter(), [drafter]),
+    "select": lambda drafter: Select([MatchDrafter()], drafter),
+    "suffix": SuffixDrafter,
+    "suffix of several": lambda drafter: SuffixDrafter(Fuse([drafter, ContextDrafter()])),
+    "cascade": lambda drafter: Cascade([ContextDrafter(), drafter]),
+    "named": lambda drafter: Named(drafter, "other"),
+    "hierarchy": lambda drafter: HierarchyDrafter(corpus=drafter, lookahead=False),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_whoever_holds_a_drafter_of_another_model_it_is_refused(holder: str) -> None:
+    table = NeighbourTable(tiny.VOCAB)
+    table.fingerprints = prints_of(tiny.model(seed=1))
+    drafter = HOLDERS[holder](NeighbourDrafter(table))
+    Engine(tiny.model(seed=1), drafter=drafter, budget=4)
+    with pytest.raises(StoreError, match="made with another model"):
+        Engine(tiny.model(seed=2), drafter=drafter, budget=4)
+
+
+@pytest.mark.parametrize("holder", sorted(HOLDERS.keys() - {"list", "auto"}))
+def test_whoever_holds_a_drafter_tells_whether_it_reads_the_prompt(holder: str) -> None:
+    for reads in (True, False):
+        drafter = HOLDERS[holder](NeighbourDrafter(reads_prompt=reads))
+        assert reads_prompts([drafter]) is reads
+
+
+@pytest.mark.parametrize("wrong", ["context", ContextDrafter, 3])
+@pytest.mark.parametrize("holder", sorted(HOLDERS.keys() - {"named"}))
+def test_whoever_holds_something_else_than_a_drafter_says_so(holder: str, wrong: Any) -> None:
+    if (holder, wrong) == ("list", "context"):
+        return  # a name is fine there
+    if (holder, wrong) == ("hierarchy", "context"):
+        with pytest.raises(StoreError, match="holds no store"):
+            HOLDERS[holder](wrong)
+        return
+    with pytest.raises(InputError, match="expected"):
+        Engine(tiny.model(), drafter=HOLDERS[holder](wrong), budget=4)

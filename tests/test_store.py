@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -237,3 +238,16 @@ def test_damage_to_a_carried_file_is_not_made_official(tmp_path: Path) -> None:
     (tmp_path / "gen-000002" / "inner/more.txt").unlink()
     with pytest.raises(StoreError, match="missing"):
         carried_on(tmp_path, "three")
+
+
+@pytest.mark.parametrize("blocked", ["LOCK", "build"])
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, blocked: str) -> None:
+    # Stands for a folder that may only be read, which nobody can be kept from as root.
+    root = tmp_path / "s"
+    root.mkdir()
+    if blocked == "LOCK":
+        (root / "LOCK").mkdir()
+    else:
+        (root / f".build-{os.getpid()}").write_bytes(b"")
+    with pytest.raises(StoreError, match="cannot be written"):
+        publish(root, "kind", lambda folder: None)

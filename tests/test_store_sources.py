@@ -119,3 +119,10 @@ def test_prompts_are_texts_turns_or_ids(tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_text("a")
     with pytest.raises(DocumentError, match="no rows"):
         list(read_prompts(tmp_path / "p.txt"))
+
+
+@pytest.mark.parametrize("wrong", [3, None, "", [], [1.5], ["a", "b"], {"a": 1}, [1, {"a": 1}]])
+def test_what_is_no_prompt_is_told_with_its_row(tmp_path: Path, wrong: Any) -> None:
+    path = write_rows(tmp_path / "p.jsonl", [{"prompt": "a"}, {"prompt": wrong}])
+    with pytest.raises((DocumentError, InputError), match="row 2"):
+        list(read_prompts(path))

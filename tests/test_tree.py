@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -186,6 +187,12 @@ GOOD = DraftTree.build([1, 2, 2], [-1, 0, -1], "a")
         (replace(GOOD, source=np.array([0, 1, 0])), "source"),
         (replace(GOOD, reach=np.array([1, np.nan, 1], dtype=np.float32)), "reach"),
         (replace(GOOD, q=torch.zeros(3, 5)), "q: got 3 rows, expected 4"),
+        (replace(GOOD, tokens=GOOD.tokens.astype(float)), "tokens: got float64 values"),
+        (replace(GOOD, parents=GOOD.parents.astype(float)), "parents: got float64 values"),
+        (replace(GOOD, source=GOOD.source.astype(float)), "source: got float64 values"),
+        (replace(GOOD, reach=GOOD.reach.astype(complex)), "reach: got complex128 values"),
+        (replace(GOOD, origin=np.full((3, 2), None)), "origin: got object values"),
+        (replace(GOOD, sources=cast(Any, ([],))), "sources: got"),
     ],
 )
 def test_check_names_the_broken_promise(bad: DraftTree, message: str) -> None:
