@@ -120,9 +120,9 @@ def _rasd(sources: Sources) -> Drafters:
 
 
 def _auto(sources: Sources) -> Drafters:
-    from ragspec.retrievers.auto import auto_drafter
+    from ragspec.retrievers.auto import AutoDrafter
 
-    drafter = auto_drafter(*sources.past())
+    drafter = AutoDrafter(*sources.past())
     return [drafter, *sources.models()] if sources.models() else drafter
 
 

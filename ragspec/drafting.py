@@ -45,7 +45,9 @@ def build_drafter(
 
 def _flat(drafter: Drafter) -> Sequence[Drafter]:
     """Return the sources of a plain fusion, so that all sources meet in one."""
-    return drafter.drafters if type(drafter) is Fuse else (drafter,)
+    if isinstance(drafter, Fuse) and drafter.open_to_more:
+        return drafter.drafters
+    return (drafter,)
 
 
 def _one(item: Any) -> Drafter:

@@ -40,6 +40,8 @@ class Fuse:
     Raises InputError where there is no drafter, or something else than one.
     """
 
+    open_to_more = True  # whether an engine may join further sources with its own, as equals
+
     def __init__(self, drafters: Sequence[Drafter], name: str = "fuse") -> None:
         if not drafters:
             raise InputError("got no drafter to fuse; expected at least one.")

@@ -17,7 +17,7 @@ NAMES: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
     {
         "drafter": MappingProxyType(
             {
-                "auto": "ragspec.retrievers.auto:auto_drafter",
+                "auto": "ragspec.retrievers.auto:AutoDrafter",
                 "context": "ragspec.retrievers.context:ContextDrafter",
                 "hierarchy": "ragspec.retrievers.hierarchy:HierarchyDrafter",
                 "lookup": "ragspec.retrievers.lookup:LookupDrafter",

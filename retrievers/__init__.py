@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ragspec.retrievers.auto import auto_drafter as auto_drafter
+    from ragspec.retrievers.auto import AutoDrafter as AutoDrafter
     from ragspec.retrievers.cascade import Cascade as Cascade
     from ragspec.retrievers.context import ContextDrafter as ContextDrafter
     from ragspec.retrievers.context_index import ContextIndex as ContextIndex
@@ -67,7 +67,7 @@ _WHERE = {
     "SparseIndex": "sparse",
     "SuffixDrafter": "suffix",
     "as_retriever": "search",
-    "auto_drafter": "auto",
+    "AutoDrafter": "auto",
     "load_document": "documents",
     "load_documents": "documents",
     "load_embedder": "dense",
@@ -75,6 +75,7 @@ _WHERE = {
 }
 
 __all__ = [
+    "AutoDrafter",
     "Cascade",
     "Collection",
     "ContextDrafter",
@@ -101,7 +102,6 @@ __all__ = [
     "SparseIndex",
     "SuffixDrafter",
     "as_retriever",
-    "auto_drafter",
     "load_document",
     "load_documents",
     "load_embedder",

@@ -13,10 +13,13 @@ from ragspec.retrievers.context import ContextDrafter
 from ragspec.retrievers.recycling import NeighbourDrafter
 
 
-def auto_drafter(*stores: Drafter) -> Fuse:
-    """Return the context, then the stores' drafters, then the target's second choices, fused.
+class AutoDrafter(Fuse):
+    """The context, then the stores' drafters, then the target's second choices, fused.
 
     The second choices are learned while writing only: at the prompt they would cost the prefill a
     pass of the output head over every token.
     """
-    return Fuse([ContextDrafter(), *stores, NeighbourDrafter(reads_prompt=False)], name="auto")
+
+    def __init__(self, *stores: Drafter) -> None:
+        sources = [ContextDrafter(), *stores, NeighbourDrafter(reads_prompt=False)]
+        super().__init__(sources, name="auto")

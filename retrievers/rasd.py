@@ -43,6 +43,8 @@ class Rasd(Fuse):
     Raises InputError where there is no retriever, and for settings outside their range.
     """
 
+    open_to_more = False
+
     def __init__(
         self,
         drafter: Drafter,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ def model(seed: int = 0, **overrides: Any) -> Any:
 
 def alike(weight: float = 0.04) -> Any:
     """Return a model that is the tiny target with its weights a little off."""
-    made, other = model(), model(1).state_dict()
+    made, other = copy.deepcopy(model()), model(1).state_dict()  # models are shared by tests
     mixed = {k: (1 - weight) * v + weight * other[k] for k, v in made.state_dict().items()}
     made.load_state_dict(mixed)
     return made

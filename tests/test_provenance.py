@@ -8,7 +8,7 @@ import pytest
 from ragspec.engine import Engine
 from ragspec.errors import InputError, StoreError
 from ragspec.fuse import Fuse
-from ragspec.retrievers.auto import auto_drafter
+from ragspec.retrievers.auto import AutoDrafter
 from ragspec.retrievers.cascade import Cascade, Named
 from ragspec.retrievers.context import ContextDrafter
 from ragspec.retrievers.fingerprints import model_fingerprint, tokenizer_fingerprint
@@ -60,7 +60,7 @@ def test_only_drafters_that_know_are_asked() -> None:
 HOLDERS: dict[str, Callable[[Any], Any]] = {
     "list": lambda drafter: [ContextDrafter(), drafter],
     "fuse": lambda drafter: Fuse([ContextDrafter(), drafter]),
-    "auto": auto_drafter,
+    "auto": AutoDrafter,
     "rasd": lambda drafter: Rasd(ContextDrafter(), [drafter]),
     "select": lambda drafter: Select([MatchDrafter()], drafter),
     "suffix": SuffixDrafter,
