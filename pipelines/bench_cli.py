@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ragspec.pipelines.bench_modes import KNOWN, MODES
+from ragspec.pipelines.bench_store import store
 from ragspec.pipelines.options import be_quiet, checked_output
 
 TABLE_WIDTH = 120
@@ -20,6 +21,9 @@ app = typer.Typer(no_args_is_help=True, help="Measure side by side with peers in
 @app.callback()
 def bench() -> None:
     """Measure side by side with peers in one run."""
+
+
+app.command()(store)
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,9 +97,11 @@ def resident_bytes(peak: bool = False) -> int:
         return 0
     import resource
 
-    status = Path("/proc/self/statm")
-    if not peak and status.exists():
-        return int(status.read_text().split()[1]) * resource.getpagesize()
+    status = Path("/proc/self/status")
+    if status.exists():  # getrusage's peak would count the parent before the fork
+        key = "VmHWM:" if peak else "VmRSS:"
+        line = next(line for line in status.read_text().splitlines() if line.startswith(key))
+        return int(line.split()[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

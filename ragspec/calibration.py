@@ -16,13 +16,15 @@ a draft that was cut or not verified at all teaches as much as one that was.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ragspec.cells import POOL, Cell, Table, place_of
+from ragspec.cells import BINS, EDGES, POOL, Cell, Table, cell_of, numbers_of, place_of
 from ragspec.draft import DraftKind, DraftTree
 
+STEADY, MANY = 0.995, 20.0  # decay and prior of what was reached: all nodes count, not only few
 UNKNOWN = -1  # the token before the root where it is not told
 DRAWN = (DraftKind.SAMPLED, DraftKind.SAMPLED_WITHOUT_REPLACEMENT)
 
@@ -56,6 +58,32 @@ class Calibration:
     prior: float = 3.0
     decay: float = 0.98
     tables: dict[str, Table] = field(default_factory=dict)
+    reached: list[Cell] = field(default_factory=lambda: [Cell() for _ in range(BINS)])
+
+    def foresee(self, tree: DraftTree) -> list[float]:
+        """Return the reach [N] of a tree as trees with such claims were reached by the text.
+
+        What is chosen among many claims is too good to be true, and along a path it adds up.
+        """
+        seen: list[float] = []
+        for parent, claim in zip(tree.parents.tolist(), tree.reach.tolist(), strict=True):
+            value = self.reached[bisect_right(EDGES, claim)].apply(claim)
+            seen.append(value if parent < 0 else min(value, seen[parent]))
+        return seen
+
+    def look_back(self, tree: DraftTree, tokens: Sequence[int]) -> None:
+        """Count which nodes of a verified tree the emitted tokens reached."""
+        depths = {-1: 0}
+        for node, (parent, token, claim) in enumerate(
+            zip(tree.parents.tolist(), tree.tokens.tolist(), tree.reach.tolist(), strict=True)
+        ):
+            depth = depths.get(parent)
+            hit = depth is not None and depth < len(tokens) and tokens[depth] == token
+            if hit and depth is not None:
+                depths[node] = depth + 1
+            self.reached[bisect_right(EDGES, claim)].count(min(claim, 1.0), hit, STEADY)
+        for cell in self.reached:
+            cell.correct(MANY)
 
     def appraise(self, tree: DraftTree, root: int = UNKNOWN) -> Appraisal:
         """Return the corrected reach of every node; never more than the reach of its parent.
@@ -131,7 +159,8 @@ class Calibration:
     def to_dict(self) -> dict[str, Any]:
         """Return everything that was learned, for JSON."""
         tables = {name: table.to_dict() for name, table in list(self.tables.items())}
-        return {"prior": self.prior, "decay": self.decay, "tables": tables}
+        reached = [numbers_of(cell) for cell in self.reached]
+        return {"prior": self.prior, "decay": self.decay, "tables": tables, "reached": reached}
 
     @classmethod
     def from_dict(cls, entry: dict[str, Any]) -> Calibration:
@@ -139,6 +168,9 @@ class Calibration:
         new = cls(prior=float(entry["prior"]), decay=float(entry["decay"]))
         for name, table in entry["tables"].items():
             new.tables[str(name)] = Table.from_dict(table, f"source {name!r}")
+        new.reached = [cell_of(numbers) for numbers in entry["reached"]]
+        if len(new.reached) != BINS:
+            raise ValueError(f"{len(new.reached)} cells of what was reached, expected {BINS}")
         return new
 
     def _table(self, source: str) -> Table:

@@ -101,8 +101,8 @@ class Table:
     def to_dict(self) -> dict[str, Any]:
         """Return the cells that hold anything, for JSON."""
         return {
-            "cells": {str(i): _numbers(c) for i, c in enumerate(self.cells) if c != Cell()},
-            "ends": {str(i): _numbers(c) for i, c in list(self.ends.items()) if c != Cell()},
+            "cells": {str(i): numbers_of(c) for i, c in enumerate(self.cells) if c != Cell()},
+            "ends": {str(i): numbers_of(c) for i, c in list(self.ends.items()) if c != Cell()},
         }
 
     @classmethod
@@ -116,16 +116,18 @@ class Table:
                     f"got cell {place} of the calibration of {what}, expected 0 .. {CELLS - 1}. "
                     "Make the profile again with this version."
                 )
-            new.cells[place] = _cell(numbers)
-        new.ends = {int(key): _cell(numbers) for key, numbers in entry["ends"].items()}
+            new.cells[place] = cell_of(numbers)
+        new.ends = {int(key): cell_of(numbers) for key, numbers in entry["ends"].items()}
         return new
 
 
-def _numbers(cell: Cell) -> list[float]:
+def numbers_of(cell: Cell) -> list[float]:
+    """Return a cell for JSON."""
     return [cell.trials, cell.hits, cell.claimed, cell.factor]
 
 
-def _cell(numbers: Any) -> Cell:
+def cell_of(numbers: Any) -> Cell:
+    """Return what `numbers_of` gave; raises ValueError or TypeError on anything else."""
     trials, hits, claimed, factor = map(float, numbers)
     # Beyond these bounds a claim would grow past that of the node above it.
     if not (0.0 <= factor <= 2.001 and all(0.0 <= n < inf for n in (trials, hits, claimed))):

@@ -107,7 +107,7 @@ class GoodputSession:
         experience = self.experience
         if len(tree) and not self.adviser.used:  # a drafter that asked for no advice
             tree = self.adviser.appraise(tree, UNKNOWN)
-        reach = tree.reach.tolist()
+        reach = experience.calibration.foresee(tree)
         order = best_first(reach)
         gains, net = self._nets(reach, order, length)
         best = max(range(len(net)), key=net.__getitem__)
@@ -141,6 +141,7 @@ class GoodputSession:
         if not self.settings.learns:
             return
         experience, spent = self.experience, step.milliseconds
+        experience.calibration.look_back(step.tree, step.tokens)
         if "verify" in spent:
             self.cost.refine(size + 1, length, spent["verify"] / 1000.0)
         host = self._before if "host" not in spent else spent  # it may be known a step late

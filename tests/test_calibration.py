@@ -140,7 +140,7 @@ def test_round_trip_is_exact_and_a_copy_is_apart() -> None:
 
 def test_a_foreign_table_is_refused() -> None:
     table = {"cells": {"999": [0, 0, 0, 1]}, "ends": {}}
-    entry = {"prior": 3.0, "decay": 0.98, "tables": {"a": table}}
+    entry = {"prior": 3.0, "decay": 0.98, "tables": {"a": table}, "reached": []}
     with pytest.raises(InputError, match="got cell 999"):
         Calibration.from_dict(entry)
 
@@ -199,3 +199,25 @@ def test_counts_that_would_make_reach_grow_downwards_are_refused(place: int, val
     entry["tables"]["a"]["cells"][str(POOL)][place] = value
     with pytest.raises(ValueError, match="counts"):
         Calibration.from_dict(entry)
+
+
+def test_what_was_chosen_among_many_claims_is_seen_as_it_was_reached() -> None:
+    calibration, random = Calibration(), np.random.default_rng(1)
+    tree = DraftTree.build([1, 2, 3], [-1, 0, -1], "a", reach=[0.8, 0.6, 0.2])
+    assert calibration.foresee(tree) == pytest.approx([0.8, 0.6, 0.2])
+    for _ in range(400):
+        draw = random.random()
+        calibration.look_back(tree, (1, 2, 9) if draw < 0.3 else (1, 9) if draw < 0.5 else (3, 9))
+    assert calibration.foresee(tree) == pytest.approx([0.5, 0.3, 0.5], abs=0.1)
+    copy = calibration.copy()
+    assert copy.foresee(tree) == calibration.foresee(tree)
+
+
+@given(trees(), st.lists(st.integers(0, 12), max_size=6))
+def test_what_is_foreseen_never_grows_downwards(tree: DraftTree, tokens: list[int]) -> None:
+    calibration = Calibration()
+    for _ in range(3):
+        calibration.look_back(tree, tokens)
+    seen = calibration.foresee(tree)
+    for value, parent in zip(seen, tree.parents.tolist(), strict=True):
+        assert 0.0 <= value <= (seen[parent] if parent >= 0 else 1.0)
