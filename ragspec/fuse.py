@@ -8,11 +8,11 @@ pruned by a draft model's law. A source that fails never breaks the text: it is 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
 
+from ragspec.combined import Combined, kind_of
 from ragspec.draft import (
     DraftContext,
     Drafter,
@@ -25,13 +25,13 @@ from ragspec.draft import (
     expect_drafter,
 )
 from ragspec.errors import InputError
-from ragspec.tops import reads_prompts, tell_prompt, wanted
+from ragspec.tops import tell_prompt
 from ragspec.tree import check, keep_best, merge
 
 FAULTS_ALLOWED = 3
 
 
-class Fuse:
+class Fuse(Combined):
     """Drafts with several drafters at once; with one alone, its trees pass unchanged.
 
     drafters: in order of trust: where two offer the same node, the first is named as its source.
@@ -48,39 +48,21 @@ class Fuse:
         for drafter in drafters:
             expect_drafter(drafter)
         self.name = name
-        self.drafters = tuple(drafters)
+        self._drafters = tuple(drafters)
+
+    @property
+    def drafters(self) -> tuple[Drafter, ...]:
+        """The drafters that are fused."""
+        return self._drafters
 
     @property
     def kind(self) -> DraftKind:
         """The kind of the fused tree."""
         return self.drafters[0].kind if len(self.drafters) == 1 else kind_of(self.drafters)
 
-    @property
-    def top_logits(self) -> int:
-        """How many of the target's best tokens its drafters want to see, see `tops`."""
-        return wanted(self.drafters)
-
-    @property
-    def reads_prompt(self) -> bool:
-        """Whether its drafters want to see those of the prompt too."""
-        return reads_prompts(self.drafters)
-
-    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
-        """Let every drafter over a store raise StoreError where that is of another model."""
-        for drafter in self.drafters:
-            check = getattr(drafter, "fits", None)
-            if check is not None:
-                check(model, tokenizer)
-
     def open(self, request: DraftRequest) -> FuseSession:
         """Return a session that holds one session of every drafter."""
         return FuseSession(self.drafters, request)
-
-
-def kind_of(drafters: Iterable[Drafter]) -> DraftKind:
-    """Return the kind of trees made from these: deterministic where all are, else coupled."""
-    plain = all(drafter.kind is DraftKind.DETERMINISTIC for drafter in drafters)
-    return DraftKind.DETERMINISTIC if plain else DraftKind.COUPLED
 
 
 @dataclass(slots=True)

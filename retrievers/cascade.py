@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from ragspec.combined import Combined
 from ragspec.draft import (
     DraftContext,
     Drafter,
-    DraftKind,
     DraftRequest,
     DraftSession,
     DraftTree,
@@ -26,7 +26,6 @@ from ragspec.draft import (
     expect_drafter,
 )
 from ragspec.errors import InputError
-from ragspec.fuse import kind_of
 from ragspec.retrievers.provenance import check_all
 from ragspec.retrievers.sources import PATIENCE, Source, as_kind, faults_of
 from ragspec.tops import reads_prompts, tell_prompt, wanted
@@ -36,7 +35,7 @@ RESERVE = 0.2
 SURE = 0.1
 
 
-class Cascade:
+class Cascade(Combined):
     """Drafts with several drafters in order of trust.
 
     reserve: share of the budget that each later drafter keeps for nodes it is sure of. sure: the
@@ -61,29 +60,15 @@ class Cascade:
         for drafter in drafters:
             expect_drafter(drafter)
         self.name = name
-        self.drafters = tuple(drafters)
+        self._drafters = tuple(drafters)
         self.reserve = reserve
         self.sure = sure
         self.patience = patience
 
     @property
-    def kind(self) -> DraftKind:
-        """Deterministic where all drafters are, else coupled."""
-        return kind_of(self.drafters)
-
-    @property
-    def top_logits(self) -> int:
-        """How many of the target's best tokens its drafters want to see, see `tops`."""
-        return wanted(self.drafters)
-
-    @property
-    def reads_prompt(self) -> bool:
-        """Whether its drafters want to see those of the prompt too."""
-        return reads_prompts(self.drafters)
-
-    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
-        """Raise StoreError where a drafter's store was made with another model or tokenizer."""
-        check_all(self.drafters, model, tokenizer)
+    def drafters(self) -> tuple[Drafter, ...]:
+        """The drafters in order of trust."""
+        return self._drafters
 
     def open(self, request: DraftRequest) -> CascadeSession:
         """Return a session that holds one session of every drafter."""

@@ -12,8 +12,9 @@ it reaches the end of the text. Thresholds are the paper's code's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
+from ragspec.combined import Combined
 from ragspec.draft import (
     DraftContext,
     Drafter,
@@ -25,13 +26,10 @@ from ragspec.draft import (
     expect_drafter,
 )
 from ragspec.errors import InputError
-from ragspec.fuse import kind_of
 from ragspec.retrievers.automaton import ROOT_STATE
 from ragspec.retrievers.context_index import ContextIndex
 from ragspec.retrievers.lookup import chain_reach
-from ragspec.retrievers.provenance import check_all
 from ragspec.retrievers.sources import PATIENCE, Source, as_kind, faults_of
-from ragspec.tops import reads_prompts, wanted
 
 
 class MatchDrafter:
@@ -106,7 +104,7 @@ class MatchSession:
         self._index.rollback(n)
 
 
-class Select:
+class Select(Combined):
     """Lets one drafter draft: the source that knows best, or the fallback where none knows enough.
 
     sources: drafters of equal trust, or with less for some: discounts are taken off what each of
@@ -155,25 +153,6 @@ class Select:
     def drafters(self) -> tuple[Drafter, ...]:
         """All drafters that may draft."""
         return self.sources if self.fallback is None else (*self.sources, self.fallback)
-
-    @property
-    def kind(self) -> DraftKind:
-        """Deterministic where all drafters are, else coupled."""
-        return kind_of(self.drafters)
-
-    @property
-    def top_logits(self) -> int:
-        """How many of the target's best tokens its drafters want to see, see `tops`."""
-        return wanted(self.drafters)
-
-    @property
-    def reads_prompt(self) -> bool:
-        """Whether its drafters want to see those of the prompt too."""
-        return reads_prompts(self.drafters)
-
-    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
-        """Raise StoreError where a drafter's store was made with another model or tokenizer."""
-        check_all(self.drafters, model, tokenizer)
 
     def open(self, request: DraftRequest) -> SelectSession:
         """Return a session that holds one session of every drafter."""

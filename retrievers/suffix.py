@@ -14,15 +14,14 @@ often copies of this match length hold, and by what the target accepted so far.
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import Any
 
 import numpy as np
 
+from ragspec.combined import Combined
 from ragspec.draft import (
     ROOT,
     DraftContext,
     Drafter,
-    DraftKind,
     DraftRequest,
     DraftTree,
     Ints,
@@ -30,12 +29,9 @@ from ragspec.draft import (
     expect_drafter,
 )
 from ragspec.errors import InputError
-from ragspec.fuse import kind_of
 from ragspec.retrievers.context import FOLLOWS
 from ragspec.retrievers.context_index import ContextIndex
-from ragspec.retrievers.provenance import check_all
 from ragspec.retrievers.sources import PATIENCE, Source, as_kind, faults_of
-from ragspec.tops import reads_prompts, wanted
 from ragspec.tree import keep_best
 
 _LONGEST = len(FOLLOWS) - 1
@@ -45,7 +41,7 @@ Node = tuple[float, int, int, int, int]
 """(minus the path probability, parent, depth, token, state), as a heap orders them."""
 
 
-class SuffixDrafter:
+class SuffixDrafter(Combined):
     """Drafts what followed the suffixes of the text, here and in past outputs.
 
     past: a drafter over earlier outputs, such as `store.drafter()`. factor, offset: a match of m
@@ -84,23 +80,9 @@ class SuffixDrafter:
         self.patience = patience
 
     @property
-    def kind(self) -> DraftKind:
-        """Deterministic, unless what drafts from the past is not."""
-        return DraftKind.DETERMINISTIC if self.past is None else kind_of([self.past])
-
-    @property
-    def top_logits(self) -> int:
-        """How many of the target's best tokens `past` wants to see, see `tops`."""
-        return wanted([self.past])
-
-    @property
-    def reads_prompt(self) -> bool:
-        """Whether `past` wants to see those of the prompt too."""
-        return reads_prompts([self.past])
-
-    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
-        """Raise StoreError where the store of the past is of another model or tokenizer."""
-        check_all([self.past], model, tokenizer)
+    def drafters(self) -> tuple[Drafter, ...]:
+        """What drafts from the past, if anything does."""
+        return () if self.past is None else (self.past,)
 
     def cap(self, matched: int, budget: int) -> int:
         """Return the most nodes that a match of that many tokens may give."""

@@ -1,0 +1,46 @@
+"""Drafters made of drafters: what they declare on behalf of those they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ragspec.draft import Drafter, DraftKind
+from ragspec.tops import reads_prompts, wanted
+
+
+class Combined:
+    """The declarations of a drafter that holds others; `drafters` are all that may draft."""
+
+    @property
+    def drafters(self) -> Sequence[Drafter]:
+        """All drafters that may draft."""
+        raise NotImplementedError
+
+    @property
+    def kind(self) -> DraftKind:
+        """Deterministic where all drafters are, else coupled."""
+        return kind_of(self.drafters)
+
+    @property
+    def top_logits(self) -> int:
+        """How many of the target's best tokens its drafters want to see, see `tops`."""
+        return wanted(self.drafters)
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether its drafters want to see those of the prompt too."""
+        return reads_prompts(self.drafters)
+
+    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
+        """Let every drafter over a store raise StoreError where that is of another model."""
+        for drafter in self.drafters:
+            check = getattr(drafter, "fits", None)
+            if check is not None:
+                check(model, tokenizer)
+
+
+def kind_of(drafters: Iterable[Drafter]) -> DraftKind:
+    """Return the kind of trees made from these: deterministic where all are, else coupled."""
+    plain = all(drafter.kind is DraftKind.DETERMINISTIC for drafter in drafters)
+    return DraftKind.DETERMINISTIC if plain else DraftKind.COUPLED
