@@ -22,7 +22,7 @@ from typing import Protocol
 import numpy as np
 
 from ragspec.calibration import Appraisal, Calibration
-from ragspec.draft import DraftTree
+from ragspec.draft import DraftTree, Step
 from ragspec.economics import CHEAP, FREE, LEVELS, Experience
 
 COSTLY_NODES = 8  # what a source that must be worth its time is asked for at most
@@ -143,18 +143,29 @@ class Economy(Claims):
         if self.learns:
             self._experience.source(source).cost.learn(self._nodes, milliseconds)
 
-    def learn(self, tokens: Sequence[int]) -> int:
-        """Count what came of the claims, and of asking the sources that had to be worth it."""
+    def learn_step(self, step: Step, node: float) -> int:
+        """Count what came of the claims, and of asking the sources that had to be worth it.
+
+        node: tokens that the verification of one node costs; what only one source offered, it pays.
+        """
         trials, self._trials = self._trials, []
-        found = self._outcomes(tokens)
+        found = self._outcomes(step.tokens)
         if self.learns:
             for source, level, before, after in trials:
                 known = max(found[:before], default=0)
                 gain = max(found[:after], default=0) - known
-                self._experience.source(source).learn(level, gain)
+                price = node * nodes_of(step.tree, source)
+                self._experience.source(source).learn(level, gain - price)
         return max(found, default=0)
 
     def _promise(self) -> int:
         """Return how much the trees so far promise for the next token, as an index into LEVELS."""
         best = max((max(each.reach, default=0.0) for each in self._open), default=0.0)
         return bisect_right(LEVELS, best)
+
+
+def nodes_of(tree: DraftTree, source: str) -> int:
+    """Return how many nodes of a tree are named after a source."""
+    if source not in tree.sources:
+        return 0
+    return int((tree.source == tree.sources.index(source)).sum())

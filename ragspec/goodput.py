@@ -137,7 +137,7 @@ class GoodputSession:
         """Learn from a step, and switch speculation off or on."""
         size = len(step.tree)
         self.chosen[size] = self.chosen.get(size, 0) + 1
-        followed = self.adviser.learn(step.tokens)
+        followed = self.adviser.learn_step(step, self._node_price(size, length))
         if not self.settings.learns:
             return
         experience, spent = self.experience, step.milliseconds
@@ -170,6 +170,13 @@ class GoodputSession:
         experience.overall.learn(len(step.tokens), time, 0.05)
         experience.choose_asked(self._rate(), self.settings.largest)
         self._asked, self._expected = 0, 0.0
+
+    def _node_price(self, size: int, length: int) -> float:
+        """Return the tokens that could be had in the time that a node adds to a forward."""
+        if size == 0:
+            return 0.0
+        added = self.cost.seconds(size + 1, length) - self.cost.seconds(1, length)
+        return 1000.0 * self._rate() * max(0.0, added) / size
 
     def _rate(self) -> float:
         """Return the present tokens per millisecond, never below those of plain decoding."""

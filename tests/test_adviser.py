@@ -4,7 +4,7 @@ import pytest
 
 from ragspec.adviser import COSTLY_NODES, Claims, Economy
 from ragspec.calibration import Calibration
-from ragspec.draft import DraftTree
+from ragspec.draft import DraftTree, Step
 from ragspec.economics import LEVELS, Experience
 
 NONE = DraftTree.empty()
@@ -19,6 +19,7 @@ def ask(
     after: DraftTree,
     tokens: tuple[int, ...],
     milliseconds: float = PLAIN,
+    node: float = 0.0,
 ) -> int:
     """Play one step: a first source, then one that takes time; return how many nodes it is asked.
 
@@ -33,7 +34,8 @@ def ask(
         if len(after):
             economy.appraise(after, 0)
         economy.spent("model", milliseconds)
-    economy.learn(tokens)
+    step = Step(after if asked and len(after) else before, (), tokens)
+    economy.learn_step(step, node)
     return asked
 
 
@@ -128,6 +130,14 @@ def test_a_source_that_proposes_nothing_takes_no_credit_for_the_next_one() -> No
         assert economy.allowance("model", 32)
         economy.appraise(OTHER, 0)
         economy.spent("model", PLAIN)
-        economy.learn((5, 6, 7, 8))
+        economy.learn_step(Step(NONE, (), (5, 6, 7, 8)), 0.0)
     gains = {name: experience.source(name).gains[0] for name in ("silent", "failing", "model")}
     assert gains == {"silent": 0.0, "failing": 0.0, "model": 3.0}
+
+
+def test_a_source_pays_for_the_nodes_that_only_it_offered() -> None:
+    experience = Experience()
+    experience.source("model").cost.learn(8, PLAIN)
+    economy = Economy(experience, probe_share=0.0)
+    ask(economy, NONE, OTHER, (5, 6, 9), node=0.25)
+    assert experience.source("model").gains[0] == pytest.approx(2 - 3 * 0.25)
