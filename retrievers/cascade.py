@@ -27,8 +27,8 @@ from ragspec.draft import (
 )
 from ragspec.errors import InputError
 from ragspec.retrievers.provenance import check_all
-from ragspec.retrievers.sources import PATIENCE, Source, as_kind, faults_of
-from ragspec.tops import reads_prompts, tell_prompt, wanted
+from ragspec.retrievers.sources import PATIENCE, Source, Wrapped, as_kind, faults_of
+from ragspec.tops import reads_prompts, wanted
 from ragspec.tree import keep_best, overlay, select
 
 RESERVE = 0.2
@@ -183,26 +183,14 @@ class Named:
         return NamedSession(self.drafter.open(request), self.name)
 
 
-class NamedSession:
+class NamedSession(Wrapped):
     """A session whose trees name one source; see `Named`."""
 
     def __init__(self, inner: DraftSession, name: str) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._name = name
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return the session's tree under the new name."""
-        tree = self._inner.propose(context, budget)
+        tree = self.inner.propose(context, budget)
         return replace(tree, source=np.zeros_like(tree.source), sources=(self._name,))
-
-    def observe(self, step: Step) -> None:
-        """Hand on what came of the step."""
-        self._inner.observe(step)
-
-    def observe_prompt(self, tokens: Ints, top: Ints) -> None:
-        """Hand on what the prefill knew, see `tops`."""
-        tell_prompt(self._inner, tokens, top)
-
-    def rollback(self, n: int) -> None:
-        """Hand on that the last `n` committed tokens are forgotten."""
-        self._inner.rollback(n)

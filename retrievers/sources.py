@@ -72,11 +72,30 @@ class Timely:
         return TimelySession(self.name, self.drafter.open(request), self.patience)
 
 
-class TimelySession:
+class Wrapped:
+    """A session that hands on to another, `inner`, all that it learns; what it proposes differs."""
+
+    def __init__(self, inner: DraftSession) -> None:
+        self.inner = inner
+
+    def observe(self, step: Step) -> None:
+        """Hand on what came of the step."""
+        self.inner.observe(step)
+
+    def observe_prompt(self, tokens: Ints, top: Ints) -> None:
+        """Hand on what the prefill knew, see `tops`."""
+        tell_prompt(self.inner, tokens, top)
+
+    def rollback(self, n: int) -> None:
+        """Hand on that the last `n` committed tokens are forgotten."""
+        self.inner.rollback(n)
+
+
+class TimelySession(Wrapped):
     """A session of which a proposal that took too long is a fault; `inner` is the session."""
 
     def __init__(self, name: str, inner: DraftSession, patience: float | None) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._name = name
         self._patience = patience
 
@@ -91,18 +110,6 @@ class TimelySession:
                 f"{self._patience} s. Raise `patience`, or leave it out."
             )
         return tree
-
-    def observe(self, step: Step) -> None:
-        """Hand on what came of the step."""
-        self.inner.observe(step)
-
-    def observe_prompt(self, tokens: Ints, top: Ints) -> None:
-        """Hand on what the prefill knew, see `tops`."""
-        tell_prompt(self.inner, tokens, top)
-
-    def rollback(self, n: int) -> None:
-        """Hand on that the last `n` committed tokens are forgotten."""
-        self.inner.rollback(n)
 
 
 class Source:
