@@ -11,8 +11,8 @@ from ragspec.budget import AutoBudget
 from ragspec.cost import CostCurve
 from ragspec.costgrid import ROWS
 from ragspec.draft import DraftTree, Step
-from ragspec.economics import BUCKETS
-from ragspec.goodput import GoodputSession, best_first, cut
+from ragspec.economics import BUCKETS, Experience
+from ragspec.goodput import GoodputSession, Settings, best_first, cut
 
 HOST = 0.2
 
@@ -227,3 +227,18 @@ def test_works_without_a_curve_and_without_times() -> None:
         tree = session.fit(DraftTree.chain([0, 1, 2], "a", reach=[0.9, 0.8, 0.7]), 10)
         session.observe(Step(tree, (0, 1, 2), (0, 1, 2, 3), {}), 10)
     assert session.chosen == {3: 20}
+
+
+def test_a_tree_is_cut_by_what_such_claims_came_to_not_by_what_they_say() -> None:
+    experience = Experience()
+    claimed = DraftTree.build([1, 2], [-1, -1], "a", reach=[0.8, 0.6])
+    for _ in range(200):  # trees that claimed as much were hardly ever followed
+        experience.calibration.look_back(claimed, (9,))
+    cost = linear(10.0, 2.0)
+    believed = GoodputSession(Settings(), Experience(), cost)
+    sobered = GoodputSession(Settings(), experience, cost)
+    sizes = []
+    for session in (believed, sobered):
+        session.allowance(128)
+        sizes.append(len(session.fit(claimed, 128)))
+    assert sizes == [2, 0]
