@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ragspec.draft import SourceText
 from ragspec.errors import DocumentError
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class BenchItem:
     fixed: bool = False
     temperature: float = 0.0
     spans: tuple[tuple[int, int, int, int], ...] = ()
+    texts: tuple[SourceText, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict, compare=False)
 
 
@@ -56,7 +58,8 @@ def docqa_items(qa: DocQA, questions: Iterable[tuple[str, str]], top_k: int) -> 
     items = []
     for name, question in questions:
         prompt = qa.prompt(question, top_k=top_k)
-        items.append(BenchItem(name, DOCQA, prompt.token_ids, 160, spans=prompt.spans))
+        item = BenchItem(name, DOCQA, prompt.token_ids, 160)
+        items.append(replace(item, spans=prompt.spans, texts=prompt.layout))
     return items
 
 

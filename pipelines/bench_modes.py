@@ -56,13 +56,14 @@ class OurMode:
         self.engine = engine
 
     def run(self, item: BenchItem, new_tokens: int) -> Outcome:
-        """Return what the engine makes of the item; spans of its documents go along."""
+        """Return what the engine makes of the item; what is known of its text goes along."""
         began = time.perf_counter()
         result = self.engine.generate(
             list(item.prompt),
             Sampling(temperature=item.temperature, seed=SEED),
             max_new_tokens=new_tokens,
             spans=item.spans,
+            texts=item.texts,
             ignore_eos=item.fixed,
         )
         seconds = time.perf_counter() - began

@@ -191,6 +191,7 @@ class DocQA:
             **options,
             "max_new_tokens": max_new_tokens,
             "spans": prompt.spans,
+            "texts": (*prompt.layout, *options.get("texts", ())),
         }
         ids = list(prompt.token_ids)
         if stream is None:

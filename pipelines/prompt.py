@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ragspec.draft import PREDICTION, SourceText
 from ragspec.errors import InputError
+from ragspec.prediction import anchored
 from ragspec.retrievers.search import Hit
 
+SENTENCE_ENDS = ("", ".", ")", '."', ".)", "?", "!")
 STOP = ("\nQuestion:", "\nContext:")
 INSTRUCTION = (
     "Answer the question from the numbered passages alone, in two lines. Line one: 'Evidence: "
@@ -33,6 +36,7 @@ class Prompt:
     tokens: prompt tokens start to end are passage text of `hits[hit]`, whose own token 0 is at
     start. chars: for every span, the characters of each of its tokens in the passage's text.
     A passage has no span where the tokenizer cannot say which characters a token covers.
+    layout: the words around quotation and answer that the prompt asks for, to draft from.
     """
 
     text: str
@@ -40,6 +44,7 @@ class Prompt:
     hits: tuple[Hit, ...]
     spans: tuple[Span, ...]
     chars: tuple[tuple[CharSpan, ...], ...]
+    layout: tuple[SourceText, ...] = ()
 
     def passage_chars(self, hit: int, first: int, last: int) -> CharSpan | None:
         """Return the characters, in the passage's text, of its tokens first to last (inclusive)."""
@@ -93,10 +98,26 @@ def render(tokenizer: Any, question: str, hits: Sequence[Hit]) -> Prompt:
     fast = bool(getattr(tokenizer, "is_fast", False))
     encoded = tokenizer(text, add_special_tokens=not templated, return_offsets_mapping=fast)
     ids = tuple(int(token) for token in encoded["input_ids"])
+    layout = _layout(tokenizer, ids, len(hits), "Evidence:" if templated else "")
     if not fast:
-        return Prompt(text, ids, tuple(hits), (), ())
+        return Prompt(text, ids, tuple(hits), (), (), layout)
     spans, chars = find_spans(text, encoded["offset_mapping"], hits)
-    return Prompt(text, ids, tuple(hits), spans, chars)
+    return Prompt(text, ids, tuple(hits), spans, chars, layout)
+
+
+def _layout(
+    tokenizer: Any, ids: Sequence[int], passages: int, opening: str
+) -> tuple[SourceText, ...]:
+    """Return how the two lines begin; the better the passage, the more often its label."""
+    labels = [f"{opening} [{k}]" for k in range(1, passages + 1) for _ in range(k, passages + 1)]
+    texts = [anchored(ids, _plain_ids(tokenizer, label)) for label in labels]
+    for ending in SENTENCE_ENDS:
+        texts.append(SourceText(tuple(_plain_ids(tokenizer, f"{ending}\nAnswer:")), PREDICTION))
+    return tuple(text for text in texts if text is not None)
+
+
+def _plain_ids(tokenizer: Any, text: str) -> list[int]:
+    return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
 
 
 def one_line(text: str) -> str:

@@ -1,10 +1,14 @@
 """The tree of most tokens per second, step by step: the sessions of AutoBudget and FrozenBudget.
 
 `fit` chooses the size of the tree that was proposed, `allowance` how much to ask for and whether
-to ask at all. Speculation goes off when the time that it lost, less what it won since, exceeds
-one plain step. While it is off the drafter is probed now and then: the net time lost to probes is
-booked and may not exceed a small share of the row's time, pauses double after a probe in vain,
-and a probe that the text followed halves the evidence against the drafter.
+to ask at all. The size is that of most tokens for the time of this very step, and not of the run
+on average: a token that is sure is worth a plain step where nothing else can be drafted, and
+little in the middle of a quotation, where the next step would draft it too.
+
+Speculation goes off when the time that it lost, less what it won since, exceeds one plain step.
+While it is off the drafter is probed now and then: the net time lost to probes is booked and may
+not exceed a small share of the row's time, pauses double after a probe in vain, and a probe that
+the text followed halves the evidence against the drafter.
 
 Rows of a batch each decide as if all decided alike, so they want `CostCurve.batched`.
 """
@@ -103,7 +107,7 @@ class GoodputSession:
         return BUCKETS[asked]
 
     def fit(self, tree: DraftTree, length: int) -> DraftTree:
-        """Return the best part of the tree at the present rate; possibly the empty tree."""
+        """Return the part of the tree of most tokens per time; possibly the empty tree."""
         experience = self.experience
         if len(tree) and not self.adviser.used:  # a drafter that asked for no advice
             tree = self.adviser.appraise(tree, UNKNOWN)
@@ -124,14 +128,20 @@ class GoodputSession:
     def _nets(
         self, reach: Sequence[float], order: Sequence[int], length: int
     ) -> tuple[list[float], list[float]]:
-        """Return the expected tokens by number of nodes, and tokens less time by bucket."""
+        """Return the expected tokens by number of nodes, and by bucket the tokens less the time.
+
+        Time counts at the best rate that any size of this tree would reach.
+        """
         gains = [0.0]
         for node in order:
             gains.append(gains[-1] + reach[node])
-        costs, rate, last = self.cost.upto(length), 1000.0 * self._rate(), len(order)
+        costs, last = self.cost.upto(length), len(order)
         top = self._asked or self.settings.largest
         sizes = [min(size, last) for size in BUCKETS[: top + 1]]
-        return gains, [gains[size] - rate * costs[size] for size in sizes]
+        fixed = self.experience.host + self.experience.draft.of(BUCKETS[self._asked])
+        times = [1000.0 * costs[size] + fixed for size in sizes]
+        rate = max((1.0 + gains[n]) / time for n, time in zip(sizes, times, strict=True))
+        return gains, [gains[n] - rate * time for n, time in zip(sizes, times, strict=True)]
 
     def observe(self, step: Step, length: int) -> None:
         """Learn from a step, and switch speculation off or on."""

@@ -37,7 +37,7 @@ def read_prediction(
     if several and len(prediction) and not isinstance(prediction[0], Integral):
         return _one_each(prediction, prompts, tokenizer, vocab_size)
     ids = _encode(prediction, tokenizer, vocab_size)
-    return tuple(_anchored(prompt, ids) for prompt in prompts)
+    return tuple(anchored(prompt, ids) for prompt in prompts)
 
 
 def _one_each(
@@ -49,12 +49,13 @@ def _one_each(
             "prompt (None where nothing is predicted), or a single one for all."
         )
     return tuple(
-        None if one is None else _anchored(prompt, _encode(one, tokenizer, vocab_size))
+        None if one is None else anchored(prompt, _encode(one, tokenizer, vocab_size))
         for prompt, one in zip(prompts, predictions, strict=True)
     )
 
 
-def _anchored(prompt: Sequence[int], ids: Sequence[int]) -> SourceText | None:
+def anchored(prompt: Sequence[int], ids: Sequence[int]) -> SourceText | None:
+    """Return the ids as a text to draft from right after the prompt; None for no ids."""
     if not ids:
         return None
     anchor = tuple(prompt[-ANCHOR:])

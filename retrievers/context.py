@@ -188,7 +188,7 @@ class ContextSession:
         """Offer what followed `state`, then, with what is left, what followed its suffixes."""
         index = self._index
         if self._starts is not None and length > 1 and index.cited[state] < 0:
-            reach = self._quotations(heap, parent, level, index.latest[state], reach)
+            reach = self._quotations(heap, parent, level, self._in_prompt(state), reach)
         seen: set[int] = set()
         while state > ROOT_STATE and reach > _FLOOR:
             ranked = self._ranked(state, seen)
@@ -213,6 +213,16 @@ class ContextSession:
                 reach *= 1.0 - p
             state = index.link[state]
             length = index.length[state]
+
+    def _in_prompt(self, state: int) -> int:
+        """Return where the longest suffix of `state` that is more than one token of it stands.
+
+        The label of a document may have been met in a further text, which stands before the prompt.
+        """
+        index, base = self._index, self._texts.base
+        while index.latest[state] < base and index.length[index.link[state]] > 1:
+            state = index.link[state]
+        return index.latest[state]
 
     def _quotations(
         self, heap: list[_Node], parent: int, level: int, position: int, reach: float

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.draft import (
+    PREDICTION,
     ROOT,
     DraftContext,
     DraftKind,
@@ -204,6 +205,21 @@ def test_a_label_is_followed_by_the_sentence_that_the_question_asks_about() -> N
     assert offered[31] == [0, 9]
     without = ContextDrafter(NO_STARTS).open(request).propose(context(prompt, output), 10)
     assert without.tokens[without.parents == ROOT].tolist() == [10]
+
+
+def test_a_label_known_from_a_text_beside_the_prompt_leads_on_into_the_document() -> None:
+    first = [10, 11, 12, STOP, 20, 21, 22, STOP]
+    second = [40, 41, STOP, 50, 51, STOP]
+    prompt = [60, 71, 72, *first, 60, 73, 72, *second, 20, 21, 80]
+    spans = ((3, 11, 0, 0), (14, 20, 1, 0))
+    layout = SourceText((21, 80, 70, 71, 72), PREDICTION, -2)
+    request = DraftRequest(tuple(prompt), 100, spans=spans, texts=(layout,))
+    tree = ContextDrafter().open(request).propose(context(prompt), 12)
+    drafted = [[int(tree.tokens[node]) for node in path] for path in paths(tree.parents)]
+    assert [70, 71, 72, 20] in [path[:4] for path in drafted]
+    origin = dict(zip(tree.tokens.tolist(), tree.origin.tolist(), strict=True))
+    assert origin[70][0] == PREDICTION
+    assert origin[20] == [0, 4]
 
 
 def test_nothing_is_drafted_where_nothing_fits() -> None:

@@ -143,6 +143,7 @@ def test_the_engine_gets_ids_spans_and_options(folder: Path, embedder: Path) -> 
     assert call["max_new_tokens"] == 7
     assert call["stop_token_ids"] == (4,)
     assert len(call["spans"]) == 1
+    assert "\nAnswer:" in [engine.tokenizer.decode(list(text.tokens)) for text in call["texts"]]
     assert engine.tokenizer.decode(call["prompt"]).endswith("Question: draft?\nEvidence:")
 
 
@@ -217,6 +218,19 @@ def test_bad_requests_are_refused(folder: Path, embedder: Path, tmp_path: Path) 
 def test_parts_of_an_answer(text: str, evidence: str, short: str) -> None:
     found = answer_parts(text)
     assert [text[slice(*span)] if span else "" for span in found] == [evidence, short]
+
+
+def test_what_the_layout_prescribes_is_drafted() -> None:
+    from ragspec.engine import Engine
+    from ragspec.models import STARTER
+
+    engine = Engine.from_pretrained("starter", budget=6)
+    qa = DocQA.from_documents(STARTER / "guide", engine=engine)
+    answer = qa.ask("What is a draft tree?")
+    spans = answer.prompt.spans
+    without = engine.generate(list(answer.prompt.token_ids), spans=spans, max_new_tokens=160)
+    assert answer.generation.tokens == without.tokens
+    assert answer.report.forwards < without.report.forwards
 
 
 def test_real_engine_same_text_with_and_without_drafts(folder: Path, embedder: Path) -> None:

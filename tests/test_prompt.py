@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ragspec.errors import InputError
 from ragspec.pipelines.prompt import Prompt, build_prompt
+from ragspec.prediction import ANCHOR
 from ragspec.retrievers.documents import Document
 from ragspec.retrievers.passages import Passage
 from ragspec.retrievers.search import Hit
@@ -64,6 +65,20 @@ def test_starter_layout_is_the_one_the_starter_model_knows() -> None:
     )
 
 
+@pytest.mark.parametrize("chat", [False, True])
+def test_layout_spells_the_labels_the_likelier_passage_more_often(chat: bool) -> None:
+    tokenizer = bpe(chat)
+    prompt = build_prompt(tokenizer, "What?", hits_of(["One.", "Two."]))
+    assert all(text.document < 0 for text in prompt.layout)
+    anchor = tokenizer.decode(list(prompt.token_ids[-ANCHOR:]))
+    written = [tokenizer.decode(list(text.tokens)) for text in prompt.layout]
+    opening = "Evidence:" if chat else ""
+    assert [text for text in written if text.startswith(anchor)] == [
+        f"{anchor}{opening} [{k}]" for k in (1, 1, 2)
+    ]
+    assert ".\nAnswer:" in written
+
+
 @given(st.lists(st.text(alphabet="ab c.\né日", min_size=1, max_size=30), min_size=1, max_size=4))
 def test_spans_hold_for_any_passages(texts: list[str]) -> None:
     tokenizer = tiny.bpe_tokenizer()
@@ -96,7 +111,7 @@ def test_tokenizer_without_offsets_gives_no_spans() -> None:
         all_special_tokens: tuple[str, ...] = ()
 
         def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
-            assert not options["return_offsets_mapping"]
+            assert not options.get("return_offsets_mapping")
             return {"input_ids": list(text.encode())}
 
     prompt = build_prompt(Slow(), "q", hits_of(["One."]))
