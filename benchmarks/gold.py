@@ -51,7 +51,9 @@ def questions(data: Path, tokenizer: Any) -> Texts:
         number = 1 + shown.index(passages[inside[0]])
         gold = f" [{number}] {row['evidence']}\nAnswer: {row['answers'][0]}"
         ids = tuple(plain_ids(tokenizer, gold))
-        found.setdefault(row["tier"], []).append(Known(prompt.token_ids, ids, prompt.spans))
+        found.setdefault(row["tier"], []).append(
+            Known(prompt.token_ids, ids, prompt.spans, prompt.layout)
+        )
     return found
 
 

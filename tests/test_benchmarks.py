@@ -132,3 +132,20 @@ def test_text_categories(folder: Path, tmp_path: Path) -> None:
     assert [(row["category"], row["mode"]) for row in rows] == expected
     assert all(row["equal_to_plain"] == 1.0 for row in rows)
     assert "quotation" in printed
+
+
+def test_distractors(folder: Path, tmp_path: Path) -> None:
+    manual = " ".join(f"word{i % 40}" for i in range(500))
+    (tmp_path / "lm").mkdir()
+    (tmp_path / "longdocs").symlink_to(folder / "longdocs")
+    for name in ("train", "valid"):
+        row = {"kind": "docs", "doc": "manual/page", "text": manual}
+        zipped(tmp_path / "lm" / f"{name}.jsonl.gz", row)
+    out = tmp_path / "rows.json"
+    run("distractors.py", "--data", tmp_path, "--model", folder, "--json", out, "--budget", "6")
+    document = json.loads(out.read_text())
+    (row,) = document["rows"]
+    assert document["simulated"] is True
+    assert (document["others"], row["manual"]) == (1, "manual")
+    assert row["alone"] > 3.0
+    assert document["kept"] == row["kept"] == round(row["beside"] / row["alone"], 4)

@@ -1,0 +1,103 @@
+"""Do stores that have nothing to do with the text spoil the drafts of the one that has it?
+
+    python benchmarks/distractors.py --data DIR [--budget 16] [--others 4] [--json FILE]
+
+DIR holds lm/ and longdocs/. The training pages of a manual are one store; unseen pages of the same
+manual are continued, first with this store alone, then with `--others` stores beside it, each of
+which holds a long book. Simulated: the text written is the page's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from text import long_documents, read_lines
+
+from ragspec.loading import load_model
+from ragspec.pipelines.bench_replay import Known, Replay, Replayed
+from ragspec.pipelines.bench_tasks import plain_ids
+from ragspec.retrievers import AutoDrafter, CorpusIndex
+
+PROMPT, TEXT, PAGES = 128, 256, 12  # tokens, tokens, pages a manual
+
+
+def pages(path: Path) -> dict[str, list[str]]:
+    """Return the pages of each manual in a file of the language model's text."""
+    found: dict[str, list[str]] = {}
+    for row in read_lines(path):
+        if row["kind"] == "docs":
+            found.setdefault(row["doc"].split("/")[0], []).append(row["text"])
+    return found
+
+
+def unseen(texts: list[str], tokenizer: Any) -> list[Known]:
+    """Return what to continue: a page's first tokens, and the tokens that follow them."""
+    ids = [plain_ids(tokenizer, text[:8000]) for text in texts]
+    long = [each for each in ids if len(each) >= PROMPT + TEXT]
+    return [Known(tuple(i[:PROMPT]), tuple(i[PROMPT : PROMPT + TEXT])) for i in long[:PAGES]]
+
+
+def measure(stores: list[CorpusIndex], texts: list[Known], budget: int, size: int) -> Replayed:
+    """Return what the texts take with these stores, the request's own text and the neighbours."""
+    drafters = [store.drafter(name=f"store {i}") for i, store in enumerate(stores)]
+    replay = Replay(AutoDrafter(*drafters), budget, size)
+    for text in texts:
+        replay.play(text)
+    return replay.result
+
+
+def main() -> None:
+    """Build the stores, replay the pages with and without the others, print the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", default="starter", help="whose tokenizer")
+    parser.add_argument("--budget", type=int, default=16, help="draft nodes")
+    parser.add_argument("--others", type=int, default=4, help="stores of other books")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    model, tokenizer = load_model(options.model)
+    size = int(model.config.vocab_size)
+    manuals = pages(options.data / "lm" / "train.jsonl.gz")
+    books = list(long_documents(options.data).values())[: options.others]
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+
+        def store(texts: list[str]) -> CorpusIndex:
+            out = Path(folder) / str(len(list(Path(folder).iterdir())))
+            return stack.enter_context(CorpusIndex.build(texts, tokenizer, out=out))
+
+        others = [store([book.text]) for book in books]
+        for name, texts in pages(options.data / "lm" / "valid.jsonl.gz").items():
+            known = unseen(texts, tokenizer)
+            if not known or name not in manuals:
+                continue
+            own = store(manuals[name])
+            alone = measure([own], known, options.budget, size).tokens_per_step
+            beside = measure([own, *others], known, options.budget, size).tokens_per_step
+            none = measure([], known, options.budget, size).tokens_per_step
+            rows.append(
+                {
+                    "manual": name,
+                    "pages": len(known),
+                    "without": round(none, 3),
+                    "alone": round(alone, 3),
+                    "beside": round(beside, 3),
+                    "kept": round(beside / alone, 4),
+                }
+            )
+            print(json.dumps(rows[-1]), flush=True)
+    kept = statistics.median(row["kept"] for row in rows)
+    facts = {"simulated": True, "budget": options.budget, "others": len(books), "kept": kept}
+    print(json.dumps(facts))
+    if options.json:
+        options.json.write_text(json.dumps(facts | {"rows": rows}, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
