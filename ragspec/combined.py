@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ragspec.draft import Drafter, DraftKind
+from ragspec.taps import needs_hidden
 from ragspec.tops import reads_prompts, wanted
 
 
@@ -31,6 +32,11 @@ class Combined:
     def reads_prompt(self) -> bool:
         """Whether its drafters want to see those of the prompt too."""
         return reads_prompts(self.drafters)
+
+    @property
+    def needs_hidden(self) -> bool:
+        """Whether any of them goes on from the target's hidden states, see `taps`."""
+        return needs_hidden(self.drafters)
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
         """Let every drafter over a store raise StoreError where that is of another model."""

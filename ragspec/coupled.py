@@ -30,7 +30,7 @@ _ROW = 0.2  # cost of one more row in a forward, in forwards; measured on a CPU,
 
 
 @dataclass(slots=True)
-class _Nodes:
+class CandidateNodes:
     """Candidates so far, parents first; slot -1 = not read.
 
     first: of every node that was read (-1 = root), its first candidate's token and agreement.
@@ -44,6 +44,7 @@ class _Nodes:
     first: dict[int, tuple[int, float]] = field(default_factory=dict)
 
     def add(self, parent: int, tokens: Sequence[float], agreements: Sequence[float]) -> None:
+        """Add the choices after a node, first one first, by the chance of agreement of each."""
         self.first[parent] = int(tokens[0]), agreements[0]
         above, depth = (1.0, 0) if parent == ROOT else (self.reach[parent], self.depths[parent])
         for token, agreement in zip(tokens, agreements, strict=True):
@@ -60,6 +61,7 @@ class _Nodes:
         return sorted(range(len(reach)), key=reach.__getitem__, reverse=True)[:budget]
 
     def path(self, node: int) -> list[int]:
+        """Return the tokens from below the root to the node."""
         found: list[int] = []
         while node != ROOT:
             found.append(self.tokens[node])
@@ -84,7 +86,7 @@ class CoupledGrowth:
         self.width = width
         self.error = _ERROR
         self.typical = _TYPICAL
-        self._nodes = _Nodes()
+        self._nodes = CandidateNodes()
         self._kept: list[int] = []
         self._known: list[tuple[Sequence[int], torch.Tensor, torch.Tensor]] = []
         self._noise: dict[int, torch.Tensor] = {}
@@ -92,7 +94,7 @@ class CoupledGrowth:
 
     def grow(self, ground: Ground) -> DraftTree:
         """Return a tree of first choices on this ground."""
-        nodes = self._nodes = _Nodes()
+        nodes = self._nodes = CandidateNodes()
         cache, budget = ground.cache, ground.budget
         self._known = []
         past = [index for index in self._noise if index < ground.context.generated]
@@ -101,7 +103,7 @@ class CoupledGrowth:
         wanted = min(self._candidates, max(budget, 1))
         self._choose(nodes, [ROOT], ground.logits, ground.context, wanted)
         while True:
-            kept = nodes.best(budget)
+            kept = self._kept_of(nodes, budget)
             fresh = self._fresh(kept, ground)
             if not fresh:
                 break
@@ -121,7 +123,7 @@ class CoupledGrowth:
 
         Stochastic approximation: at rest the first candidates' mean agreement is what it claims.
         """
-        nodes, self._nodes = self._nodes, _Nodes()
+        nodes, self._nodes = self._nodes, CandidateNodes()
         place = {pair: i for i, pair in enumerate(zip(nodes.parents, nodes.tokens, strict=True))}
         node: int | None = ROOT
         for token in tokens:
@@ -143,6 +145,10 @@ class CoupledGrowth:
                     found.append((place[node], t, c))
         return found
 
+    def _kept_of(self, nodes: CandidateNodes, budget: int) -> list[int]:
+        """Return the candidates that stay in the tree, at most `budget`."""
+        return nodes.best(budget)
+
     def _fresh(self, kept: Sequence[int], ground: Ground) -> list[int]:
         """Return the nodes that the next forward reads; none where it promises too little.
 
@@ -163,7 +169,7 @@ class CoupledGrowth:
 
     def _choose(
         self,
-        nodes: _Nodes,
+        nodes: CandidateNodes,
         parents: Sequence[int],
         logits: torch.Tensor,
         context: DraftContext,

@@ -24,6 +24,7 @@ from ragspec.errors import InputError
 if TYPE_CHECKING:
     from ragspec.adviser import Adviser
     from ragspec.law import TokenLaw
+    from ragspec.rules import TargetView
 
 ROOT = -1
 NO_ORIGIN = (-1, -1)
@@ -168,7 +169,13 @@ class Step:
 
     path: accepted nodes, root side first [A]. tokens: what was emitted, the accepted tokens and
     the target's own last one [A + 1] (shorter where a stop condition cut it).
-    top: optional i64 [N + 1, k], the target's best tokens at the root and every node.
+    top: optional i64 [N + 1, k], the target's best tokens at the root and every node. hidden:
+    optional [copies, N + 1, H], the target's last hidden states there, for drafters that declare
+    `needs_hidden`; with guidance a sequence has several copies, the conditional one first. view:
+    the target's own choices and laws there, those of nodes that no rule visited too; not `ends`;
+    None with processors that keep a memory. All three are lent for the time of `observe`.
+    excess: total variation that a relaxed rule may have added, one figure for each of `tokens`;
+    none from rules that measure none.
     """
 
     tree: DraftTree
@@ -176,6 +183,9 @@ class Step:
     tokens: tuple[int, ...]
     milliseconds: dict[str, float] = field(default_factory=dict)
     top: Ints | None = None
+    hidden: torch.Tensor | None = None
+    view: TargetView | None = None
+    excess: tuple[float, ...] = ()
 
 
 class DraftSession(Protocol):
@@ -228,8 +238,10 @@ def expect_drafter(drafter: object) -> None:
 class Verdict:
     """What a rule decided: accepted nodes from the root down [A], and the target's own token.
 
-    token is None where the text ends with the path.
+    token is None where the text ends with the path. excess: what a relaxed rule measured, the
+    total variation that each emitted position may add, in their order; none from other rules.
     """
 
     path: tuple[int, ...]
     token: int | None
+    excess: tuple[float, ...] = ()

@@ -40,7 +40,7 @@ class DraftCache:
         self.vocab_size = vocab_size
         self.forwards = 0
         self._configs = model_configs(model.model)
-        self._cache = SlotCache(1, capacity)
+        self._cache = SlotCache(1, capacity, model.copies)
         self._slots: dict[tuple[int, int], int] = {}
         self._depths: list[int] = []
         # seen[i, j]: draft slot i sees draft slot j. The last row is the root's, which sees none.
@@ -59,7 +59,7 @@ class DraftCache:
         limit = self.model.max_length
         if limit is not None and len(tokens) > limit:
             return False
-        return max(tokens[min(len(self), len(tokens) - 1) :]) < self.model.vocab_size
+        return max(tokens[min(len(self), len(tokens) - 1) :]) < self.model.input_size
 
     def room(self, tokens: Sequence[int]) -> int:
         """Return how deep a draft below this text may be, by the model's context."""

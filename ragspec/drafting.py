@@ -20,9 +20,9 @@ def build_drafter(
 ) -> Drafter | None:
     """Return the drafter for a name, an object, a list of these (fused), or None for none.
 
-    draft_model: a transformers model, (model, tokenizer), a path or a name; one more source. All
-    drafters go through `Fuse`, which also keeps a failing source from breaking the output. Raises
-    UnknownNameError, TokenizerMismatchError, ModelNotFoundError, InputError.
+    draft_model: a transformers model, (model, tokenizer), a `CausalTarget`, a path or a name; one
+    more source. All drafters go through `Fuse`, which also keeps a failing source from breaking
+    the output. Raises UnknownNameError, TokenizerMismatchError, ModelNotFoundError, InputError.
     """
     asked: list[Any] = [drafter]
     if drafter is None:
@@ -69,6 +69,9 @@ def _model_drafter(draft_model: Any, tokenizer: Any, target: CausalTarget) -> Dr
     if isinstance(draft_model, (str, Path)):
         draft_model = load_model(draft_model, target.device, target.dtype)
     model, own = draft_model if isinstance(draft_model, tuple) else (draft_model, None)
+    if isinstance(model, CausalTarget):
+        check_vocabulary(tokenizer, own, target.vocab_size, model.vocab_size)
+        return ModelDrafter(model)
     if not hasattr(model, "config"):
         raise InputError(
             f"got {type(model).__name__} as a draft model; expected a transformers model, (model, "

@@ -25,12 +25,14 @@ from ragspec.rules import Rule, check_pairing
 from ragspec.runs import RowSettings, Run
 from ragspec.sampling import Sampling
 from ragspec.streaming import Stream
+from ragspec.target import CausalTarget
 
 
 class Engine:
     """Generates text from one model, with or without speculation.
 
-    model: a transformers causal model that the caller holds; it is left as it was found.
+    model: a transformers causal model that the caller holds, or a `CausalTarget` over one, which
+    is taken as it is; the model is left as it was found.
     tokenizer: its tokenizer, or None for token ids only. drafter: a name, a Drafter, a list of
     them (fused into one tree), or None for plain decoding. draft_model: a smaller model of the
     same vocabulary (object, path or name), one more drafter. budget: "auto", a number of draft
@@ -52,10 +54,11 @@ class Engine:
     ) -> None:
         if batch_size < 1:
             raise InputError(f"batch_size is {batch_size}; expected at least 1")
-        self.model = model
+        ready = isinstance(model, CausalTarget)
+        self.target: CausalTarget = model if ready else open_target(model, cache)
+        self.model = self.target.model
         self.tokenizer = tokenizer
         self.batch_size = batch_size
-        self.target = open_target(model, cache)
         self.drafter = build_drafter(drafter, draft_model, tokenizer, self.target)
         self.budget = make_budget(budget)
         self.rule: Rule = resolve("rule", rule)() if isinstance(rule, str) else rule
@@ -104,7 +107,7 @@ class Engine:
         see `Options`. Raises InputError, SamplingError, PromptTooLongError.
         """
         sampling = sampling or Sampling()
-        encoded = encode_prompts(prompts, self.tokenizer, self.target.vocab_size, attention_mask)
+        encoded = self._encode(prompts, attention_mask)
         settings = self._settings(encoded, sampling, options)
         results: list[list[Generation]] = []
         for start in range(0, len(encoded.ids), self.batch_size):
@@ -127,7 +130,7 @@ class Engine:
         if self.tokenizer is None:
             raise InputError("stream() yields text but the engine has no tokenizer; pass one")
         sampling = sampling or Sampling()
-        encoded = encode_prompts(prompt, self.tokenizer, self.target.vocab_size)
+        encoded = self._encode(prompt)
         if not encoded.single or sampling.n > 1:
             raise InputError(
                 f"stream() got {len(encoded.ids)} prompts with n={sampling.n}; expected one prompt "
@@ -171,6 +174,12 @@ class Engine:
                         RuntimeWarning,
                         stacklevel=2,
                     )
+
+    def _encode(self, prompts: Any, mask: torch.Tensor | None = None) -> EncodedPrompts:
+        encoded = encode_prompts(prompts, self.tokenizer, self.target.input_size, mask)
+        for ids in encoded.ids:
+            self.target.check_prompt(ids)
+        return encoded
 
     def _settings(
         self, encoded: EncodedPrompts, sampling: Sampling, options: Options

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
+import torch
+
 from ragspec.combined import Combined, kind_of
 from ragspec.draft import (
     DraftContext,
@@ -25,6 +27,7 @@ from ragspec.draft import (
     expect_drafter,
 )
 from ragspec.errors import InputError
+from ragspec.taps import tell_hidden
 from ragspec.tops import tell_prompt
 from ragspec.tree import check, keep_best, merge
 
@@ -140,6 +143,10 @@ class FuseSession:
     def observe_prompt(self, tokens: Ints, top: Ints) -> None:
         """Tell the sources that learn from it what the target thought of the prompt."""
         self._tell(lambda session: tell_prompt(session, tokens, top))
+
+    def observe_hidden(self, tokens: Ints, hidden: torch.Tensor) -> None:
+        """Tell the sources that go on from them the prompt's hidden states."""
+        self._tell(lambda session: tell_hidden(session, tokens, hidden))
 
     def rollback(self, n: int) -> None:
         """Forget the last `n` committed tokens in every source."""

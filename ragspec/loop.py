@@ -18,10 +18,11 @@ from ragspec.draft import ROOT, DraftContext, DraftSession, DraftTree, Ints, Ste
 from ragspec.law import TokenLaw
 from ragspec.output import TokenLogprob
 from ragspec.report import ReportBuilder
-from ragspec.rules import Rule
+from ragspec.rules import Rule, Walk, open_rule
+from ragspec.session import TargetSession
 from ragspec.stops import StopState
-from ragspec.target import ReadsPrompts, TargetSession
-from ragspec.tops import best_tokens, tell_prompt
+from ragspec.taps import KeepsHidden, tell_hidden
+from ragspec.tops import ReadsPrompts, best_tokens, tell_prompt
 from ragspec.tree import limit_depth
 from ragspec.view import RowView, choose_together
 
@@ -32,8 +33,10 @@ class Row:
 
     logprobs: None, or how many alternatives to keep with each token's log-probability. top: how
     many of the target's best tokens the drafter learns from, 0 for none; reads_prompt: also while
-    the prompt is read. pending: committed tokens that the target has not seen, the root last.
-    started, finished: seconds of the performance counter.
+    the prompt is read. hidden: it learns from the target's hidden states. pending: committed
+    tokens that the target has not seen, the root last.
+    rule: judges this row's drafts; `decode` opens it. started, finished: seconds of the
+    performance counter.
     """
 
     context: DraftContext
@@ -45,7 +48,9 @@ class Row:
     logprobs: int | None = None
     top: int = 0
     reads_prompt: bool = True
+    hidden: bool = False
     pending: list[int] = field(default_factory=list)
+    rule: Rule = field(default_factory=Walk)
     steps: list[Step] = field(default_factory=list)
     scored: list[TokenLogprob] = field(default_factory=list)
     started: float = 0.0
@@ -73,10 +78,14 @@ def decode(
     prompts: for each row the number of the prompt that it continues. Rows of one prompt follow
     each other; the first of them brings the prompt in `pending`, and they share its prefill.
     """
-    yield _prefill(session, rows, prompts, rule)
+    for row in rows:
+        row.rule = open_rule(rule)
+    if any(row.hidden for row in rows) and isinstance(session, KeepsHidden):
+        session.keep_hidden()
+    yield _prefill(session, rows, prompts)
     live = _unfinished(session, rows)
     while live:
-        yield _advance(session, live, rule)
+        yield _advance(session, live)
         live = _unfinished(session, live)
 
 
@@ -88,27 +97,24 @@ def _unfinished(session: TargetSession, rows: Sequence[Row]) -> list[Row]:
     return [rows[i] for i in kept]
 
 
-def _prefill(
-    session: TargetSession, rows: Sequence[Row], prompts: Sequence[int], rule: Rule
-) -> list[Emission]:
+def _prefill(session: TargetSession, rows: Sequence[Row], prompts: Sequence[int]) -> list[Emission]:
     """Read the prompts in one forward, which also yields every row's first token."""
     firsts = [i for i, prompt in enumerate(prompts) if i == 0 or prompts[i - 1] != prompt]
     empty = [DraftTree.empty()] * len(rows)
     logits, tops = _read(session, [rows[i] for i in firsts])
+    hidden = _hidden(session, firsts)
     session.commit([() for _ in firsts])
     for row, prompt in zip(rows, prompts, strict=True):
-        if tops and len(tops[prompt]):
-            read = row.context.tokens[-len(tops[prompt]) :]
-            tell_prompt(row.drafter, np.asarray(read, dtype=np.int64), tops[prompt])
+        _tell(row, tops[prompt] if tops else None, hidden[prompt])
     if len(firsts) < len(rows):
         session.select(prompts)
         logits = logits[torch.tensor(list(prompts), device=logits.device)]
-    verdicts = _judge(rows, empty, logits, rule)
+    judged = _judge(rows, empty, logits)
     # From the row's start: opening drafters (an index of the prompt, a draft model's own
     # prefill) is work on the prompt too.
     spent = 1000 * (time.perf_counter() - rows[0].started)
     emissions = []
-    for row, verdict in zip(rows, verdicts, strict=True):
+    for row, (verdict, _) in zip(rows, judged, strict=True):
         step = _emit(row, DraftTree.empty(), verdict, {"prefill": spent})
         row.report.prefill(spent)
         emissions.append(Emission(row, step))
@@ -119,12 +125,28 @@ def _read(session: TargetSession, rows: Sequence[Row]) -> tuple[torch.Tensor, li
     """Read the rows' prompts: the logits after them [B, 1, V] and, if wanted, the best tokens."""
     pending = [row.pending for row in rows]
     k = max(row.top if row.reads_prompt else 0 for row in rows)
-    if k and isinstance(session, ReadsPrompts):
+    if (k or any(row.hidden for row in rows)) and isinstance(session, ReadsPrompts):
         return session.read_prompts(pending, k)
     return session.verify(pending, [DraftTree.empty()] * len(rows)), []
 
 
-def _advance(session: TargetSession, rows: Sequence[Row], rule: Rule) -> list[Emission]:
+def _hidden(session: TargetSession, rows: Sequence[object]) -> Sequence[torch.Tensor | None]:
+    """Return the hidden states of the last forward, row by row; None where none are kept."""
+    kept = session.hidden if isinstance(session, KeepsHidden) else []
+    return kept or [None] * len(rows)
+
+
+def _tell(row: Row, top: Ints | None, hidden: torch.Tensor | None) -> None:
+    """Tell the row's drafter what the prefill knew of the prompt's last tokens."""
+    prompt = row.context.tokens
+    if top is not None and len(top):
+        tell_prompt(row.drafter, np.asarray(prompt[-len(top) :], dtype=np.int64), top)
+    if row.hidden and hidden is not None and hidden.shape[1]:
+        told = np.asarray(prompt[-hidden.shape[1] :], dtype=np.int64)
+        tell_hidden(row.drafter, told, hidden)
+
+
+def _advance(session: TargetSession, rows: Sequence[Row]) -> list[Emission]:
     """Take one step in every row."""
     began = time.perf_counter()
     trees = [session.admit(_draft(row)) for row in rows]
@@ -132,10 +154,11 @@ def _advance(session: TargetSession, rows: Sequence[Row], rule: Rule) -> list[Em
     logits = session.verify([row.pending for row in rows], trees)
     k = max(row.top for row in rows)
     best = best_tokens(logits, k) if k else None
-    verdicts = _judge(rows, trees, logits, rule)
+    judged = _judge(rows, trees, logits)
     tops = None if best is None else best.cpu().numpy()
     verified = time.perf_counter()
-    session.commit([verdict.path for verdict in verdicts])
+    hidden = _hidden(session, rows)
+    session.commit([verdict.path for verdict, _ in judged])
     committed = time.perf_counter()
     spent = {
         "draft": 1000 * (drafted - began),
@@ -143,9 +166,10 @@ def _advance(session: TargetSession, rows: Sequence[Row], rule: Rule) -> list[Em
         "commit": 1000 * (committed - verified),
     }
     emissions = []
-    for i, (row, tree, verdict) in enumerate(zip(rows, trees, verdicts, strict=True)):
+    for i, (row, tree, (verdict, view)) in enumerate(zip(rows, trees, judged, strict=True)):
         step = _emit(row, tree, verdict, dict(spent))
-        _learn(row, step, None if tops is None else tops[i, : len(tree) + 1])
+        top, states = None if tops is None else tops[i, : len(tree) + 1], hidden[i]
+        _learn(row, step, view, top, None if states is None else states[:, : len(tree) + 1])
         emissions.append(Emission(row, step))
     host = 1000 * (time.perf_counter() - committed)
     for emission in emissions:
@@ -168,22 +192,22 @@ def _draft(row: Row) -> DraftTree:
 
 
 def _judge(
-    rows: Sequence[Row], trees: Sequence[DraftTree], logits: torch.Tensor, rule: Rule
-) -> list[Verdict]:
-    """Let the rule decide on every row; logits [B, N + 1, V]."""
+    rows: Sequence[Row], trees: Sequence[DraftTree], logits: torch.Tensor
+) -> list[tuple[Verdict, RowView]]:
+    """Let the rules of the rows decide and return what they saw, too; logits [B, N + 1, V]."""
     parts = [logits[i, : len(tree) + 1] for i, tree in enumerate(trees)]
     laws = [row.law for row in rows]
     contexts = [row.context.tokens for row in rows]
     together = choose_together(parts, trees, laws, contexts)
-    verdicts = []
+    judged = []
     for i, row in enumerate(rows):
         chosen = None if together is None else together[i]
         view = RowView(parts[i], trees[i], row.law, row.stop, contexts[i], chosen)
-        verdict = rule.judge(trees[i], view)
+        verdict = row.rule.judge(trees[i], view)
         if row.logprobs is not None:
             _score(row, trees[i], verdict, view)
-        verdicts.append(verdict)
-    return verdicts
+        judged.append((verdict, view))
+    return judged
 
 
 def _score(row: Row, tree: DraftTree, verdict: Verdict, view: RowView) -> None:
@@ -211,18 +235,25 @@ def _emit(row: Row, tree: DraftTree, verdict: Verdict, spent: dict[str, float]) 
     row.context.remaining -= len(tokens)
     del row.scored[row.stop.count :]  # of accepted tokens behind the one that ended the text
     row.pending = tokens[-1:]
-    step = Step(tree, verdict.path[: len(tokens)], tuple(tokens), spent)
+    excess = verdict.excess[: len(tokens)]
+    step = Step(tree, verdict.path[: len(tokens)], tuple(tokens), spent, excess=excess)
+    row.report.label = row.rule.label  # may depend on the kinds of draft that the rule met
     row.steps.append(step if tree.q is None else replace(step, tree=replace(tree, q=None)))
     return step
 
 
-def _learn(row: Row, step: Step, top: Ints | None) -> None:
+def _learn(
+    row: Row, step: Step, view: RowView, top: Ints | None, hidden: torch.Tensor | None
+) -> None:
     """Tell drafter and budget what came of the step; a finished row has no use for it."""
     if row.done:
         return
     if row.drafter is not None:
-        step.top = top  # lent: the steps that a row keeps do not hold it
+        # Lent: the steps that a row keeps hold none of it. Processors with a memory may be asked
+        # about nothing but what the rule visited, so their view is kept back.
+        step.view = None if row.law.lazy else view
+        step.top, step.hidden = top, hidden if row.hidden else None
         row.drafter.observe(step)
-        step.top = None
+        step.view = step.top = step.hidden = None
     if row.budget is not None:
         row.budget.observe(step, len(row.context.tokens))

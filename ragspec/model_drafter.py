@@ -20,6 +20,7 @@ from ragspec.coupled import CoupledGrowth
 from ragspec.draft import DraftContext, DraftKind, DraftRequest, DraftTree, Step
 from ragspec.draft_cache import DraftCache, Ground, KnownLaw
 from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.fallback import PathTarget
 from ragspec.law import TokenLaw
 from ragspec.noise import NoiseStream
 from ragspec.sampled import SampledGrowth
@@ -199,17 +200,19 @@ class ModelSession:
 
 
 def _checked(model: Any) -> CausalTarget:
-    if not isinstance(model, CausalTarget):
+    if isinstance(model, CausalTarget):
+        target = model
+    else:
         check_scope(model)
-        model = CausalTarget(model)
-    states = state_layers(model.model.config)
-    if states or type(model) is not CausalTarget:
+        target = CausalTarget(model)
+    states = state_layers(target.model.config)
+    if states or isinstance(target, PathTarget):
         reason = f"layers of kind {', '.join(sorted(states))}" if states else "no tree attention"
         raise UnsupportedModelError(
-            f"{type(model.model).__name__} cannot draft: it has {reason}, so a draft could not be "
+            f"{type(target.model).__name__} cannot draft: it has {reason}, so a draft could not be "
             "taken back from its cache. Use a draft model of attention layers only."
         )
-    return model
+    return target
 
 
 def _widths(width: int | Sequence[int] | None, mode: str) -> tuple[int, ...]:

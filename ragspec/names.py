@@ -19,7 +19,9 @@ NAMES: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
             {
                 "auto": "ragspec.retrievers.auto:AutoDrafter",
                 "context": "ragspec.retrievers.context:ContextDrafter",
+                "head": "ragspec.head_drafter:HeadDrafter",
                 "hierarchy": "ragspec.retrievers.hierarchy:HierarchyDrafter",
+                "jacobi": "ragspec.visual.jacobi:JacobiDrafter",
                 "lookup": "ragspec.retrievers.lookup:LookupDrafter",
                 "match": "ragspec.retrievers.select:MatchDrafter",
                 "ngrams": "ragspec.retrievers.ngrams:NGramDrafter",
@@ -39,6 +41,12 @@ NAMES: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "k-seq": "ragspec.kseq:KSeq",
                 "block": "ragspec.block:Block",
                 "typical": "ragspec.typical:Typical",
+                "lantern": "ragspec.visual.lantern:Lantern",
+                "lantern++": "ragspec.visual.lantern:LanternPlus",
+                "gsd": "ragspec.visual.lantern:GSD",
+                "cool": "ragspec.visual.cool:Cool",
+                "lantern-rejection": "ragspec.visual.published:LanternRejection",
+                "lantern++-rejection": "ragspec.visual.published:LanternPlusRejection",
             }
         ),
     }

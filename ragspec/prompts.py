@@ -32,11 +32,12 @@ class EncodedPrompts:
 def encode_prompts(
     prompts: Any,
     tokenizer: Any,
-    vocab_size: int,
+    input_size: int,
     attention_mask: torch.Tensor | None = None,
 ) -> EncodedPrompts:
     """Return the token ids of one prompt or a batch in any accepted form.
 
+    input_size: how many ids the model reads, which may be more than it produces.
     A tensor or array [T] or [1, T] and a flat list of ids are one prompt, a tensor [B, T] or a
     list of lists is a batch; attention_mask [B, T] marks padding. What a tokenizer returned
     (input_ids, attention_mask) is taken as well. Raises InputError for an empty prompt, ids
@@ -58,7 +59,7 @@ def encode_prompts(
     else:
         raise InputError(f"got {_described(prompts)} as a prompt; {_FORMS}")
     for number, ids in enumerate(found.ids):
-        _check(ids, number, vocab_size)
+        _check(ids, number, input_size)
     return found
 
 
@@ -153,13 +154,13 @@ def _chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
     return list(ids)
 
 
-def _check(ids: list[int], number: int, vocab_size: int) -> None:
+def _check(ids: list[int], number: int, input_size: int) -> None:
     if not ids:
         raise InputError(f"prompt {number} is empty; give at least one token to go on from")
-    if min(ids) < 0 or max(ids) >= vocab_size:
-        wrong = next(token for token in ids if not 0 <= token < vocab_size)
+    if min(ids) < 0 or max(ids) >= input_size:
+        wrong = next(token for token in ids if not 0 <= token < input_size)
         raise InputError(
-            f"prompt {number} has the token id {wrong}; expected 0 to {vocab_size - 1}. Was it "
+            f"prompt {number} has the token id {wrong}; expected 0 to {input_size - 1}. Was it "
             "made with another tokenizer?"
         )
 

@@ -45,7 +45,8 @@ class Report:
     decode_seconds: the run less retrieval and prefill.
     distinct_4: share of distinct 4-grams. loop_share: share of tokens inside a loop. budget: name
     of the policy; budget_sizes: tree size -> number of steps. reason: why speculation did not
-    help, None where it did.
+    help, None where it did. tv_excess: mean total variation per token that a relaxed rule may have
+    added; 0 under exact rules, None under rules that do not measure it.
     """
 
     tokens: int
@@ -71,6 +72,7 @@ class Report:
     reason: str | None = None
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
+    tv_excess: float | None = None
 
     @property
     def drafted(self) -> int:
@@ -95,9 +97,7 @@ class Report:
     @property
     def acceptance_histogram(self) -> list[int]:
         """Number of steps by accepted tokens: entry k counts the steps that kept k."""
-        if not self.steps:
-            return []
-        counts: list[int] = np.bincount(np.asarray(self.per_step_accepted)).tolist()
+        counts: list[int] = np.bincount(np.asarray(self.per_step_accepted, np.int64)).tolist()
         return counts
 
     @property
@@ -175,6 +175,8 @@ class Report:
         spent = ", ".join(f"{k} {v:.0f}" for k, v in self.milliseconds.items() if v >= 0.5)
         if spent:
             parts.append(f"Milliseconds: {spent}.")
+        if self.tv_excess:
+            parts.append(f"Relaxed by {self.tv_excess:.3f} total variation a token.")
         if self.loop_share > 0.2:
             parts.append(f"{self.loop_share:.0%} of the output repeats itself.")
         if self.faults:
@@ -208,6 +210,7 @@ class ReportBuilder:
         self._prefill_forwards = 0
         self._extra_forwards = 0
         self._rows: list[_Row] = []
+        self._excess: list[float] = []
 
     def prefill(self, milliseconds: float, forwards: int = 1) -> None:
         """Add the forward passes over the prompt, or over a part of it."""
@@ -218,6 +221,7 @@ class ReportBuilder:
         """Add one step; `forwards` is above 1 where a model had to be run twice for it."""
         tree, emitted = step.tree, len(step.tokens)
         self._extra_forwards += forwards - 1
+        self._excess.extend(step.excess)
         predicted = tree.origin[:, 0] == PREDICTION
         self._rows.append(
             _Row(tree.source, predicted, tree.sources, step.path, emitted, step.milliseconds)
@@ -240,6 +244,7 @@ class ReportBuilder:
         drafted = tuple(len(row.source) for row in self._rows)
         accepted = tuple(len(path) for path in kept)
         predicted = sum(int(row.predicted.sum()) for row in self._rows)
+        measured = bool(self._excess) or self.label.startswith("exact")
         copied = sum(int(r.predicted[list(p)].sum()) for r, p in zip(self._rows, kept, strict=True))
         return Report(
             tokens=len(output_tokens),
@@ -265,6 +270,7 @@ class ReportBuilder:
             reason=reason or _why_not(sum(drafted), sum(accepted)),
             accepted_prediction_tokens=copied,
             rejected_prediction_tokens=predicted - copied,
+            tv_excess=sum(self._excess) / max(1, len(output_tokens)) if measured else None,
         )
 
     def _milliseconds(self) -> dict[str, float]:
@@ -285,11 +291,9 @@ def _by_source(rows: Sequence[_Row], nodes: Iterable[Iterable[int]]) -> dict[str
 
 
 def _why_not(drafted: int, accepted: int) -> str | None:
-    if not drafted:
-        return "nothing was drafted, so this was plain decoding"
-    if not accepted:
-        return f"none of the {drafted} drafted tokens was accepted"
-    return None
+    if drafted:
+        return None if accepted else f"none of the {drafted} drafted tokens was accepted"
+    return "nothing was drafted, so this was plain decoding"
 
 
 def distinct_share(tokens: Sequence[int], n: int = 4) -> float:

@@ -63,6 +63,7 @@ def read_options(
     new = _new_tokens(options.get("max_new_tokens"), longest, limit)
     check_length(longest, new, limit)
     _check_bias(sampling, vocab_size)
+    _check_penalties(sampling, prompts, vocab_size)
     own = () if options.get("ignore_eos") else ends
     rule = StopRule(
         frozenset(own) | _stop_ids(options.get("stop_token_ids")),
@@ -132,6 +133,19 @@ def _check_bias(sampling: Sampling, vocab_size: int) -> None:
             raise SamplingError(
                 f"logit_bias has the token id {token}; expected 0 to {vocab_size - 1}"
             )
+
+
+def _check_penalties(sampling: Sampling, prompts: Sequence[Sequence[int]], vocab_size: int) -> None:
+    """Refuse what would look up ids of the prompt among the logits, which lack some of them."""
+    if sampling.repetition_penalty == 1.0 and not sampling.no_repeat_ngram_size:
+        return
+    highest = max(max(prompt) for prompt in prompts)
+    if highest >= vocab_size:
+        raise SamplingError(
+            f"got repetition_penalty or no_repeat_ngram_size with the id {highest} in a prompt, "
+            f"which the model reads and never produces (it has {vocab_size} of those); expected "
+            "neither. Use frequency_penalty or presence_penalty: they leave the prompt out."
+        )
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:

@@ -46,7 +46,10 @@ class TargetView(Protocol):
 
 @runtime_checkable
 class Rule(Protocol):
-    """Judges one draft tree; holds no state."""
+    """Judges one draft tree; holds no state.
+
+    A rule that must keep count over a whole row offers `open()`, see `open_rule`.
+    """
 
     @property
     def name(self) -> str:
@@ -98,6 +101,13 @@ class Walk:
             node = following
             if target.ends(node):
                 return Verdict(tuple(path), None)
+
+
+def open_rule(rule: Rule) -> Rule:
+    """Return the rule for one row: what its `open()` makes, or itself where it keeps no count."""
+    opening = getattr(rule, "open", None)
+    opened: Rule = rule if opening is None else opening()
+    return opened
 
 
 def check_pairing(rule: Rule, drafter: Drafter) -> None:

@@ -16,6 +16,7 @@ from ragspec.processors import HFCallable
 from ragspec.report import ReportBuilder
 from ragspec.sampling import Sampling
 from ragspec.stops import StopRule
+from ragspec.taps import needs_hidden
 from ragspec.tops import reads_prompts, wanted
 
 if TYPE_CHECKING:
@@ -154,6 +155,7 @@ class Run:
             row.drafter = engine.drafter.open(request)
             row.top = wanted([engine.drafter])
             row.reads_prompt = reads_prompts([engine.drafter])
+            row.hidden = needs_hidden([engine.drafter])
             row.budget = engine.budget.open(self._cost)
             row.context.adviser = getattr(row.budget, "adviser", None)
         return row

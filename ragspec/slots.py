@@ -4,6 +4,9 @@ Row b owns slots 0 .. capacity. Slots below `lengths[b]` hold committed tokens, 
 Above them lie up to `pending` speculative slots, filled by one or more forwards and then either
 kept (the accepted ones move down to close the gaps) or forgotten. Sliding and chunked layers keep
 every slot too: their window is enforced by the mask, so that a rollback never lacks a key.
+
+A sequence may own several rows of the buffers, its *copies* (guidance runs a model on a pair): with
+B sequences, copy c of sequence b is buffer row c * B + b. Lengths are those of sequences.
 """
 
 from __future__ import annotations
@@ -18,10 +21,11 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 class SlotBook:
     """What all layers of one cache share: lengths of the rows and the speculative region."""
 
-    def __init__(self, rows: int, capacity: int) -> None:
+    def __init__(self, rows: int, capacity: int, copies: int = 1) -> None:
         self.lengths = [0] * rows
         self.pending = 0
         self.capacity = capacity
+        self.copies = copies
         self._columns: tuple[int, torch.Tensor] | None = None
 
     @property
@@ -35,9 +39,9 @@ class SlotBook:
         return min(self.lengths) == max(self.lengths)
 
     def columns(self, n: int, device: torch.device) -> torch.Tensor:
-        """Return the slots that the next n tokens of every row go to: i64 [B, n]."""
+        """Return the slots that the next n tokens of every buffer row go to: i64 [C * B, n]."""
         if self._columns is None or self._columns[0] != n:
-            starts = torch.tensor(self.lengths, device=device) + self.pending
+            starts = torch.tensor(self.lengths * self.copies, device=device) + self.pending
             self._columns = (n, starts[:, None] + torch.arange(n, device=device))
         return self._columns[1].to(device)
 
@@ -47,7 +51,7 @@ class SlotBook:
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
-    """One layer's keys and values: [B, heads, capacity, width], grown by doubling."""
+    """One layer's keys and values: [C * B, heads, capacity, width], grown by doubling."""
 
     is_sliding = False
     is_croppable = True
@@ -67,7 +71,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write n new slots in place and return views up to the last slot in use.
 
-        Shapes: [B, heads, n, width] -> two views [B, heads, extent + n, width].
+        Shapes: [C * B, heads, n, width] -> two views [C * B, heads, extent + n, width].
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -87,12 +91,13 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def move(self, row: int, source: torch.Tensor, target: slice) -> None:
-        """Copy slots `source` i64 [A] of one row to the slots of `target`."""
-        self.keys[row, :, target] = self.keys[row].index_select(1, source)
-        self.values[row, :, target] = self.values[row].index_select(1, source)
+        """Copy slots `source` i64 [A] of one sequence to the slots of `target`."""
+        for buffer in (self.keys, self.values):
+            own = buffer[row :: len(self.book.lengths)]
+            own[:, :, target] = own.index_select(2, source)
 
     def select(self, rows: torch.Tensor) -> None:
-        """Keep the given rows i64 [B'], in that order; a row may be named several times."""
+        """Keep the given buffer rows i64 [B'], in that order; one may be named several times."""
         self.keys = self.keys.index_select(0, rows.to(self.keys.device))
         self.values = self.values.index_select(0, rows.to(self.values.device))
 
@@ -115,11 +120,14 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
 
 
 class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
-    """A transformers cache of slot layers, made as the model asks for them."""
+    """A transformers cache of slot layers, made as the model asks for them.
 
-    def __init__(self, rows: int, capacity: int) -> None:
+    rows: sequences, B. capacity: slots to begin with. copies: buffer rows of each sequence.
+    """
+
+    def __init__(self, rows: int, capacity: int, copies: int = 1) -> None:
         super().__init__(layers=[])
-        self.book = SlotBook(rows, capacity)
+        self.book = SlotBook(rows, capacity, copies)
 
     def update(
         self,
@@ -153,8 +161,9 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
         book.moved()
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in this order; naming one several times copies it."""
-        index = torch.tensor(list(rows))
+        """Keep these sequences, in this order; naming one several times copies it."""
+        before, copies = len(self.book.lengths), range(self.book.copies)
+        index = torch.tensor([copy * before + row for copy in copies for row in rows])
         for layer in self.layers:
             if layer.is_initialized:
                 layer.select(index)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -20,71 +20,29 @@ from ragspec.attention import TreeView, lease, tree_view
 from ragspec.draft import DraftTree, Ints
 from ragspec.scope import unwrapped
 from ragspec.slots import SlotCache
+from ragspec.taps import HeadTap
 from ragspec.tops import best_tokens
 from ragspec.tree import ancestors, depths
 
 MOST_LOGITS = 1 << 24  # of a prompt, kept at once to see its best tokens
 
 
-class TargetSession(Protocol):
-    """The cache of one generation: B rows that grow at their own pace. A context manager."""
-
-    def admit(self, tree: DraftTree) -> DraftTree:
-        """Return the part of a draft that this session verifies at a fair price."""
-        ...
-
-    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
-        """Run one forward over committed-but-unseen tokens and the draft below them.
-
-        pending: for each row the committed tokens not yet in the cache, the root last (the whole
-        prompt at first). trees: one draft a row, same row order. Returns logits [B, N + 1, V]:
-        row b has the root's first, then its nodes'; what lies beyond its own N is undefined.
-        """
-        ...
-
-    def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keep the pending tokens and these nodes of the last forward, drop all others."""
-        ...
-
-    def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows in this order; naming a row several times copies it."""
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
-
-
-@runtime_checkable
-class ReadsPrompts(Protocol):
-    """The optional part of a target session that tells more about prompts than their ends."""
-
-    def read_prompts(
-        self, pending: Sequence[Sequence[int]], k: int
-    ) -> tuple[torch.Tensor, list[Ints]]:
-        """Verify empty trees; return logits [B, 1, V] and what the target thought on the way.
-
-        That is, for each row, its k best tokens after the last T' tokens of the prompt: i64
-        [T', k], where T' may be smaller than the prompt, 0 included.
-        """
-        ...
-
-
 class CausalTarget:
     """Any transformers causal model that attends through the registered pair of `attention`.
 
-    The model object is used, never changed: see `attention.lease`.
+    The model object is used, never changed: see `attention.lease`. Subclasses may make the logits
+    of a sequence from several rows of the model. vocab_size: ids that may be produced, V.
+    input_size: ids that may be read, V and further ones where the model has tokens for input only.
+    copies: rows of the cache that a sequence owns.
     """
+
+    copies: int = 1
 
     def __init__(self, model: Any) -> None:
         self.model = model
         text = model.config.get_text_config()
         self.vocab_size: int = int(text.vocab_size)
+        self.input_size: int = self.vocab_size
         limit = getattr(text, "max_position_embeddings", None)
         self.max_length: int | None = int(limit) if limit else None
         accepted = inspect.signature(unwrapped(model).forward).parameters
@@ -93,9 +51,31 @@ class CausalTarget:
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.dtype: torch.dtype = model.dtype
 
+    def check_prompt(self, tokens: Sequence[int]) -> None:
+        """Raise InputError for a prompt that the model cannot go on from; ids are in range."""
+
     def open(self, rows: int, capacity: int) -> TreeSession:
         """Return an empty session of B rows with room for `capacity` slots (it grows)."""
         return TreeSession(self, rows, capacity)
+
+    @property
+    def output_head(self) -> torch.nn.Module:
+        """The module that makes logits out of the last hidden states."""
+        head: torch.nn.Module = self.model.get_output_embeddings()
+        return head
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return what the first layer reads for tokens i64 [B, n]: [copies * B, n, H]."""
+        embedded: torch.Tensor = self.model.get_input_embeddings()(tokens)
+        return embedded
+
+    def head_logits(self, states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the logits [B, n, V] of hidden states [copies * B, n, H].
+
+        positions i64 [B, n]: where the tokens stand that these states are of.
+        """
+        logits: torch.Tensor = self.output_head(states)
+        return logits
 
     def forward(
         self,
@@ -144,9 +124,11 @@ class TreeSession:
 
     def __init__(self, target: CausalTarget, rows: int, capacity: int) -> None:
         self.target = target
-        self.cache = SlotCache(rows, capacity)
+        self.cache = SlotCache(rows, capacity, target.copies)
+        self.hidden: list[torch.Tensor] = []
         self._pending: list[int] = []
         self._stack = ExitStack()
+        self._tap: HeadTap | None = None
 
     def __enter__(self) -> Self:
         self._stack.enter_context(lease(self.target.model))
@@ -159,6 +141,11 @@ class TreeSession:
         trace: TracebackType | None,
     ) -> None:
         self._stack.close()
+
+    def keep_hidden(self) -> None:
+        """Keep what the output head reads from now on; see `taps.KeepsHidden`."""
+        if self._tap is None:
+            self._tap = self._stack.enter_context(HeadTap(self.target.output_head))
 
     def admit(self, tree: DraftTree) -> DraftTree:
         """Return the whole draft; see `TargetSession.admit`."""
@@ -173,18 +160,21 @@ class TreeSession:
         firsts = [count - 1 for count in self._pending]
         n = tokens.shape[1]
         if len(set(firsts)) == 1:
-            logits = self.target.forward(tokens, view, self.cache, n - firsts[0])
+            logits, states = self._forward(tokens, view, n - firsts[0])
+            self.hidden = [] if states is None else list(states[:, :, :wanted].unbind(1))
             return logits[:, :wanted]
         index = torch.tensor(firsts)[:, None] + torch.arange(wanted)
         index = index.clamp(max=n - 1)
         kept, where = torch.unique(index, return_inverse=True)
-        logits = self.target.forward(tokens, view, self.cache, kept.to(device))
-        return logits[torch.arange(len(firsts))[:, None], where]
+        logits, states = self._forward(tokens, view, kept.to(device))
+        rows = torch.arange(len(firsts))[:, None]
+        self.hidden = [] if states is None else list(states[:, rows, where].unbind(1))
+        return logits[rows, where]
 
     def read_prompts(
         self, pending: Sequence[Sequence[int]], k: int
     ) -> tuple[torch.Tensor, list[Ints]]:
-        """Run one forward; see `ReadsPrompts`. Of long prompts only the ends are told."""
+        """Run one forward; see `tops.ReadsPrompts`. Of long prompts only the ends are told."""
         rows, device = len(pending), self.target.device
         counts = self._pending = [len(row) for row in pending]
         empty = [DraftTree.empty()] * rows
@@ -193,12 +183,32 @@ class TreeSession:
         start = max(0, n - MOST_LOGITS // (rows * self.target.vocab_size))
         kept = sorted({*range(start, n), *(count - 1 for count in counts)})
         index = torch.tensor(kept, device=device)
-        logits = self.target.forward(tokens, view, self.cache, index)
+        logits, states = self._forward(tokens, view, index)
         first = kept.index(start) if start < n else n
-        best = best_tokens(logits[:, first:], k).cpu().numpy()
-        tops = [best[row, : max(0, count - start)] for row, count in enumerate(counts)]
+        told = [max(0, count - start) for count in counts]
+        if states is not None:
+            self.hidden = [states[:, row, first : first + t] for row, t in enumerate(told)]
+        tops: list[Ints] = []
+        if k:
+            best = best_tokens(logits[:, first:], k).cpu().numpy()
+            tops = [best[row, :t] for row, t in enumerate(told)]
         ends = torch.searchsorted(index, torch.tensor(counts, device=device) - 1)
         return logits[torch.arange(rows, device=device), ends][:, None], tops
+
+    def _forward(
+        self, tokens: torch.Tensor, view: TreeView, keep: int | torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the kept queries' logits [B, k, V] and, if they are kept, states [C, B, k, H]."""
+        if self._tap is None:
+            return self.target.forward(tokens, view, self.cache, keep), None
+        self._tap.listen()
+        logits = self.target.forward(tokens, view, self.cache, keep)
+        states = self._tap.taken()
+        if states is None:
+            return logits, None
+        if not self.target.keeps_logits:
+            states = states[:, -keep:] if isinstance(keep, int) else states[:, keep]
+        return logits, states.view(-1, len(tokens), *states.shape[1:])
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep pending tokens and accepted nodes; see `TargetSession.commit`."""

@@ -7,7 +7,7 @@ where no drafter asks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -24,6 +24,21 @@ class LearnsFromPrompt(Protocol):
 
     def observe_prompt(self, tokens: Ints, top: Ints) -> None:
         """Learn the best tokens i64 [T, k] after each of the prompt's last T tokens i64 [T]."""
+        ...
+
+
+@runtime_checkable
+class ReadsPrompts(Protocol):
+    """The optional part of a target session that tells more about prompts than their ends."""
+
+    def read_prompts(
+        self, pending: Sequence[Sequence[int]], k: int
+    ) -> tuple[torch.Tensor, list[Ints]]:
+        """Verify empty trees; return logits [B, 1, V] and what the target thought on the way.
+
+        That is, for each row, its k best tokens after the last T' tokens of the prompt: i64
+        [T', k], where T' may be smaller than the prompt, 0 included. No rows where k is 0.
+        """
         ...
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from ragspec.draft import ROOT, DraftTree
-from ragspec.target import CausalTarget, TargetSession
+from ragspec.session import TargetSession
+from ragspec.target import CausalTarget
 from ragspec.tree import paths
 
 PREFIXES = (12, 7)

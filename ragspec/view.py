@@ -36,6 +36,7 @@ class RowView:
         self._stop = stop
         self._context = context
         self._chosen = chosen
+        self._length = len(context)
         self._generated = len(context) - law.prompt_length
         self._paths: dict[int, list[int]] = {ROOT: []}
         self._scores: dict[int, torch.Tensor] = {}
@@ -63,7 +64,10 @@ class RowView:
         found = self._scores.get(node)
         if found is None:
             row = self._logits[node + 1 : node + 2]
-            found = self._law.process(row, self._context, [self.path(node)])
+            context = self._context
+            if len(context) > self._length:  # asked after the verdict: tokens were committed
+                context = context[: self._length]
+            found = self._law.process(row, context, [self.path(node)])
             self._scores[node] = found
         return found
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from ragspec.combined import Combined
 from ragspec.draft import (
@@ -28,6 +29,7 @@ from ragspec.draft import (
 from ragspec.errors import InputError
 from ragspec.retrievers.provenance import check_all
 from ragspec.retrievers.sources import PATIENCE, Source, Wrapped, as_kind, faults_of
+from ragspec.taps import needs_hidden
 from ragspec.tops import reads_prompts, wanted
 from ragspec.tree import keep_best, overlay, select
 
@@ -121,6 +123,11 @@ class CascadeSession:
         for source in self._sources:
             source.observe_prompt(tokens, top)
 
+    def observe_hidden(self, tokens: Ints, hidden: torch.Tensor) -> None:
+        """Tell the sources that go on from them the prompt's hidden states."""
+        for source in self._sources:
+            source.observe_hidden(tokens, hidden)
+
     def rollback(self, n: int) -> None:
         """Forget the last `n` committed tokens in every source."""
         for source in self._sources:
@@ -173,6 +180,7 @@ class Named:
         self.kind = drafter.kind
         self.top_logits = wanted([drafter])
         self.reads_prompt = reads_prompts([drafter])
+        self.needs_hidden = needs_hidden([drafter])
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
         """Raise StoreError where the drafter's store was made with another model or tokenizer."""

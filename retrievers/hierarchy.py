@@ -92,6 +92,11 @@ class HierarchyDrafter:
         """Whether the context learns from the prompt's best tokens too."""
         return self.cascade.reads_prompt
 
+    @property
+    def needs_hidden(self) -> bool:
+        """Whether a database goes on from the target's hidden states."""
+        return self.cascade.needs_hidden
+
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
         """Raise StoreError where a store was made with another model or tokenizer."""
         expected = prints_of(model, tokenizer)

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import torch
+
 from ragspec.combined import Combined
 from ragspec.draft import (
     DraftContext,
@@ -200,6 +202,11 @@ class SelectSession:
         """Tell every drafter what the prefill knew."""
         for source in self._all():
             source.observe_prompt(tokens, top)
+
+    def observe_hidden(self, tokens: Ints, hidden: torch.Tensor) -> None:
+        """Tell every drafter that goes on from them the prompt's hidden states."""
+        for source in self._all():
+            source.observe_hidden(tokens, hidden)
 
     def rollback(self, n: int) -> None:
         """Forget the last `n` committed tokens in every drafter."""

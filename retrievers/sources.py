@@ -14,6 +14,8 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import torch
+
 from ragspec.draft import (
     DraftContext,
     Drafter,
@@ -28,6 +30,7 @@ from ragspec.draft import (
 from ragspec.errors import InputError
 from ragspec.fuse import Fuse
 from ragspec.retrievers.provenance import check_all
+from ragspec.taps import needs_hidden, tell_hidden
 from ragspec.tops import reads_prompts, tell_prompt, wanted
 from ragspec.tree import merge
 
@@ -61,6 +64,7 @@ class Timely:
         self.kind = drafter.kind
         self.top_logits = wanted([drafter])
         self.reads_prompt = reads_prompts([drafter])
+        self.needs_hidden = needs_hidden([drafter])
         self.patience = patience
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
@@ -85,6 +89,10 @@ class Wrapped:
     def observe_prompt(self, tokens: Ints, top: Ints) -> None:
         """Hand on what the prefill knew, see `tops`."""
         tell_prompt(self.inner, tokens, top)
+
+    def observe_hidden(self, tokens: Ints, hidden: torch.Tensor) -> None:
+        """Hand on the prompt's hidden states, see `taps`."""
+        tell_hidden(self.inner, tokens, hidden)
 
     def rollback(self, n: int) -> None:
         """Hand on that the last `n` committed tokens are forgotten."""
@@ -151,6 +159,10 @@ class Source:
     def observe_prompt(self, tokens: Ints, top: Ints) -> None:
         """Hand on what the prefill knew, see `tops`."""
         self._guard.observe_prompt(tokens, top)
+
+    def observe_hidden(self, tokens: Ints, hidden: torch.Tensor) -> None:
+        """Hand on the prompt's hidden states, see `taps`."""
+        self._guard.observe_hidden(tokens, hidden)
 
     def rollback(self, n: int) -> None:
         """Hand on that the last `n` committed tokens are forgotten."""

@@ -130,3 +130,5 @@ def test_text_beyond_the_model_is_told() -> None:
     assert cache.room([1] * 512) == 1  # a candidate below the root needs no place of its own
     assert not cache.readable([1] * 513)
     assert not cache.readable([1, tiny.VOCAB, 2])
+    cache.model.input_size += 1  # an id that can be read and has no logits
+    assert cache.readable([1, tiny.VOCAB, 2])

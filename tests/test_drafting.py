@@ -15,7 +15,9 @@ from ragspec.errors import (
     ModelNotFoundError,
     TokenizerMismatchError,
     UnknownNameError,
+    UnsupportedModelError,
 )
+from ragspec.fallback import PathTarget
 from ragspec.fuse import Fuse
 from ragspec.target import CausalTarget
 from tests import tiny
@@ -76,6 +78,16 @@ def test_names_that_nothing_answers_to() -> None:
 def test_what_is_no_draft_model_is_refused() -> None:
     with pytest.raises(InputError, match="got int as a draft model"):
         build(None, 5)
+
+
+def test_a_target_may_be_the_draft_model() -> None:
+    small = CausalTarget(tiny.model("llama", seed=1))
+    assert names(build(None, small)) == ["model"]
+    other = CausalTarget(tiny.model("llama", vocab_size=50))
+    with pytest.raises(TokenizerMismatchError, match="50 token ids and the target 97"):
+        build(None, other)
+    with pytest.raises(UnsupportedModelError, match="cannot draft: it has no tree attention"):
+        build(None, PathTarget(tiny.model("llama"), "rows"))
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused() -> None:

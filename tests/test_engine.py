@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from ragspec.errors import (
 )
 from ragspec.output import Generation
 from ragspec.sampling import Sampling
+from ragspec.target import CausalTarget
 from tests import tiny
 from tests.mixing import MixingDrafter
 
@@ -183,6 +185,37 @@ def test_logprobs_are_those_of_plain_decoding(model: Any, plain: Engine) -> None
             assert mine.token == plain_one.token
             assert mine.logprob == pytest.approx(plain_one.logprob, abs=1e-9)
             assert len(mine.top) == 2
+
+
+class _Rooted(CausalTarget):
+    """A target with one id for input only, which every prompt must begin with."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.input_size = self.vocab_size + 1
+
+    def check_prompt(self, tokens: Sequence[int]) -> None:
+        if tokens[0] != self.vocab_size:
+            raise InputError("got no root")
+
+    def forward(self, tokens: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return super().forward(tokens % self.vocab_size, *rest)
+
+
+def test_a_ready_target_is_taken_as_it_is(model: Any, plain: Engine) -> None:
+    target = _Rooted(model)
+    engine = Engine(target, None, budget=8)
+    assert engine.target is target
+    assert engine.model is model
+    given = [[tiny.VOCAB, *prompt] for prompt in PROMPTS]
+    rooted = [[0, *prompt] for prompt in PROMPTS]
+    expected = plain.generate(rooted, max_new_tokens=NEW, ignore_eos=True)
+    found = engine.generate(given, max_new_tokens=NEW, ignore_eos=True)
+    assert [each.tokens for each in found] == [each.tokens for each in expected]
+    with pytest.raises(InputError, match="no root"):
+        engine.generate(PROMPTS[0])
+    with pytest.raises(InputError, match=f"expected 0 to {tiny.VOCAB}"):
+        engine.generate([tiny.VOCAB + 1])
 
 
 def test_the_model_is_left_as_it_was_found(model: Any) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from ragspec.draft import DraftTree, Verdict
 from ragspec.engine import Engine
 from ragspec.output import Generation
 from ragspec.processors import RepetitionPenalty
+from ragspec.rules import ALL_KINDS, TargetView, Walk
 from ragspec.sampling import Sampling
 from ragspec.slots import SlotCache
 from ragspec.view import RowView
@@ -112,6 +114,44 @@ def test_rows_end_at_their_own_time(drafted: Engine, expected: list[list[int]]) 
         assert result.tokens == (whole[: stops[0] + 1] if stops else whole)
         assert result.finish_reason == ("stop" if stops else "length")
     assert len({len(result.tokens) for result in results}) > 1
+
+
+class Counting:
+    """A walk that counts its verdicts over a row, and calls every position's excess 0.5."""
+
+    name, label, accepts = "counting", "approximate", ALL_KINDS
+
+    def __init__(self, opened: list[Counting] | None = None) -> None:
+        self.opened = [] if opened is None else opened
+        self.verdicts = 0
+
+    def open(self) -> Counting:
+        self.opened.append(Counting(self.opened))
+        return self.opened[-1]
+
+    def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
+        self.verdicts += 1
+        self.label = f"bounded(tv<={self.verdicts})"
+        path, token = (found := Walk().judge(tree, target)).path, found.token
+        return Verdict(path, token, (0.5,) * (len(path) + (token is not None)))
+
+
+def test_a_rule_that_counts_is_opened_for_every_row(
+    model: Any, drafted: Engine, expected: list[list[int]]
+) -> None:
+    rule = Counting()
+    engine = Engine(model, drafter=drafted.drafter, budget=10, rule=rule)
+    stop = [expected[0][4]]
+    results = engine.generate(
+        PROMPTS, SAMPLED, max_new_tokens=NEW, ignore_eos=True, stop_token_ids=stop
+    )
+    assert rule.verdicts == 0 and len(rule.opened) == len(results) == 3
+    for result, row in zip(results, rule.opened, strict=True):
+        assert row.verdicts == len(result.steps)
+        assert result.label == f"bounded(tv<={row.verdicts})"
+        figures = [figure for step in result.steps for figure in step.excess]
+        assert len(figures) == len(result.tokens)  # cut where the text was cut
+        assert result.report.tv_excess == 0.5 * (len(figures) - 1) / len(figures)  # less prefill
 
 
 def test_samples_of_a_batch_are_those_of_each_prompt_alone(plain: Engine) -> None:

@@ -23,6 +23,22 @@ def read(sampling: Sampling | None = None, **options: Any) -> RowSettings:
     )
 
 
+def test_penalties_that_look_up_the_prompt_need_ids_that_have_logits() -> None:
+    asked: list[dict[str, Any]] = [{"repetition_penalty": 1.1}, {"no_repeat_ngram_size": 2}]
+    for settings in asked:
+        read(Sampling(**settings))
+        with pytest.raises(SamplingError, match="the id 60 in a prompt"):
+            read_options(
+                {},
+                Sampling(**settings),
+                [[1], [2, 60]],
+                ends=[],
+                has_text=False,
+                vocab_size=50,
+                limit=None,
+            )
+
+
 def test_new_tokens_default_to_what_the_context_leaves() -> None:
     assert read().stop.max_new_tokens == 90
     unlimited = read_options(

@@ -30,8 +30,8 @@ def write(cache: SlotCache, marks: list[list[int]]) -> None:
 
 
 def held(cache: SlotCache, row: int) -> list[int]:
-    """Return the marks of a row's committed slots, after checking that all copies agree."""
-    length = cache.book.lengths[row]
+    """Return the marks of a row's committed slots, after checking that all layers agree."""
+    length = cache.book.lengths[row % len(cache.book.lengths)]
     found = cache.layers[0].keys[row, 0, :length, 0]
     for i, layer in enumerate(cache.layers):
         assert (layer.keys[row, :, :length] == (found + i)[None, :, None]).all()
@@ -68,6 +68,36 @@ def test_a_cache_holds_what_lists_hold(data: st.DataObject) -> None:
             truth[row] = truth[row][:length]
         assert [held(cache, row) for row in range(len(truth))] == truth
         assert cache.book.pending == 0
+
+
+@given(st.data())
+@settings(max_examples=40)
+def test_copies_of_a_sequence_are_kept_alike(data: st.DataObject) -> None:
+    """A cache of B sequences with C copies does what C caches of B sequences do."""
+    rows, copies = data.draw(st.integers(1, 3)), data.draw(st.integers(2, 3))
+    joint = SlotCache(rows, 4, copies)
+    alone = [SlotCache(rows, 4) for _ in range(copies)]
+    mark = 0
+    for _ in range(data.draw(st.integers(1, 5))):
+        n = data.draw(st.integers(1, 4))
+        blocks = [[[mark := mark + 1 for _ in range(n)] for _ in range(rows)] for _ in alone]
+        whole = states([row for block in blocks for row in block])
+        for layer in range(LAYERS):
+            joint.update(whole + layer, -whole - layer, layer)
+        joint.advance(n)
+        for cache, block in zip(alone, blocks, strict=True):
+            write(cache, block)
+        indices = st.lists(st.integers(0, n - 1), unique=True)
+        kept = [sorted(data.draw(indices)) for _ in range(rows)]
+        order = data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=3))
+        for cache in (joint, *alone):
+            cache.commit(kept)
+            cache.select(order)
+        rows = len(order)
+        assert all(cache.book.lengths == joint.book.lengths for cache in alone)
+        for copy, cache in enumerate(alone):
+            for row in range(rows):
+                assert held(joint, copy * rows + row) == held(cache, row)
 
 
 def test_nothing_is_moved_where_the_first_slots_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,110 @@
+"""Ways of drawing by their short names, and the pipelines that they stand for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragspec.draft import DraftKind
+from ragspec.errors import InputError, UnknownNameError
+from ragspec.pipelines.bench_image_ways import (
+    DRAFT_ONLY,
+    PLAIN,
+    Way,
+    build_way,
+    default_ways,
+    parse_way,
+    parse_ways,
+)
+from ragspec.visual.image_drafting import Conditions
+from ragspec.visual.image_pipeline import ImagePipeline
+from ragspec.visual.image_target import ImageTarget
+from tests import tiny_images
+
+
+@pytest.mark.parametrize(
+    ("text", "way"),
+    [
+        ("plain", Way("plain")),
+        ("exact", Way("exact", "exact", "starter")),
+        ("lantern@0.05", Way("lantern@0.05", "lantern", "starter", {"delta": 0.05})),
+        ("lantern++@3:head", Way("lantern++@3:head", "lantern++", "head", {"lam": 3.0})),
+        ("gsd@12", Way("gsd@12", "gsd", "starter", {"partition": 12})),
+        ("scd", Way("scd", "exact", "jacobi")),
+        ("sjd", Way("sjd", "rejection", "jacobi")),
+        (
+            "lantern@0.1:head/deterministic",
+            Way(
+                "lantern@0.1:head/deterministic", "lantern", "head", {"delta": 0.1}, "deterministic"
+            ),
+        ),
+    ],
+)
+def test_a_name_stands_for_a_way(text: str, way: Way) -> None:
+    assert parse_way(f" {text} ") == way
+
+
+def test_ways_that_differ_in_a_value_are_one_series() -> None:
+    one, two = parse_way("lantern@0.05:head"), parse_way("lantern@0.1:head")
+    assert one.series == two.series == "lantern:head"
+    assert (one.value, two.value, parse_way("exact").value) == ("0.05", "0.1", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ("lantrn@0.1", UnknownNameError, "Did you mean 'lantern'"),
+        ("exact@3", InputError, "takes no value"),
+        ("lantern@", InputError, "expected RULE"),
+    ],
+)
+def test_other_names_are_refused(text: str, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        parse_way(text)
+
+
+def test_plain_comes_first_and_each_way_once() -> None:
+    assert [way.name for way in parse_ways(["exact", "plain", "exact", ""])] == ["plain", "exact"]
+
+
+def test_the_usual_ways_need_what_is_there() -> None:
+    every = default_ways(1024, True, True)
+    assert {"exact", "rejection", "gsd", "cool@2", "draft-only", "sjd", "scd"} <= set(every)
+    assert "lantern@0.025" in every and "exact:head" in every
+    assert [way.name for way in parse_ways(every)] == ["plain", *every]
+    assert default_ways(1024, False, False) == ("sjd", "scd")
+
+
+def test_pipelines_share_the_models(tmp_path: Path) -> None:
+    base = ImagePipeline.from_pretrained(tiny_images.save(tmp_path), None)
+    drafts: dict[str, Any] = {}
+    built = {
+        name: build_way(parse_way(name), base, drafts, 4, 1)
+        for name in (PLAIN, "exact", "rejection", "scd", DRAFT_ONLY)
+    }
+    assert all(p.model is base.model for name, p in built.items() if name != DRAFT_ONLY)
+    assert built[DRAFT_ONLY].model is drafts["model"] is built["exact"].draft
+    conditions = Conditions(torch_labels())
+    target = ImageTarget(base.model, conditions.table(base.model), 2.0)
+    kinds = {
+        name: getattr(p.source(target, conditions), "kind", None)
+        for name, p in built.items()
+        if name != DRAFT_ONLY
+    }
+    coupled, sampled = DraftKind.COUPLED, DraftKind.SAMPLED
+    assert kinds == {PLAIN: None, "exact": coupled, "rejection": sampled, "scd": coupled}
+
+
+def test_draft_only_needs_a_draft(tmp_path: Path) -> None:
+    folder = tiny_images.save(tmp_path)
+    base = ImagePipeline.from_pretrained(folder / "target", None, tokenizer=folder / "tokenizer")
+    with pytest.raises(InputError, match="needs a draft model"):
+        build_way(parse_way(DRAFT_ONLY), base, {}, 4, 1)
+
+
+def torch_labels() -> Any:
+    import torch
+
+    return torch.tensor([0])

@@ -1,0 +1,33 @@
+"""The work behind `ragspec train-head`, beyond what its command line shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ragspec.errors import InputError
+from ragspec.head_training import HeadTraining
+from ragspec.pipelines.head_tasks import check_out, make_head
+from ragspec.pipelines.terminal import Terminal
+from tests import tiny
+
+
+def test_a_new_or_empty_folder_will_do(tmp_path: Path) -> None:
+    check_out(tmp_path)
+    check_out(tmp_path / "new")
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(InputError, match="other files"):
+        check_out(tmp_path)
+
+
+def test_some_texts_are_kept_apart_where_there_are_many(tmp_path: Path) -> None:
+    """And texts that the model could not read at once are cut to its context."""
+    model, data = tmp_path / "model", tmp_path / "rows.jsonl"
+    tiny.model(max_position_embeddings=40).save_pretrained(model)
+    tiny.tokenizer().save_pretrained(model)
+    rows = ['{"text": "' + tiny.TEXT[i : i + 60].replace("\n", " ") + '"}' for i in range(45)]
+    data.write_text("\n".join(rows), encoding="utf-8")
+    settings = HeadTraining(steps=2, batch_size=2, length=64)
+    found = make_head(str(model), data, tmp_path / "head", settings, Terminal(quiet=True))
+    assert (found["texts"], found["kept_apart"], found["tokens"]) == (45, 3, 45 * 40)

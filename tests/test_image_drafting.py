@@ -1,0 +1,108 @@
+"""Drafters of image pipelines by name, folder and object, and how they draft."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ragspec.draft import DraftKind
+from ragspec.errors import (
+    InputError,
+    ModelNotFoundError,
+    TokenizerMismatchError,
+    UnknownNameError,
+)
+from ragspec.head import FeatureHead
+from ragspec.rejection import ChainRejection
+from ragspec.rules import Walk
+from ragspec.synthetic import SyntheticDrafter
+from ragspec.visual.image_drafting import Conditions, draft_source
+from ragspec.visual.image_folder import find_folder
+from ragspec.visual.image_target import ImageTarget
+from tests import tiny_images
+
+LABELS = Conditions(torch.tensor([0, 2]))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tiny_images.save(tmp_path_factory.mktemp("images"))
+    made = ImageTarget(tiny_images.model(), LABELS.table(tiny_images.model()), 2.0)
+    FeatureHead.fresh(made, torch.Generator().manual_seed(0)).save(root / "head")
+    return root
+
+
+def target() -> ImageTarget:
+    model = tiny_images.model()
+    return ImageTarget(model, LABELS.table(model), 3.0, (0, 4))
+
+
+def test_no_drafter_is_plain_decoding() -> None:
+    assert draft_source(None, Walk(), tiny_images.model(), None)(target(), LABELS) is None
+
+
+def test_a_draft_model_is_guided_as_the_target_is(folder: Path) -> None:
+    made = target()
+    for given in ("starter", "model", folder / "draft", str(folder / "draft")):
+        source = draft_source(given, Walk(), made.model, find_folder(folder))
+        drafter = source(made, LABELS)
+        assert drafter is not None and drafter.kind is DraftKind.COUPLED
+        own = drafter.model  # type: ignore[attr-defined]
+        assert isinstance(own, ImageTarget) and own.copies == 2
+        assert (own.guidance_scale, own.guidance_interval) == (3.0, (0, 4))
+        assert own.input_size == made.input_size
+
+
+def test_the_rule_decides_how_a_model_drafts(folder: Path) -> None:
+    made = target()
+    drawn = draft_source("model", ChainRejection(), made.model, find_folder(folder))
+    found = drawn(made, LABELS)
+    assert found is not None and found.kind is DraftKind.SAMPLED
+    mode = "sampled-without-replacement"
+    asked = draft_source("model", Walk(), made.model, find_folder(folder), mode)(made, LABELS)
+    assert asked is not None and asked.kind is DraftKind.SAMPLED_WITHOUT_REPLACEMENT
+
+
+def test_a_head_goes_on_from_the_target_of_the_call(folder: Path) -> None:
+    made = target()
+    for given in ("head", folder / "head"):
+        found = draft_source(given, Walk(), made.model, find_folder(folder))(made, LABELS)
+        assert found is not None and found.target is made  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind"), [(Walk(), DraftKind.COUPLED), (ChainRejection(), DraftKind.SAMPLED)]
+)
+def test_jacobi_takes_the_form_that_the_rule_can_judge(rule: Walk, kind: DraftKind) -> None:
+    found = draft_source("jacobi", rule, tiny_images.model(), None)(target(), LABELS)
+    assert found is not None and found.kind is kind
+    assert found.width == tiny_images.SIDE  # type: ignore[attr-defined]
+
+
+def test_an_object_is_taken_as_it_is() -> None:
+    own = SyntheticDrafter(0.5, {}, 0)
+    assert draft_source(own, Walk(), tiny_images.model(), None)(target(), LABELS) is own
+    small = tiny_images.model(layers=1)
+    found = draft_source(small, Walk(), tiny_images.model(), None)(target(), LABELS)
+    assert found is not None and found.model.model is small  # type: ignore[attr-defined]
+
+
+def test_what_cannot_draft_is_refused(folder: Path, tmp_path: Path) -> None:
+    model, parts = tiny_images.model(), find_folder(folder / "target")
+    with pytest.raises(UnknownNameError, match="Did you mean 'jacobi'"):
+        draft_source("jacobbi", Walk(), model, parts)
+    with pytest.raises(ModelNotFoundError, match="nothing of that kind lies with"):
+        draft_source("model", Walk(), model, parts)
+    with pytest.raises(ModelNotFoundError, match="the given model"):
+        draft_source("starter", Walk(), model, None)
+    with pytest.raises(ModelNotFoundError, match="no draft model at"):
+        draft_source(tmp_path, Walk(), model, None)
+    with pytest.raises(TokenizerMismatchError, match="vocab_size 30"):
+        draft_source(tiny_images.model(codes=30), Walk(), model, None)
+    with pytest.raises(InputError, match="as a drafter"):
+        draft_source(3, Walk(), model, None)
+    (tmp_path / "config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(InputError, match="cannot be read"):
+        draft_source(tmp_path, Walk(), model, None)

@@ -1,0 +1,59 @@
+"""What a call may ask for: classes by number and name, counts, seeds, prompts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ragspec.errors import InputError
+from ragspec.visual.image_request import (
+    checked_count,
+    checked_texts,
+    class_number,
+    seeds_of,
+    some,
+)
+
+NAMES = ("wall/stone", "cat", "spell/fire", "item/fire")
+
+
+@pytest.mark.parametrize(
+    ("given", "number"), [(0, 0), (3, 3), ("2", 2), ("cat", 1), ("CAT ", 1), ("stone", 0)]
+)
+def test_a_class_is_a_number_or_a_name(given: int | str, number: int) -> None:
+    assert class_number(given, NAMES, 4) == number
+
+
+@pytest.mark.parametrize("given", [4, -1, "4", "dog", "fire", ""])
+def test_a_class_that_is_not_there_or_not_clear_is_refused(given: int | str) -> None:
+    with pytest.raises(InputError, match="expected"):
+        class_number(given, NAMES, 4)
+
+
+def test_names_of_a_model_without_names_are_refused() -> None:
+    with pytest.raises(InputError, match="has no names, expected 0 to 9"):
+        class_number("cat", (), 10)
+
+
+def test_seeds_are_drawn_one_an_image_whatever_follows() -> None:
+    def dice() -> torch.Generator:
+        return torch.Generator().manual_seed(7)
+
+    assert seeds_of(dice(), 5)[:2] == seeds_of(dice(), 2)
+    assert seeds_of([dice(), dice()], 2) == [seeds_of(dice(), 1)[0]] * 2
+    assert len(set(seeds_of(None, 20))) > 1
+    with pytest.raises(InputError, match="2 generators for 3 images"):
+        seeds_of([dice(), dice()], 3)
+
+
+def test_counts_and_texts_are_checked() -> None:
+    assert checked_count(2, "n") == 2
+    for wrong in (0, -1, 1.5):
+        with pytest.raises(InputError, match="n is"):
+            checked_count(wrong, "n")  # type: ignore[arg-type]
+    assert checked_texts(["cat"]) == ["cat"]
+    for text in ("", "  ", 3):
+        with pytest.raises(InputError, match="a few words"):
+            checked_texts(["cat", text])
+    with pytest.raises(InputError, match="empty list"):
+        some([])

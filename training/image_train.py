@@ -1,0 +1,277 @@
+"""Train target and draft of the starter image sets on a CPU, resumable, ending at a given time.
+
+Target and draft of a set share their rows: the target learns the codes of the pictures, the draft
+the law that the target gives to the same row in the same step, so that one pass of the target pays
+for both. With several sets the steps alternate. Weights are bfloat16 and follow float32 masters;
+Muon moves the hidden matrices, AdamW embeddings, heads and norms. A running mean of the masters is
+what gets exported: it is usable at any time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from image_data import (
+    BACKGROUND,
+    SETS,
+    Pictures,
+    augment,
+    conditions,
+    read_pictures,
+    split,
+)
+from image_model import build_model, use_plain_attention
+from text_train import rate_factor, seconds_until
+from torch import Tensor
+from torch.nn import functional
+
+from ragspec.visual.vq import VQTokenizer
+
+BATCH = 32
+STRENGTH = 0.5  # of the changes to a picture, see `augment`
+DROPPED = 0.1  # conditions replaced by none
+KEEP = 0.99  # of the running mean, per step
+CODE_SHARE = 0.1  # of the draft's loss: the codes themselves, beside the target's law
+
+
+class Rows:
+    """The pictures of a set as rows of codes, encoded anew, with other changes, whenever drawn.
+
+    Pictures of rare classes are drawn more often: with the inverse root of the class's size.
+    """
+
+    def __init__(self, tokenizer: VQTokenizer, pictures: Pictures, embedder: Path) -> None:
+        """Prepare the conditions: labels i64 [n] or features f32 [n, L, 224]."""
+        self.tokenizer = tokenizer
+        self.pictures = pictures
+        self.given = conditions(pictures, embedder)
+        self.odds = torch.ones(len(pictures))
+        if pictures.kind == "tiles":
+            self.odds = torch.bincount(pictures.labels).float().rsqrt()[pictures.labels]
+
+    def draw(self, count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw codes i64 [count, 64] of changed pictures, and their conditions."""
+        picked = torch.multinomial(self.odds, count, replacement=True, generator=rng)
+        background = BACKGROUND[self.pictures.kind]
+        images = augment(self.pictures.images[picked], background, rng, STRENGTH)
+        return self.encode(images), self.given[picked]
+
+    def whole(self) -> tuple[Tensor, Tensor]:
+        """Give codes and conditions of all pictures, unchanged."""
+        return self.encode(self.pictures.images), self.given
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Encode pictures; half precision is twice as fast and changes few codes."""
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.tokenizer.encode(images)
+
+
+class Student:
+    """A model in bfloat16, its float32 masters with their running mean, and its optimisers."""
+
+    def __init__(self, kind: str, name: str, muon_rate: float, adam_rate: float) -> None:
+        """Build the model with torch's own generator and part its parameters."""
+        self.model: Any = build_model(kind, name)
+        self.masters = {key: p.detach().clone() for key, p in self.model.named_parameters()}
+        self.mean = {key: p.clone() for key, p in self.masters.items()}
+        self.model.to(torch.bfloat16).train()
+        use_plain_attention(self.model)
+        hidden = [m for k, m in self.masters.items() if m.ndim == 2 and k.startswith("layers")]
+        others = [m for k, m in self.masters.items() if m.ndim != 2 or not k.startswith("layers")]
+        self.rates = (muon_rate, adam_rate)
+        self.optimisers: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(
+                hidden, lr=muon_rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
+            ),
+            torch.optim.AdamW(others, lr=adam_rate, betas=(0.9, 0.95), weight_decay=0.01),
+        ]
+
+    def logits(self, codes: Tensor, given: Tensor, dropped: Tensor) -> Tensor:
+        """Give the logits f32 [B * 64, V] of codes [B, 64]; rows `dropped` have no condition."""
+        condition = self.model.condition(given)
+        none = self.model.unconditional(len(codes))
+        condition = torch.where(dropped[:, None, None], none, condition)
+        out = self.model(
+            codes[:, :-1],
+            condition_embeds=condition,
+            use_cache=False,
+            logits_to_keep=codes.shape[1],
+        )
+        logits: Tensor = out.logits.float().flatten(0, 1)
+        return logits
+
+    def apply_gradients(self, factor: float, step: int) -> None:
+        """Move the masters by the clipped gradients, then the model and the running mean."""
+        for key, parameter in self.model.named_parameters():
+            self.masters[key].grad = parameter.grad.float()
+            parameter.grad = None
+        torch.nn.utils.clip_grad_norm_(self.masters.values(), 1.0)
+        for optimiser, rate in zip(self.optimisers, self.rates, strict=True):
+            for group in optimiser.param_groups:
+                group["lr"] = rate * factor
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        keep = min(KEEP, 1 - 1 / (step + 1))
+        with torch.no_grad():
+            for key, parameter in self.model.named_parameters():
+                parameter.copy_(self.masters[key])
+                self.mean[key].lerp_(self.masters[key], 1 - keep)
+
+    def state(self) -> dict[str, Any]:
+        """Give everything needed to go on."""
+        optimisers = [optimiser.state_dict() for optimiser in self.optimisers]
+        return {"masters": self.masters, "mean": self.mean, "optimisers": optimisers}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        with torch.no_grad():
+            for key, parameter in self.model.named_parameters():
+                self.masters[key].copy_(state["masters"][key])
+                self.mean[key].copy_(state["mean"][key])
+                parameter.copy_(self.masters[key])
+        for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
+
+
+class Trainer:
+    """Target and draft of one set, with their rows."""
+
+    def __init__(self, kind: str, rows: Rows, held: Rows, seed: int, rates: Tensor) -> None:
+        """Build both models with `seed`; rates [2, 2]: Muon's and AdamW's of target and draft."""
+        torch.manual_seed(seed)
+        self.kind, self.rows, self.held = kind, rows, held
+        self.target = Student(kind, "target", *rates[0].tolist())
+        self.draft = Student(kind, "draft", *rates[1].tolist())
+        self.rng = torch.Generator().manual_seed(seed)
+        self.step = 0
+
+    def update(self, factor: float) -> dict[str, float]:
+        """Do one step of both models at `factor` of their rates; returns losses in nats a code."""
+        codes, given = self.rows.draw(BATCH, self.rng)
+        dropped = torch.rand(BATCH, generator=self.rng) < DROPPED
+        logits = self.target.logits(codes, given, dropped)
+        loss = functional.cross_entropy(logits, codes.flatten())
+        loss.backward()  # type: ignore[no-untyped-call]
+        law = logits.detach().softmax(-1)
+        guess = self.draft.logits(codes, given, dropped)
+        hard = functional.cross_entropy(guess, codes.flatten())
+        soft = functional.cross_entropy(guess, law)
+        (CODE_SHARE * hard + (1 - CODE_SHARE) * soft).backward()
+        self.target.apply_gradients(factor, self.step)
+        self.draft.apply_gradients(factor, self.step)
+        self.step += 1
+        return {"target": float(loss.detach()), "draft": float(hard.detach())}
+
+    def measure(self) -> dict[str, float]:
+        """Measure on held-out pictures: nats a code, the target's entropy, agreement.
+
+        `overlap`: mean of sum min(p, q), the rate at which rejection accepts a drafted code.
+        """
+        with torch.no_grad():
+            codes, given = self.held.whole()
+            none = torch.zeros(len(codes), dtype=torch.bool)
+            target = self.target.logits(codes, given, none)
+            draft = self.draft.logits(codes, given, none)
+            p, q = target.softmax(-1), draft.softmax(-1)
+            entropy = -(p * target.log_softmax(-1)).sum(-1).mean()
+            figures = {
+                "held_target": functional.cross_entropy(target, codes.flatten()),
+                "held_draft": functional.cross_entropy(draft, codes.flatten()),
+                "entropy": entropy,
+                "overlap": torch.minimum(p, q).sum(-1).mean(),
+                "agree": (target.argmax(-1) == draft.argmax(-1)).float().mean(),
+            }
+        return {key: float(value) for key, value in figures.items()}
+
+    def save(self, path: Path) -> None:
+        """Write everything needed to go on, beside first and then in place."""
+        state = {"target": self.target.state(), "draft": self.draft.state()}
+        state |= {"rng": self.rng.get_state(), "step": self.step}
+        torch.save(state, path.with_suffix(".new"))
+        path.with_suffix(".new").replace(path)
+
+    def load(self, path: Path) -> None:
+        """Go on from a checkpoint written by `save`."""
+        state = torch.load(path, weights_only=True)
+        self.target.restore(state["target"])
+        self.draft.restore(state["draft"])
+        self.rng.set_state(state["rng"])
+        self.step = state["step"]
+
+
+def train(trainers: list[Trainer], folder: Path, seconds: float, decay: float) -> None:
+    """Train the sets in turn for `seconds`, the last `decay` of them with a falling rate.
+
+    SIGTERM ends the run after the current step, with checkpoints.
+    """
+    end = time.monotonic() + seconds
+    saved = time.monotonic()
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    with (folder / "log.jsonl").open("a") as log:
+        while (left := end - time.monotonic()) > 0 and not stop.is_set():
+            for trainer in trainers:
+                began = time.monotonic()
+                factor = rate_factor(trainer.step, left, decay, 60)
+                figures = trainer.update(factor)
+                if trainer.step % 50 == 0:
+                    figures |= trainer.measure()
+                line: dict[str, Any] = {"set": trainer.kind, "step": trainer.step}
+                line |= {key: round(value, 4) for key, value in figures.items()}
+                line |= {"factor": round(factor, 3)}
+                line["seconds"] = round(time.monotonic() - began, 2)
+                print(json.dumps(line), file=log, flush=True)
+            if time.monotonic() - saved > 120:
+                save_all(trainers, folder)
+                saved = time.monotonic()
+    save_all(trainers, folder)
+
+
+def save_all(trainers: list[Trainer], folder: Path) -> None:
+    """Write a checkpoint for every set."""
+    for trainer in trainers:
+        trainer.save(folder / f"{trainer.kind}.pt")
+
+
+def prepare(kind: str, args: argparse.Namespace) -> Trainer:
+    """Read and split a set, build its models, and resume where there is a checkpoint."""
+    tokenizer = VQTokenizer.from_pretrained(args.tokenizer)
+    parts = split(read_pictures(args.shared, kind))
+    rows, held = (Rows(tokenizer, part, args.embedder) for part in parts)
+    rates = torch.tensor([[args.muon_rate, args.adam_rate]]) * torch.tensor([[1.0], [1.5]])
+    trainer = Trainer(kind, rows, held, args.seed, rates)
+    if (args.out / f"{kind}.pt").exists():
+        trainer.load(args.out / f"{kind}.pt")
+    return trainer
+
+
+def main() -> None:
+    """Read the arguments, resume where there are checkpoints, and train."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
+    parser.add_argument("--shared", type=Path, default=Path("../shared"))
+    parser.add_argument("--tokenizer", type=Path, default=Path("runs/images/tokenizer/model"))
+    parser.add_argument("--embedder", type=Path, default=Path("ragspec/starter/embedder"))
+    parser.add_argument("--out", type=Path, default=Path("runs/images/models"))
+    parser.add_argument("--stop-at", default="23:50", help="time of the day, HH:MM")
+    parser.add_argument("--decay-minutes", type=float, default=20.0)
+    parser.add_argument("--muon-rate", type=float, default=6e-3)
+    parser.add_argument("--adam-rate", type=float, default=4e-3)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+
+    torch.set_num_threads(1)
+    args.out.mkdir(parents=True, exist_ok=True)
+    trainers = [prepare(kind, args) for kind in args.sets]
+    train(trainers, args.out, seconds_until(args.stop_at), args.decay_minutes * 60)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""Published LlamaGen checkpoints, and those its training scripts write, as `LlamaGenModel`.
+
+The weights lie under "model" (DDP), "module" (DeepSpeed), "state_dict" or at the top (FSDP), in a
+torch pickle or in safetensors. Sizes are read off the shapes; what shapes do not tell (heads, side
+of the grid) comes from the caller, a rotary table, the training settings, or the published sizes.
+Pickles are opened with weights_only=True, so that nothing in them is ever run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ragspec.errors import InputError, ModelError, ModelNotFoundError
+from ragspec.visual.llamagen import LlamaGenConfig, LlamaGenModel
+
+Tensors = dict[str, torch.Tensor]
+
+_PLACES = ("model", "module", "state_dict")
+_PREFIXES = ("_orig_mod.", "module.")  # of torch.compile and of wrappers
+_DROPPED = ("freqs_cis", "quantize.codebook_used", "causal_mask")
+_HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}
+_NAMES = {
+    "tok_embeddings.weight": "embed_tokens.weight",
+    "cls_embedding.embedding_table.weight": "class_embedding.weight",
+    "cls_embedding.cap_proj.fc1.weight": "caption.fc1.weight",
+    "cls_embedding.cap_proj.fc2.weight": "caption.fc2.weight",
+    "cls_embedding.uncond_embedding": "caption.unconditional",
+    "norm.weight": "norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_LAYER_NAMES = {
+    "attention.wqkv.weight": "attention.qkv_proj.weight",
+    "attention.wo.weight": "attention.o_proj.weight",
+    "feed_forward.w2.weight": "feed_forward.down_proj.weight",
+    "attention_norm.weight": "attention_norm.weight",
+    "ffn_norm.weight": "ffn_norm.weight",
+}
+_GATE, _UP = "feed_forward.w1.weight", "feed_forward.w3.weight"
+_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+
+
+def load_llamagen(
+    path: str | Path,
+    *,
+    grid_size: int | None = None,
+    num_attention_heads: int | None = None,
+    dtype: torch.dtype | None = None,
+    allow_namespace: bool = False,
+) -> LlamaGenModel:
+    """Return the model of a published checkpoint file, in eval mode on the CPU.
+
+    grid_size: side of the square of codes (16 for 256 pixels, 24 for 384, 32 for 512).
+    num_attention_heads: needed for widths that were not published. dtype: None keeps the file's.
+    allow_namespace: also open files of the training scripts, which hold their settings as an
+    argparse.Namespace (plain data, no code). Raises ModelNotFoundError, ModelError for files that
+    hold other objects or other weights, InputError for sizes that cannot be known.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise ModelNotFoundError(f"got {path}, which is no file; expected a .pt or .safetensors.")
+    content = _open(file, allow_namespace)
+    weights, dropped = _renamed(_weights(content, file), file)
+    config = _config(weights, dropped, content.get("args"), grid_size, num_attention_heads)
+    kind = dtype or weights["lm_head.weight"].dtype
+    with torch.device("meta"):
+        model: LlamaGenModel = LlamaGenModel(config)
+    try:
+        model.load_state_dict({k: v.to(kind) for k, v in weights.items()}, assign=True)
+    except RuntimeError as error:
+        raise ModelError(
+            f"the weights in {file.name} do not fit together: {error}. Expected those of one "
+            "LlamaGen model, all of them."
+        ) from error
+    model.config.dtype = kind
+    return model.eval()  # type: ignore[no-any-return, unused-ignore]
+
+
+def _open(file: Path, allow_namespace: bool) -> Mapping[str, Any]:
+    """Return what the file holds; nothing but tensors and plain containers gets through."""
+    if file.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(file)
+    allowed: list[Any] = [argparse.Namespace] if allow_namespace else []
+    try:
+        with torch.serialization.safe_globals(allowed):
+            content = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # a refusal, or whatever a damaged file may raise
+        found = re.search(r"GLOBAL (\S+) was not an allowed global", str(error))
+        if found is None:
+            raise ModelError(
+                f"{file.name} cannot be read as a torch file of tensors: {error}. Copy it again."
+            ) from error
+        what = found.group(1)
+        advice = (
+            "If you trust its source, pass allow_namespace=True: it is opened as plain settings."
+            if what == "argparse.Namespace"
+            else "It will not be opened: such objects can run code. Save its weights alone."
+        )
+        raise ModelError(
+            f"{file.name} holds {what}; expected tensors and plain containers. {advice}"
+        ) from error
+    if not isinstance(content, Mapping):
+        raise ModelError(f"{file.name} holds a {type(content).__name__}; expected named weights.")
+    return content
+
+
+def _weights(content: Mapping[str, Any], file: Path) -> Tensors:
+    """Return the weights by their published names, wherever they lie."""
+    inner = next((content[p] for p in _PLACES if isinstance(content.get(p), Mapping)), content)
+    found = {}
+    for name, value in inner.items():
+        for prefix in _PREFIXES:
+            name = str(name).removeprefix(prefix)
+        if isinstance(value, torch.Tensor):
+            found[name] = value
+    if "tok_embeddings.weight" not in found:
+        told = ", ".join(sorted(found)[:3]) or "no tensors"
+        raise ModelError(
+            f"{file.name} is no LlamaGen generator: it holds {told}; expected tok_embeddings.weight"
+            f" under {', '.join(_PLACES)} or at the top."
+        )
+    return found
+
+
+def _renamed(weights: Tensors, file: Path) -> tuple[Tensors, Tensors]:
+    """Return the weights by our names, and those that a model does not need by their own."""
+    renamed: Tensors = {}
+    dropped = {name: value for name, value in weights.items() if name.endswith(_DROPPED)}
+    halves: dict[str, Tensors] = {}
+    unknown = []
+    for name, value in weights.items():
+        layer = _LAYER.fullmatch(name)
+        if name in dropped:
+            continue
+        if name in _NAMES:
+            renamed[_NAMES[name]] = value
+        elif layer and layer[2] in _LAYER_NAMES:
+            renamed[f"layers.{layer[1]}.{_LAYER_NAMES[layer[2]]}"] = value
+        elif layer and layer[2] in (_GATE, _UP):
+            halves.setdefault(layer[1], {})[layer[2]] = value
+        else:
+            unknown.append(name)
+    numbers = {layer[1] for layer in map(_LAYER.fullmatch, weights) if layer} | {"0"}
+    wanted = [f"layers.{i}.{name}" for i in sorted(numbers) for name in (*_LAYER_NAMES, _GATE, _UP)]
+    wanted += ["output.weight", "norm.weight"]
+    lacking = [name for name in wanted if name not in weights]
+    if unknown or lacking:
+        told = ", ".join((unknown or lacking)[:3])
+        raise ModelError(
+            f"{file.name} is no LlamaGen generator that can be read here: it "
+            f"{'also holds' if unknown else 'lacks'} {told}. Expected the weights of one of the "
+            "published class- or text-conditional models."
+        )
+    for number, pair in halves.items():
+        joined = torch.cat([pair[_GATE], pair[_UP]])
+        renamed[f"layers.{number}.feed_forward.gate_up_proj.weight"] = joined
+    return renamed, dropped
+
+
+def _config(
+    weights: Tensors,
+    dropped: Tensors,
+    settings: Any,
+    grid_size: int | None,
+    heads: int | None,
+) -> LlamaGenConfig:
+    """Return the sizes of a model, by its weights as far as they tell."""
+    book, hidden = weights["embed_tokens.weight"].shape
+    layers = 1 + max(int(layer[1]) for layer in map(_LAYER.fullmatch, weights) if layer)
+    captions = weights.get("caption.unconditional")
+    length = 1 if captions is None else len(captions)
+    heads, grid_size = _told(dropped, settings, length, hidden, heads, grid_size)
+    width = hidden // heads
+    groups = (weights["layers.0.attention.qkv_proj.weight"].shape[0] // width - heads) // 2
+    classes = weights.get("class_embedding.weight")
+    return LlamaGenConfig(
+        vocab_size=book,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=groups,
+        intermediate_size=weights["layers.0.feed_forward.down_proj.weight"].shape[1],
+        grid_size=grid_size,
+        condition="class" if captions is None else "features",
+        num_classes=1000 if classes is None else len(classes) - 1,
+        condition_length=length,
+        caption_dim=2048 if captions is None else captions.shape[1],
+    )
+
+
+def _told(
+    dropped: Tensors,
+    settings: Any,
+    length: int,
+    hidden: int,
+    heads: int | None,
+    grid_size: int | None,
+) -> tuple[int, int]:
+    """Return the heads and the side of the grid: as given, by a rotary table, by the settings."""
+    table = dropped.get("freqs_cis")  # [L + side * side, width / 2, 2]
+    if table is not None:
+        grid_size = grid_size or round((len(table) - length) ** 0.5)
+        heads = heads or hidden // (2 * table.shape[1])
+    pixels, factor = (getattr(settings, n, None) for n in ("image_size", "downsample_size"))
+    if isinstance(pixels, int) and isinstance(factor, int) and factor > 0:
+        grid_size = grid_size or pixels // factor
+    heads = heads or _HEADS.get(hidden)
+    if heads is None:
+        raise InputError(
+            f"a width of {hidden} is none of the published ones, and weights do not tell their "
+            "heads; expected num_attention_heads. Pass it as the model was trained."
+        )
+    if grid_size is None:
+        raise InputError(
+            "the checkpoint does not tell the side of its grid of codes; expected grid_size. Pass "
+            "16 for pictures of 256 pixels, 24 for 384, 32 for 512."
+        )
+    return heads, grid_size

@@ -1,0 +1,187 @@
+"""Which drafter an image pipeline uses: built anew for every call, since conditions differ.
+
+A draft model reads the same conditions as the target, through embeddings of its own; a feature head
+goes on from the target's hidden states; Jacobi drafting needs no model at all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+
+from ragspec.draft import Drafter, DraftKind, expect_drafter
+from ragspec.errors import InputError, ModelNotFoundError, RuleError, UnknownNameError
+from ragspec.head import CONFIG, KIND
+from ragspec.names import unknown
+from ragspec.rules import Rule
+from ragspec.visual.image_folder import ImageFolder, check_draft, load_model
+from ragspec.visual.image_target import ConditionTable, ImageTarget
+
+NAMED = ("starter", "model", "head", "jacobi")
+# What a rule is given where nothing is said: the first that it accepts.
+_PREFERENCE = (
+    DraftKind.COUPLED,
+    DraftKind.SAMPLED,
+    DraftKind.SAMPLED_WITHOUT_REPLACEMENT,
+    DraftKind.DETERMINISTIC,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Conditions:
+    """What the images of one call are of: class labels i64 [R], or features [R, L, d]."""
+
+    given: torch.Tensor
+
+    def table(self, model: Any) -> ConditionTable:
+        """Return what the condition ids stand for in a model; raises InputError."""
+        with torch.no_grad():
+            return ConditionTable.of_rows(model.condition(self.given), model.unconditional(1)[0])
+
+
+class DraftSource(Protocol):
+    """Makes the drafter of one call."""
+
+    def __call__(self, target: ImageTarget, conditions: Conditions) -> Drafter | None:
+        """Return the drafter for a target under these conditions."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelSource:
+    """Drafts with a smaller model of the same codes, guided as the target is."""
+
+    model: Any
+    mode: str
+    width: Any = None
+    depth: int | None = None
+
+    def __call__(self, target: ImageTarget, conditions: Conditions) -> Drafter:
+        """Return a `ModelDrafter` over the draft model."""
+        from ragspec.model_drafter import ModelDrafter
+        from ragspec.visual.blind_drafter import BlindDrafter
+
+        draft = ImageTarget(
+            self.model,
+            conditions.table(self.model),
+            target.guidance_scale,
+            target.guidance_interval,
+        )
+        if self.mode == DraftKind.DETERMINISTIC.value:
+            return BlindDrafter(draft, self.depth, self.width)
+        return ModelDrafter(draft, self.depth, self.width, mode=self.mode)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadSource:
+    """Drafts with a feature head of the target."""
+
+    head: Any
+    mode: str
+    width: Any = None
+    depth: int | None = None
+
+    def __call__(self, target: ImageTarget, conditions: Conditions) -> Drafter:
+        """Return a `HeadDrafter` over the target of this call."""
+        from ragspec.head_drafter import HeadDrafter
+
+        return HeadDrafter(self.head, target, self.depth, self.width, mode=self.mode)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FixedSource:
+    """One drafter for every call, or none: plain decoding."""
+
+    drafter: Drafter | None
+
+    def __call__(self, target: ImageTarget, conditions: Conditions) -> Drafter | None:
+        """Return the drafter."""
+        return self.drafter
+
+
+def draft_source(
+    drafter: Any, rule: Rule, model: Any, folder: ImageFolder | None, mode: str | None = None
+) -> DraftSource:
+    """Return what makes the drafters of a pipeline.
+
+    drafter: "starter" (the draft model that lies with the target, else its head), "model", "head",
+    "jacobi", a folder of a draft model or of a head, a `LlamaGenModel`, a Drafter, or None. mode:
+    how a model or a head drafts, see `HeadDrafter`; None takes the first that the rule accepts, or
+    "deterministic" for a rule with a budget of total variation.
+    Raises UnknownNameError, ModelNotFoundError, TokenizerMismatchError, InputError.
+    """
+    if drafter is None:
+        return FixedSource(None)
+    mode = mode or _mode_for(rule)
+    if isinstance(drafter, str) and drafter == "jacobi":
+        return FixedSource(_jacobi(model, mode))
+    if isinstance(drafter, str | Path):
+        return _from_folder(_where(drafter, folder), model, mode)
+    if hasattr(drafter, "config") and hasattr(drafter, "condition"):
+        check_draft(model, drafter)
+        return ModelSource(drafter, mode)
+    expect_drafter(drafter)
+    return FixedSource(drafter)
+
+
+def _mode_for(rule: Rule) -> str:
+    if getattr(rule, "tv_budget", None) is not None:
+        return DraftKind.DETERMINISTIC.value  # only such drafts let a budget bound
+    for kind in _PREFERENCE:
+        if kind in rule.accepts:
+            return kind.value
+    raise RuleError(f"rule {rule.name!r} accepts no kind of draft; expected at least one.")
+
+
+def _jacobi(model: Any, mode: str) -> Drafter:
+    from ragspec.visual.jacobi import JacobiDrafter
+
+    form: Literal["coupled", "sampled"] = "coupled" if mode == "coupled" else "sampled"
+    return JacobiDrafter(form=form, width=int(model.config.grid_size))
+
+
+def _where(drafter: str | Path, folder: ImageFolder | None) -> Path:
+    """Return the folder of a drafter given by name or path."""
+    text = str(drafter)
+    if text not in NAMED:
+        path = Path(drafter).expanduser()
+        if (path / CONFIG).is_file():
+            return path
+        if path.is_dir() or isinstance(drafter, Path) or text.startswith((".", "/", "~")):
+            raise ModelNotFoundError(
+                f"no draft model at {path}: expected a folder with {CONFIG}, of a LlamaGenModel "
+                "or a feature head."
+            )
+        raise UnknownNameError(unknown("image drafter", text, NAMED))
+    choices: dict[str, Callable[[ImageFolder], Path | None]] = {
+        "starter": lambda parts: parts.draft or parts.head,
+        "model": lambda parts: parts.draft,
+        "head": lambda parts: parts.head,
+    }
+    found = None if folder is None else choices[text](folder)
+    if found is None:
+        name = "the given model" if folder is None else folder.name
+        raise ModelNotFoundError(
+            f"drafter {text!r}: nothing of that kind lies with {name}; expected draft/ or head/ "
+            "beside target/. Give the folder of a draft model, 'jacobi', or None."
+        )
+    return found
+
+
+def _from_folder(path: Path, model: Any, mode: str) -> DraftSource:
+    try:
+        kind = json.loads((path / CONFIG).read_text(encoding="utf-8")).get("kind")
+    except (OSError, ValueError, AttributeError) as error:
+        raise InputError(f"{path / CONFIG} cannot be read ({error}); expected JSON.") from error
+    if kind == KIND:
+        from ragspec.head import FeatureHead
+
+        return HeadSource(FeatureHead.load(path), mode)
+    draft = load_model(path, model.device, model.dtype)
+    check_draft(model, draft)
+    return ModelSource(draft, mode)
