@@ -145,13 +145,16 @@ class FeatureHead(nn.Module):
         ).last_hidden_state
         return guessed
 
-    def save(self, folder: Path | str) -> None:
-        """Write the head's weights and configuration to a folder."""
+    def save(self, folder: Path | str, dtype: torch.dtype | None = None) -> None:
+        """Write the head's weights and configuration to a folder; dtype None keeps theirs."""
         from safetensors.torch import save_file
 
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        weights = {name: value.contiguous() for name, value in self.state_dict().items()}
+        weights = {
+            name: value.detach().to(dtype or value.dtype).contiguous()
+            for name, value in self.state_dict().items()
+        }
         save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
         text = json.dumps(asdict(self.config), indent=2)
         (folder / CONFIG).write_text(text + "\n", encoding="utf-8")

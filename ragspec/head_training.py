@@ -2,8 +2,9 @@
 
 The target reads each text once; the head learns to guess its next hidden state: smooth L1 between
 the states, plus 0.1 times the cross-entropy between the laws that the output head makes of them.
-Uniform noise on the states that it is given stands for its own errors. Deviation: learning rate
-and length of the run are for heads of any size, with a cosine decay to a tenth.
+Uniform noise on the states that it is given stands for its own errors. Deviation: the learning
+rate goes with one over the width, so that it serves heads of any size, and falls to a tenth by a
+cosine.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ragspec.target import MOST_LOGITS, CausalTarget
 
 SHORTEST = 4
 _CLIP = 0.5
+_RATE = 0.6
 _WARM_UP = 0.03
 
 
@@ -33,6 +35,7 @@ class HeadTraining:
 
     steps: of the optimizer. seconds: the run ends after so many, whatever steps are left; None
     sets no such end. batch_size, length: texts of a step, and tokens that longer ones are cut to.
+    learning_rate: at its height; None gives 0.6 / H, near the published 1e-4 for H = 4096.
     noise: width of the uniform noise on the states. laws: weight of the cross-entropy.
     Raises InputError for numbers outside their range.
     """
@@ -41,7 +44,7 @@ class HeadTraining:
     seconds: float | None = None
     batch_size: int = 8
     length: int = 256
-    learning_rate: float = 1e-3
+    learning_rate: float | None = None
     weight_decay: float = 0.01
     noise: float = 0.2
     laws: float = 0.1
@@ -49,9 +52,9 @@ class HeadTraining:
 
     def __post_init__(self) -> None:
         least = min(self.steps, self.batch_size)
-        rates = min(self.learning_rate, self.seconds or 1.0)
+        limits = [value for value in (self.learning_rate, self.seconds) if value is not None]
         others = min(self.noise, self.laws, self.weight_decay)
-        if least < 1 or self.length < SHORTEST or rates <= 0.0 or others < 0.0:
+        if least < 1 or self.length < SHORTEST or min(limits, default=1.0) <= 0.0 or others < 0.0:
             raise InputError(
                 f"got {self}; expected at least one step and one text a step, texts of "
                 f"{SHORTEST} tokens or more, a positive rate, and nothing below 0."
@@ -87,9 +90,10 @@ def train_head(
         head = FeatureHead.fresh(target, generator)
     check_head(head, target)
     batches = _batches(texts, settings, generator)
+    rate = settings.learning_rate or _RATE / head.config.hidden_size
     optimizer = torch.optim.AdamW(
         head.parameters(),
-        lr=settings.learning_rate,
+        lr=rate,
         betas=(0.9, 0.95),
         weight_decay=settings.weight_decay,
     )
@@ -103,7 +107,7 @@ def train_head(
         if part >= 1.0:
             break
         for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate * _schedule(part)
+            group["lr"] = rate * _schedule(part)
         embedded, states = read_states(target, next(batches))
         loss, agreement = head_loss(head, target, embedded, states, settings, generator)
         optimizer.zero_grad()

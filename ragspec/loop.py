@@ -102,7 +102,7 @@ def _prefill(session: TargetSession, rows: Sequence[Row], prompts: Sequence[int]
     firsts = [i for i, prompt in enumerate(prompts) if i == 0 or prompts[i - 1] != prompt]
     empty = [DraftTree.empty()] * len(rows)
     logits, tops = _read(session, [rows[i] for i in firsts])
-    hidden = _hidden(session, firsts)
+    hidden = _hidden(session, [rows[i] for i in firsts])
     session.commit([() for _ in firsts])
     for row, prompt in zip(rows, prompts, strict=True):
         _tell(row, tops[prompt] if tops else None, hidden[prompt])
@@ -130,9 +130,10 @@ def _read(session: TargetSession, rows: Sequence[Row]) -> tuple[torch.Tensor, li
     return session.verify(pending, [DraftTree.empty()] * len(rows)), []
 
 
-def _hidden(session: TargetSession, rows: Sequence[object]) -> Sequence[torch.Tensor | None]:
+def _hidden(session: TargetSession, rows: Sequence[Row]) -> Sequence[torch.Tensor | None]:
     """Return the hidden states of the last forward, row by row; None where none are kept."""
-    kept = session.hidden if isinstance(session, KeepsHidden) else []
+    wanted = any(row.hidden for row in rows)  # first: to ask a protocol takes 0.1 ms
+    kept = session.hidden if wanted and isinstance(session, KeepsHidden) else []
     return kept or [None] * len(rows)
 
 

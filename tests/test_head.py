@@ -82,6 +82,17 @@ def test_a_saved_head_is_the_same_head(tmp_path: Path) -> None:
         assert torch.equal(opened(embedded, states), head(embedded, states))
 
 
+def test_a_head_may_be_saved_in_half_the_room(tmp_path: Path) -> None:
+    head = heads.fresh(text_target())
+    for name, dtype in (("whole", None), ("half", torch.bfloat16)):
+        head.save(tmp_path / name, dtype)
+    whole, half = ((tmp_path / name / WEIGHTS).stat().st_size for name in ("whole", "half"))
+    assert half < 0.6 * whole
+    opened = FeatureHead.load(tmp_path / "half")
+    assert opened.fc.weight.dtype == torch.float32
+    torch.testing.assert_close(opened.fc.weight, head.fc.weight.detach().bfloat16().float())
+
+
 def test_embedding_and_output_head_are_not_saved() -> None:
     names = [name for name, _ in heads.fresh(text_target()).named_parameters()]
     assert not [name for name in names if "embed" in name or "lm_head" in name or "input_" in name]

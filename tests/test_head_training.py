@@ -126,6 +126,13 @@ def test_long_texts_are_cut_and_short_ones_kept_apart() -> None:
     assert set(lengths) == {1, 24, 10}  # 1: the sizes of a fresh head
 
 
+def test_the_rate_goes_with_one_over_the_width() -> None:
+    plain, given = (
+        train_head(target(), texts(), replace(FEW, learning_rate=rate)) for rate in (None, 0.6 / 32)
+    )
+    assert torch.equal(plain.fc.weight, given.fc.weight)
+
+
 def test_time_may_end_the_run() -> None:
     seen: list[Progress] = []
     settings = HeadTraining(steps=10_000, seconds=0.3, batch_size=4, length=24)
@@ -150,7 +157,14 @@ def test_no_text_is_refused(given: list[list[int]]) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"steps": 0}, {"batch_size": 0}, {"length": 2}, {"learning_rate": 0.0}, {"noise": -1.0}],
+    [
+        {"steps": 0},
+        {"batch_size": 0},
+        {"length": 2},
+        {"learning_rate": 0.0},
+        {"seconds": 0.0},
+        {"noise": -1.0},
+    ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="expected at least"):
