@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ragspec.pipelines.bench_image import image
 from ragspec.pipelines.bench_modes import KNOWN, MODES
 from ragspec.pipelines.bench_store import store
 from ragspec.pipelines.options import be_quiet, checked_output
@@ -23,6 +24,7 @@ def bench() -> None:
     """Measure side by side with peers in one run."""
 
 
+app.command()(image)
 app.command()(store)
 
 

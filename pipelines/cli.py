@@ -13,6 +13,8 @@ from typer.core import TyperGroup
 
 from ragspec.errors import InputError, RagspecError
 from ragspec.pipelines import options as o
+from ragspec.pipelines.head_cli import train_head
+from ragspec.pipelines.image_cli import draw
 from ragspec.pipelines.store_cli import app as store_app
 from ragspec.pipelines.terminal import Terminal
 
@@ -53,6 +55,8 @@ app = typer.Typer(
 
 
 app.add_typer(store_app, name="store")
+app.command()(draw)
+app.command("train-head")(train_head)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -31,6 +31,10 @@ from tests import tiny_images
         ("exact", Way("exact", "exact", "starter")),
         ("lantern@0.05", Way("lantern@0.05", "lantern", "starter", {"delta": 0.05})),
         ("lantern++@3:head", Way("lantern++@3:head", "lantern++", "head", {"lam": 3.0})),
+        (
+            "lantern@0.3k9",
+            Way("lantern@0.3k9", "lantern", "starter", {"delta": 0.3, "neighbours": 9}),
+        ),
         ("gsd@12", Way("gsd@12", "gsd", "starter", {"partition": 12})),
         ("scd", Way("scd", "exact", "jacobi")),
         ("sjd", Way("sjd", "rejection", "jacobi")),

@@ -9,6 +9,7 @@ from ragspec.engine import Engine
 from ragspec.law import TokenLaw
 from ragspec.model_drafter import ModelDrafter
 from ragspec.noise import NoiseStream
+from ragspec.request import Options
 from ragspec.sampling import Sampling
 from ragspec.visual.blind_drafter import BlindDrafter
 from ragspec.visual.codebook import CodeNeighbours
@@ -50,7 +51,7 @@ def test_the_first_candidates_are_the_most_probable_codes() -> None:
 def test_walk_stays_exact_and_a_budget_bounds() -> None:
     target = image_models.target(image_models.model())
     sampling = Sampling(temperature=1.0, seed=3)
-    options = {"max_new_tokens": image_models.SIDE**2, "ignore_eos": True}
+    options: Options = {"max_new_tokens": image_models.SIDE**2, "ignore_eos": True}
     plain = Engine(target, None, drafter=None).generate(target.prompt(1), sampling, **options)
     fast = Engine(target, None, drafter=BlindDrafter(draft(1)), budget=8)
     out = fast.generate(target.prompt(1), sampling, **options)

@@ -27,7 +27,7 @@ def asked(folder: Path) -> Asked:
         classes=("red", "2"),
         image_set=None,
         model=str(folder),
-        drafter="starter",
+        drafter=("starter",),
         rule="exact",
         settings={"delta": None},
         budget=6,
@@ -62,7 +62,7 @@ def test_a_comparison_draws_the_images_that_one_batch_draws(folder: Path, tmp_pa
 def test_every_picture_is_written(folder: Path, tmp_path: Path) -> None:
     draw_images(asked(folder), tmp_path / "new" / "out", None, True, Terminal(quiet=True))
     names = {path.name: Image.open(path).size for path in (tmp_path / "new" / "out").iterdir()}
-    stem = "class-red-class-2-3"
+    stem = "red-blue-3"
     assert set(names) == {f"{stem}-{n}.png" for n in range(4)} | {
         f"{stem}-sheet.png",
         f"{stem}-compare.png",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,22 +35,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def source(*given: Any) -> Any:
+    return draft_source(*given)
+
+
 def target() -> ImageTarget:
     model = tiny_images.model()
     return ImageTarget(model, LABELS.table(model), 3.0, (0, 4))
 
 
 def test_no_drafter_is_plain_decoding() -> None:
-    assert draft_source(None, Walk(), tiny_images.model(), None)(target(), LABELS) is None
+    assert source(None, Walk(), tiny_images.model(), None)(target(), LABELS) is None
 
 
 def test_a_draft_model_is_guided_as_the_target_is(folder: Path) -> None:
     made = target()
     for given in ("starter", "model", folder / "draft", str(folder / "draft")):
-        source = draft_source(given, Walk(), made.model, find_folder(folder))
-        drafter = source(made, LABELS)
+        made_by = source(given, Walk(), made.model, find_folder(folder))
+        drafter = made_by(made, LABELS)
         assert drafter is not None and drafter.kind is DraftKind.COUPLED
-        own = drafter.model  # type: ignore[attr-defined]
+        own = drafter.model
         assert isinstance(own, ImageTarget) and own.copies == 2
         assert (own.guidance_scale, own.guidance_interval) == (3.0, (0, 4))
         assert own.input_size == made.input_size
@@ -57,52 +62,62 @@ def test_a_draft_model_is_guided_as_the_target_is(folder: Path) -> None:
 
 def test_the_rule_decides_how_a_model_drafts(folder: Path) -> None:
     made = target()
-    drawn = draft_source("model", ChainRejection(), made.model, find_folder(folder))
+    drawn = source("model", ChainRejection(), made.model, find_folder(folder))
     found = drawn(made, LABELS)
     assert found is not None and found.kind is DraftKind.SAMPLED
     mode = "sampled-without-replacement"
-    asked = draft_source("model", Walk(), made.model, find_folder(folder), mode)(made, LABELS)
+    asked = source("model", Walk(), made.model, find_folder(folder), mode)(made, LABELS)
     assert asked is not None and asked.kind is DraftKind.SAMPLED_WITHOUT_REPLACEMENT
 
 
 def test_a_head_goes_on_from_the_target_of_the_call(folder: Path) -> None:
     made = target()
     for given in ("head", folder / "head"):
-        found = draft_source(given, Walk(), made.model, find_folder(folder))(made, LABELS)
-        assert found is not None and found.target is made  # type: ignore[attr-defined]
+        found = source(given, Walk(), made.model, find_folder(folder))(made, LABELS)
+        assert found is not None and found.target is made
 
 
 @pytest.mark.parametrize(
     ("rule", "kind"), [(Walk(), DraftKind.COUPLED), (ChainRejection(), DraftKind.SAMPLED)]
 )
 def test_jacobi_takes_the_form_that_the_rule_can_judge(rule: Walk, kind: DraftKind) -> None:
-    found = draft_source("jacobi", rule, tiny_images.model(), None)(target(), LABELS)
+    found = source("jacobi", rule, tiny_images.model(), None)(target(), LABELS)
     assert found is not None and found.kind is kind
-    assert found.width == tiny_images.SIDE  # type: ignore[attr-defined]
+    assert found.width == tiny_images.SIDE
 
 
 def test_an_object_is_taken_as_it_is() -> None:
     own = SyntheticDrafter(0.5, {}, 0)
-    assert draft_source(own, Walk(), tiny_images.model(), None)(target(), LABELS) is own
+    assert source(own, Walk(), tiny_images.model(), None)(target(), LABELS) is own
     small = tiny_images.model(layers=1)
-    found = draft_source(small, Walk(), tiny_images.model(), None)(target(), LABELS)
-    assert found is not None and found.model.model is small  # type: ignore[attr-defined]
+    found = source(small, Walk(), tiny_images.model(), None)(target(), LABELS)
+    assert found is not None and found.model.model is small
 
 
 def test_what_cannot_draft_is_refused(folder: Path, tmp_path: Path) -> None:
     model, parts = tiny_images.model(), find_folder(folder / "target")
     with pytest.raises(UnknownNameError, match="Did you mean 'jacobi'"):
-        draft_source("jacobbi", Walk(), model, parts)
+        source("jacobbi", Walk(), model, parts)
     with pytest.raises(ModelNotFoundError, match="nothing of that kind lies with"):
-        draft_source("model", Walk(), model, parts)
+        source("model", Walk(), model, parts)
     with pytest.raises(ModelNotFoundError, match="the given model"):
-        draft_source("starter", Walk(), model, None)
+        source("starter", Walk(), model, None)
     with pytest.raises(ModelNotFoundError, match="no draft model at"):
-        draft_source(tmp_path, Walk(), model, None)
+        source(tmp_path, Walk(), model, None)
     with pytest.raises(TokenizerMismatchError, match="vocab_size 30"):
-        draft_source(tiny_images.model(codes=30), Walk(), model, None)
+        source(tiny_images.model(codes=30), Walk(), model, None)
     with pytest.raises(InputError, match="as a drafter"):
-        draft_source(3, Walk(), model, None)
+        source(3, Walk(), model, None)
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
     with pytest.raises(InputError, match="cannot be read"):
-        draft_source(tmp_path, Walk(), model, None)
+        source(tmp_path, Walk(), model, None)
+
+
+def test_several_drafters_are_fused(folder: Path) -> None:
+    made = target()
+    several = source(["jacobi", "model"], Walk(), made.model, find_folder(folder))
+    assert [each.name for each in several(made, LABELS)] == ["jacobi", "model"]
+    assert several.model is not None and several.head is None
+    assert source([], Walk(), made.model, None)(made, LABELS) is None
+    alone = source(["jacobi"], Walk(), made.model, None)(made, LABELS)
+    assert alone.name == "jacobi"

@@ -20,7 +20,8 @@ def test_a_network_is_written_for_each_set(tmp_path: Path) -> None:
     for kind, name, classes in (("tiles", "label", 3), ("emoji", "subgroup", 5)):
         labels = rng.integers(0, classes, 300).astype(np.uint8)
         images = (rng.integers(0, 40, (300, 32, 32, 3)) + 40 * labels[:, None, None, None]) % 256
-        np.savez(folder / f"{kind}32.npz", images=images.astype(np.uint8), **{name: labels})
+        arrays = {"images": images.astype(np.uint8), name: labels}
+        np.savez(folder / f"{kind}32.npz", allow_pickle=False, **arrays)
     done = subprocess.run(
         [
             *(sys.executable, ROOT / "training" / "image_features.py", "--steps", "3"),

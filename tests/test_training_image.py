@@ -109,8 +109,7 @@ def test_hue_and_edges_count() -> None:
 
 
 def test_spread_is_least_for_an_even_spread() -> None:
-    spread = module("image_tokenizer").spread_loss
-    even = torch.cat([torch.eye(8), -torch.eye(8)])
+    spread, even = module("image_tokenizer").spread_loss, torch.cat([torch.eye(8), -torch.eye(8)])
     assert float(spread(even)) == 0
     assert float(spread(even[:3])) > 0.1
 
@@ -131,7 +130,7 @@ def test_the_tokenizer_learns_and_uses_its_book(
     losses = [trainer.update(images, 1.0)["loss"] for _ in range(80)]
     assert losses[-1] < 0.6 * losses[0]
     tokenizer = trainer.tokenizer()
-    assert torch.allclose(tokenizer.codebook(), trainer.book, atol=1e-6)
+    assert torch.allclose(tokenizer.codebook(), trainer.book, atol=1e-6), "the trained book"
     assert len(tokenizer.encode(images).unique()) > 4
     assert script.codes_in_use(tokenizer, [data.read_pictures(made_up, "tiles")]) <= 32
 
@@ -227,6 +226,18 @@ def test_dropped_conditions_are_not_seen(made_up: Path, monkeypatch: pytest.Monk
         unseen = trainer.target.logits(codes, given, torch.tensor([True, True])).chunk(2)
     assert torch.equal(unseen[0], unseen[1])
     assert not torch.equal(seen[0], seen[1])
+
+
+def test_misread_codes_come_from_the_next_row() -> None:
+    misread = module("image_train").misread
+    codes = torch.arange(40 * 64).view(40, 64)
+    read = misread(codes, 0.5, torch.Generator().manual_seed(0))
+    wrong = read != codes
+    assert torch.equal(read[wrong], codes.roll(1, 0)[wrong])
+    shares = wrong.float().mean(1)
+    assert 0.2 < float(shares.mean()) < 0.3 and float(shares.max()) < 0.7
+    assert float(shares.max() - shares.min()) > 0.3, "each row has a share of its own"
+    assert torch.equal(misread(codes, 0.0, torch.Generator().manual_seed(0)), codes)
 
 
 def test_the_run_resumes(made_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

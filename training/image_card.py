@@ -101,7 +101,11 @@ def main() -> None:
     tokenizer_log = read_lines(args.runs / "tokenizer" / "log.jsonl")
     fields |= tokenizer_figures(args.starter, args.shared, tokenizer_log)
     fields["samples"] = sample_table(read_lines(args.samples))
-    fields["hashes"] = "\n".join(f"{sha}  {file}" for file, sha in checksums(args.starter).items())
+    fields["hashes"] = "\n".join(
+        f"{sha}  {file}"
+        for file, sha in checksums(args.starter).items()
+        if Path(file).parent.name in ("tokenizer", *SHAPES)
+    )
     card = Path(__file__).with_suffix(".md").read_text().format(**fields)
     (args.starter / "README.md").write_text(card)
 

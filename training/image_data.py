@@ -67,15 +67,20 @@ def split(pictures: Pictures, seed: int = 0) -> tuple[Pictures, Pictures]:
 
 
 def augment(
-    images: Tensor, background: float, rng: torch.Generator, strength: float = 1.0
+    images: Tensor,
+    background: float,
+    rng: torch.Generator,
+    strength: float = 1.0,
+    mirror: float = 0.5,
 ) -> Tensor:
-    """Flip, shift by up to two pixels and tint pictures [n, 3, H, W], each in its own way.
+    """Mirror, shift by up to two pixels and tint pictures [n, 3, H, W], each in its own way.
 
-    strength: share of the pictures that are shifted, and of the full change of colour. The
-    background keeps its colour: only what differs from it is tinted.
+    strength: share of the pictures that are shifted, and of the full change of colour. mirror:
+    share that is mirrored; pictures whose names say left or right should not be. The background
+    keeps its colour: only what differs from it is tinted.
     """
     n, _, height, width = images.shape
-    flipped = torch.rand(n, generator=rng) < 0.5
+    flipped = torch.rand(n, generator=rng) < mirror
     images = torch.where(flipped[:, None, None, None], images.flip(3), images)
     padded = functional.pad(images, (2, 2, 2, 2), value=background)
     # Shifts by one are more frequent than by two.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,9 @@ def export_tokenizer(trained: Path, out: Path) -> None:
     if out.exists():
         shutil.rmtree(out)
     VQTokenizer.from_pretrained(trained).save_pretrained(out, dtype=torch.float16)
+    config = json.loads((out / "config.json").read_text())
+    config.pop("_name_or_path", None)  # the folder it was trained in
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     readable(out)
 
 

@@ -35,7 +35,13 @@ from torch.nn import functional
 from ragspec.visual.vq import VQTokenizer
 
 BATCH = 32
-STRENGTH = 0.5  # of the changes to a picture, see `augment`
+CHANGES = {  # strength and share of mirror images, see `augment`
+    "emoji": (0.4, 0.0),
+    "tiles": (0.5, 0.5),
+}
+# Up to this share of a row's codes is read as those of another row, at the same places. Without it
+# the emoji target knew a picture by its first codes, hardly read the name, and drew something else.
+MISREAD = {"emoji": 0.35, "tiles": 0.2}
 DROPPED = 0.1  # conditions replaced by none
 KEEP = 0.99  # of the running mean, per step
 CODE_SHARE = 0.1  # of the draft's loss: the codes themselves, beside the target's law
@@ -59,8 +65,8 @@ class Rows:
     def draw(self, count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw codes i64 [count, 64] of changed pictures, and their conditions."""
         picked = torch.multinomial(self.odds, count, replacement=True, generator=rng)
-        background = BACKGROUND[self.pictures.kind]
-        images = augment(self.pictures.images[picked], background, rng, STRENGTH)
+        kind = self.pictures.kind
+        images = augment(self.pictures.images[picked], BACKGROUND[kind], rng, *CHANGES[kind])
         return self.encode(images), self.given[picked]
 
     def whole(self) -> tuple[Tensor, Tensor]:
@@ -71,6 +77,13 @@ class Rows:
         """Encode pictures; half precision is twice as fast and changes few codes."""
         with torch.autocast("cpu", torch.bfloat16):
             return self.tokenizer.encode(images)
+
+
+def misread(codes: Tensor, most: float, rng: torch.Generator) -> Tensor:
+    """Replace codes [B, n] by those of the next row; the share, up to `most`, differs by row."""
+    share = most * torch.rand(len(codes), 1, generator=rng)
+    wrong = torch.rand(codes.shape, generator=rng) < share
+    return torch.where(wrong, codes.roll(1, 0), codes)
 
 
 class Student:
@@ -94,7 +107,10 @@ class Student:
         ]
 
     def logits(self, codes: Tensor, given: Tensor, dropped: Tensor) -> Tensor:
-        """Give the logits f32 [B * 64, V] of codes [B, 64]; rows `dropped` have no condition."""
+        """Give the logits f32 [B * 64, V] behind codes [B, 64]; rows `dropped` have no condition.
+
+        The last code of a row is not read.
+        """
         condition = self.model.condition(given)
         none = self.model.unconditional(len(codes))
         condition = torch.where(dropped[:, None, None], none, condition)
@@ -156,11 +172,12 @@ class Trainer:
         """Do one step of both models at `factor` of their rates; returns losses in nats a code."""
         codes, given = self.rows.draw(BATCH, self.rng)
         dropped = torch.rand(BATCH, generator=self.rng) < DROPPED
-        logits = self.target.logits(codes, given, dropped)
+        read = misread(codes, MISREAD[self.kind], self.rng)
+        logits = self.target.logits(read, given, dropped)
         loss = functional.cross_entropy(logits, codes.flatten())
         loss.backward()  # type: ignore[no-untyped-call]
         law = logits.detach().softmax(-1)
-        guess = self.draft.logits(codes, given, dropped)
+        guess = self.draft.logits(read, given, dropped)
         hard = functional.cross_entropy(guess, codes.flatten())
         soft = functional.cross_entropy(guess, law)
         (CODE_SHARE * hard + (1 - CODE_SHARE) * soft).backward()
@@ -209,6 +226,7 @@ class Trainer:
 def train(trainers: list[Trainer], folder: Path, seconds: float, decay: float) -> None:
     """Train the sets in turn for `seconds`, the last `decay` of them with a falling rate.
 
+    A set that is named twice gets two steps a round.
     SIGTERM ends the run after the current step, with checkpoints.
     """
     end = time.monotonic() + seconds
@@ -236,7 +254,7 @@ def train(trainers: list[Trainer], folder: Path, seconds: float, decay: float) -
 
 def save_all(trainers: list[Trainer], folder: Path) -> None:
     """Write a checkpoint for every set."""
-    for trainer in trainers:
+    for trainer in dict.fromkeys(trainers):
         trainer.save(folder / f"{trainer.kind}.pt")
 
 
@@ -255,7 +273,7 @@ def prepare(kind: str, args: argparse.Namespace) -> Trainer:
 def main() -> None:
     """Read the arguments, resume where there are checkpoints, and train."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=["emoji", "emoji", "tiles"])
     parser.add_argument("--shared", type=Path, default=Path("../shared"))
     parser.add_argument("--tokenizer", type=Path, default=Path("runs/images/tokenizer/model"))
     parser.add_argument("--embedder", type=Path, default=Path("ragspec/starter/embedder"))
@@ -269,8 +287,13 @@ def main() -> None:
 
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
-    trainers = [prepare(kind, args) for kind in args.sets]
-    train(trainers, args.out, seconds_until(args.stop_at), args.decay_minutes * 60)
+    trainers = {kind: prepare(kind, args) for kind in args.sets}
+    train(
+        [trainers[kind] for kind in args.sets],
+        args.out,
+        seconds_until(args.stop_at),
+        args.decay_minutes * 60,
+    )
 
 
 if __name__ == "__main__":

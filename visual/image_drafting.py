@@ -7,7 +7,7 @@ goes on from the target's hidden states; Jacobi drafting needs no model at all.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -45,10 +45,12 @@ class Conditions:
 
 
 class DraftSource(Protocol):
-    """Makes the drafter of one call."""
+    """Makes the drafter of one call, or several, which the engine fuses."""
 
-    def __call__(self, target: ImageTarget, conditions: Conditions) -> Drafter | None:
-        """Return the drafter for a target under these conditions."""
+    def __call__(
+        self, target: ImageTarget, conditions: Conditions
+    ) -> Drafter | Sequence[Drafter] | None:
+        """Return what drafts for a target under these conditions."""
         ...
 
 
@@ -104,19 +106,44 @@ class FixedSource:
         return self.drafter
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SeveralSources:
+    """Several drafters, fused into one tree."""
+
+    sources: tuple[Any, ...]
+
+    @property
+    def model(self) -> Any:
+        """The draft model among them, if there is one."""
+        return next((each.model for each in self.sources if hasattr(each, "model")), None)
+
+    @property
+    def head(self) -> Any:
+        """The feature head among them, if there is one."""
+        return next((each.head for each in self.sources if hasattr(each, "head")), None)
+
+    def __call__(self, target: ImageTarget, conditions: Conditions) -> list[Drafter]:
+        """Return a drafter of each source."""
+        return [source(target, conditions) for source in self.sources]
+
+
 def draft_source(
     drafter: Any, rule: Rule, model: Any, folder: ImageFolder | None, mode: str | None = None
 ) -> DraftSource:
     """Return what makes the drafters of a pipeline.
 
     drafter: "starter" (the draft model that lies with the target, else its head), "model", "head",
-    "jacobi", a folder of a draft model or of a head, a `LlamaGenModel`, a Drafter, or None. mode:
+    "jacobi", a folder of a draft model or of a head, a `LlamaGenModel`, a Drafter, a list of such
+    (fused into one tree), or None. mode:
     how a model or a head drafts, see `HeadDrafter`; None takes the first that the rule accepts, or
     "deterministic" for a rule with a budget of total variation.
     Raises UnknownNameError, ModelNotFoundError, TokenizerMismatchError, InputError.
     """
     if drafter is None:
         return FixedSource(None)
+    if isinstance(drafter, list | tuple):
+        made = tuple(draft_source(each, rule, model, folder, mode) for each in drafter)
+        return SeveralSources(made) if len(made) > 1 else [*made, FixedSource(None)][0]
     mode = mode or _mode_for(rule)
     if isinstance(drafter, str) and drafter == "jacobi":
         return FixedSource(_jacobi(model, mode))

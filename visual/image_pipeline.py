@@ -50,6 +50,7 @@ from ragspec.visual.image_target import ImageTarget
 from ragspec.visual.relaxation import make_rule
 from ragspec.visual.vq import VQTokenizer
 
+NODES = 8  # of a draft, where nothing is said
 OUTPUTS = ("pil", "np", "pt", "latent")
 _DECODED = 64  # images that the tokenizer decodes at once
 
@@ -75,11 +76,11 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
     """Draws images with a model of image codes, with or without speculation.
 
     model: a `LlamaGenModel`. tokenizer: of its codes. drafter: see `draft_source`. rule: a Rule, or
-    a name and its settings (neighbours, delta, lam, tv_budget, ...), see `make_rule`. budget:
-    "auto", a number of draft nodes, or a policy. draft_mode: how a model or a head drafts. folder:
-    where the drafters called "starter", "model" and "head" lie. batch_size: images that are drawn
-    side by side. Raises TokenizerMismatchError, ModelNotFoundError, UnknownNameError, InputError,
-    RuleError.
+    a name and its settings (neighbours, delta, lam, tv_budget, ...), see `make_rule`. budget: a
+    number of draft nodes, "auto" (slow to learn: an image is short), or a policy. draft_mode: how
+    a model or a head drafts. folder: where the drafters called "starter", "model" and "head" lie.
+    batch_size: images that are drawn side by side. Raises TokenizerMismatchError,
+    ModelNotFoundError, UnknownNameError, InputError, RuleError.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         drafter: Any = None,
         rule: str | Rule = "exact",
         *,
-        budget: Any = "auto",
+        budget: Any = NODES,
         draft_mode: str | None = None,
         folder: ImageFolder | None = None,
         batch_size: int = 16,
