@@ -1,8 +1,9 @@
 """The ways of drawing that `ragspec bench image` compares, by short names.
 
-A way is `RULE[@VALUE[kNEAR]][:DRAFTER[/MODE]]`: `exact`, `lantern@0.05`, `lantern++@3:head`,
-`lantern@0.3k100:head/deterministic`, `exact:jacobi+model`. VALUE is delta, lambda or the number of
-clusters, whichever the rule has; NEAR the codes that count as near. `sjd` and `scd` are Jacobi
+A way is `RULE[@VALUE[kNEAR][gGAIN]][:DRAFTER[/MODE]]`: `exact`, `lantern@0.05`,
+`lantern++@3:head`, `lantern@0.3k100g2:head/deterministic`, `exact:jacobi+model`. VALUE is delta,
+lambda or the number of clusters, whichever the rule has; NEAR the codes that count as near; GAIN
+the codes that a draft must promise below one that stands for others. `sjd` and `scd` are Jacobi
 decoding and its coupled form; `draft-only` is the draft model without a target, where all
 relaxation ends.
 """
@@ -35,7 +36,7 @@ VALUES: Mapping[str, str] = MappingProxyType(
 )
 RULES = ("exact", "rejection", "without-replacement", *VALUES)
 _FORM = re.compile(
-    r"(?P<rule>[a-z+-]+)(@(?P<value>[0-9.]+)(k(?P<near>[0-9]+))?)?"
+    r"(?P<rule>[a-z+-]+)(@(?P<value>[0-9.]+)(k(?P<near>[0-9]+))?(g(?P<gain>[0-9.]+))?)?"
     r"(:(?P<drafter>[^/]+)(/(?P<mode>.+))?)?"
 )
 
@@ -53,12 +54,12 @@ class Way:
     @property
     def series(self) -> str:
         """What joins ways that differ in one value, for curves."""
-        return re.sub(r"@[0-9.k]+", "", self.name)
+        return re.sub(r"@[0-9.kg]+", "", self.name)
 
     @property
     def value(self) -> str:
         """The value in which the ways of a series differ, as it was written."""
-        found = re.search(r"@([0-9.k]+)", self.name)
+        found = re.search(r"@([0-9.kg]+)", self.name)
         return found[1] if found else ""
 
 
@@ -83,6 +84,8 @@ def parse_way(text: str) -> Way:
         settings[VALUES[rule]] = int(value) if rule == "gsd" else float(value)
     if found["near"] is not None:
         settings["neighbours"] = int(found["near"])
+    if found["gain"] is not None:
+        settings["least_gain"] = float(found["gain"])
     return Way(name, rule, found["drafter"] or "starter", settings, found["mode"])
 
 

@@ -31,6 +31,11 @@ TVBudgetOption = Annotated[
     float | None, typer.Option(min=0.0, help="Total variation that one image may spend.")
 ]
 
+GainOption = Annotated[
+    float | None,
+    typer.Option(min=0.0, help="Relax only where the draft promises so many more codes."),
+]
+
 PromptArgument = Annotated[str | None, typer.Argument(help="What to draw, such as 'cat face'.")]
 ClassOption = Annotated[
     list[str] | None, typer.Option("--class", "-c", help="A class by number or name; repeatable.")
@@ -71,6 +76,7 @@ def draw(
     delta: DeltaOption = None,
     lam: LamOption = None,
     tv_budget: TVBudgetOption = None,
+    least_gain: GainOption = None,
     budget: o.BudgetOption = "8",
     n: CountOption = 1,
     seed: DrawSeedOption = None,
@@ -94,7 +100,9 @@ def draw(
         model=model,
         drafter=() if drafter == "none" else tuple(drafter.split("+")),
         rule=rule,
-        settings=dict(neighbours=neighbours, delta=delta, lam=lam, tv_budget=tv_budget),
+        settings=dict(
+            neighbours=neighbours, delta=delta, lam=lam, tv_budget=tv_budget, least_gain=least_gain
+        ),
         budget=o.budget_of(budget),
         count=n,
         seed=seed,

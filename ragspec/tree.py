@@ -88,6 +88,17 @@ def select(tree: DraftTree, nodes: Sequence[int] | Ints) -> DraftTree:
     )
 
 
+def promised(tree: DraftTree) -> list[float]:
+    """Return how many nodes below each node are expected to be accepted once it is: [N]."""
+    reach, below = tree.reach.tolist(), [0.0] * len(tree)
+    parents = tree.parents.tolist()
+    for node in range(len(tree) - 1, -1, -1):
+        parent = parents[node]
+        if parent != ROOT and reach[parent] > 0.0:
+            below[parent] += (1.0 + below[node]) * reach[node] / reach[parent]
+    return below
+
+
 def keep_best(tree: DraftTree, budget: int) -> DraftTree:
     """Return the at most `budget` nodes of largest reach, with all their ancestors.
 

@@ -18,6 +18,7 @@ from ragspec.errors import InputError, RuleError
 from ragspec.noise import NoiseStream
 from ragspec.rules import ALL_KINDS, Rule, Walk, check_pairing, open_rule
 from ragspec.sampling import Sampling
+from ragspec.tree import promised
 from ragspec.visual import lantern as module
 from ragspec.visual.codebook import CodePartition
 from ragspec.visual.lantern import GSD, Lantern, LanternPlus, RelaxedWalk
@@ -101,6 +102,39 @@ def test_a_picture_is_the_plain_one_until_a_code_is_replaced(rule: Rule, tree: G
             assert verdict.excess[place] > 0.0
         replaced += place is not None
     assert replaced > 0
+
+
+@given(tree=trees(vocab=CODES), seed=st.integers(0, 10**6), gain=st.floats(0.0, 3.0))
+@settings(max_examples=120, deadline=None)
+def test_codes_stand_for_others_only_above_what_is_worth_it(
+    tree: DraftTree, seed: int, gain: float
+) -> None:
+    laws, noise = Laws(CODES, seed % 5), NoiseStream(seed)
+    free, picky = Lantern(TABLE, 6, 0.5), Lantern(TABLE, 6, 0.5, least_gain=gain)
+    tree = replace(tree, kind=DraftKind.COUPLED)
+    found, below = judged(picky, tree, laws, noise), promised(tree)
+    for node, figure in zip(found.path, found.excess, strict=False):
+        assert figure == 0.0 or below[node] >= gain
+    if not gain:
+        assert found == judged(free, tree, laws, noise)
+    huge = judged(Lantern(TABLE, 6, 0.5, least_gain=1e9), tree, laws, noise)
+    walk = judged(Walk(), tree, laws, noise)
+    assert (huge.path, huge.token, sum(huge.excess)) == (walk.path, walk.token, 0.0)
+
+
+def test_what_is_worth_it_bounds_as_before() -> None:
+    # Codes that may not stand for others keep their own mass: the figure is what is moved.
+    for seed in range(60):
+        laws, noise = Laws(CODES, seed % 9), NoiseStream(seed)
+        tree = replace(coupled(2, 2)(laws, noise, ()), kind=DraftKind.DETERMINISTIC)
+        free = judged(Lantern(TABLE, 6, 0.5), tree, laws, noise).excess[0]
+        picky = judged(Lantern(TABLE, 6, 0.5, least_gain=1.0), tree, laws, noise).excess[0]
+        assert 0.0 <= picky <= free + 1e-12
+
+
+def test_a_negative_gain_is_refused() -> None:
+    with pytest.raises(InputError, match="least_gain=-1"):
+        Lantern(TABLE, least_gain=-1)
 
 
 def test_kinds_choose_the_same_codes() -> None:

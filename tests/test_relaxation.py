@@ -77,7 +77,7 @@ def test_tables_made_before_are_used_and_checked() -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("lantern", {"lam": 2.0}, r"'lantern' has no lam; it takes delta, neighbours, tv_budget"),
+        ("lantern", {"lam": 2.0}, r"'lantern' has no lam; it takes delta, least_gain, nei"),
         ("lantern++", {"delta": 0.1}, "has no delta"),
         (
             "exact",

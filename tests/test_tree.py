@@ -21,6 +21,7 @@ from ragspec.tree import (
     limit_depth,
     merge,
     paths,
+    promised,
     select,
 )
 
@@ -203,3 +204,10 @@ def test_check_names_the_broken_promise(bad: DraftTree, message: str) -> None:
 
 def test_check_lets_sampled_siblings_repeat() -> None:
     check(replace(GOOD, tokens=np.array([2, 2, 2]), kind=DraftKind.SAMPLED), 5)
+
+
+def test_promised_sums_what_is_expected_below() -> None:
+    tree = DraftTree.build([1, 2, 3, 4], [-1, 0, 0, 1], "a", reach=[0.5, 0.25, 0.1, 0.125])
+    assert promised(tree) == pytest.approx([0.5 * 1.5 + 0.2, 0.5, 0.0, 0.0])
+    nothing = DraftTree.build([1, 2], [-1, 0], "a", reach=[0.0, 0.0])
+    assert promised(nothing) == [0.0, 0.0]

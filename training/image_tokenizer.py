@@ -269,7 +269,9 @@ def main() -> None:
     for kind in SETS:
         parts[kind], other = split(read_pictures(args.shared, kind))
         held.append(other)
-    parts["tones"] = read_pictures(args.shared, "emoji", tones=True)
+    tones, known = read_pictures(args.shared, "emoji", tones=True), set(held[0].names)
+    rows = [row for row, name in enumerate(tones.names) if name not in known]
+    parts["tones"] = tones.part(torch.tensor(rows))
     trainer = Trainer(build_model(), args.seed, args.rate)
     if (args.out / "last.pt").exists():
         trainer.load(args.out / "last.pt")

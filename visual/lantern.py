@@ -15,17 +15,22 @@ stand for add up: c deterministic candidates may spend c delta at a position.
 For GSD's partition the cluster of the emitted code is always that of t: the law of the clusters is
 the target's. A greedy target has all its mass on t, so that LANTERN and LANTERN++ never relax it;
 the published code does, by the probabilities before temperature.
+
+`least_gain` is our own: every replaced code costs the same likeness, but saves as much as the draft
+promises below it, so it is only done where at least so many further codes are expected.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import TypeVar
 
 from ragspec.draft import ROOT, DraftKind, DraftTree, Verdict
 from ragspec.errors import InputError
 from ragspec.rejection import children_of
 from ragspec.rules import ALL_KINDS, TargetView, Walk
+from ragspec.tree import promised
 from ragspec.visual.codebook import CodeNeighbours, CodePartition
 from ragspec.visual.relation import (
     Law,
@@ -46,13 +51,23 @@ class RelaxedWalk:
 
     tv_budget: see `TVBudget`; a number is a budget that is spent as it comes. Every row counts
     its own spending in what `open` returns; `judge` takes its tree for the first of a new row.
+    least_gain: a drafted code stands for others only where the draft expects at least so many
+    accepted nodes below it. Raises InputError for a negative one.
     """
 
     name = "relaxed-walk"
     accepts = ALL_KINDS
 
-    def __init__(self, relation: Relation, tv_budget: TVBudget | float | None = None) -> None:
+    def __init__(
+        self,
+        relation: Relation,
+        tv_budget: TVBudget | float | None = None,
+        least_gain: float = 0.0,
+    ) -> None:
+        if not 0.0 <= least_gain < inf:
+            raise InputError(f"got least_gain={least_gain}; expected a number of codes, 0 or more.")
         self.relation = relation
+        self.least_gain = least_gain
         self.tv_budget = TVBudget(tv_budget) if isinstance(tv_budget, float | int) else tv_budget
         off = self.tv_budget is not None and self.tv_budget.total == 0.0
         self.relaxes = not (off or relation.nothing)
@@ -80,6 +95,7 @@ class RelaxedRow:
         self.name = rule.name
         self.relation = rule.relation
         self.relaxes = rule.relaxes
+        self.least_gain = rule.least_gain
         self.spending = Spending(rule.tv_budget)
 
     @property
@@ -100,13 +116,15 @@ class RelaxedRow:
             self.spending.meet(tree.kind)
             check_size(self.relation, max(self.relation.size, int(tree.tokens.max()) + 1))
         tokens, children = tree.tokens.tolist(), children_of(tree)
+        below = promised(tree) if self.least_gain else [0.0] * len(tree)
         path: list[int] = []
         excess: list[float] = []
         node = ROOT
         while True:
             code = target.token(node)
             offered = {tokens[child]: child for child in children[node]}
-            following, spent = self._decide(offered, code, target, node, tree.kind)
+            worth = [c for c, child in offered.items() if below[child] >= self.least_gain]
+            following, spent = self._decide(offered, worth, code, target, node, tree.kind)
             excess.append(spent)
             if following is None:
                 return Verdict(tuple(path), code, tuple(excess))
@@ -116,18 +134,27 @@ class RelaxedRow:
                 return Verdict(tuple(path), None, tuple(excess))
 
     def _decide(
-        self, offered: dict[int, int], code: int, target: TargetView, node: int, kind: DraftKind
+        self,
+        offered: dict[int, int],
+        worth: Sequence[int],
+        code: int,
+        target: TargetView,
+        node: int,
+        kind: DraftKind,
     ) -> tuple[int | None, float]:
-        """Return the child to go on with, or None, and the position's excess."""
-        if not offered:
-            return None, 0.0
+        """Return the child to go on with, or None, and the position's excess.
+
+        offered: the drafted codes and their nodes. worth: those that may stand for other codes.
+        """
+        if not worth:
+            return offered.get(code), 0.0
         left = self.spending.left(target.index(node))
-        drafted = list(offered)
         if kind is DraftKind.COUPLED:
-            chosen = code if code in offered else self._stand_in(drafted, code, target, node, left)
+            chosen = code if code in offered else self._stand_in(worth, code, target, node, left)
             spent = 0.0 if chosen in (code, None) else 1.0
         else:
-            chosen, spent = self._shares(drafted, code, self._law(target, node), left)
+            p = self._law(target, node)
+            chosen, spent = self._shares(list(offered), worth, code, p, left)
             chosen = code if code in offered else chosen
         self.spending.spend(spent)
         return (None if chosen is None else offered[chosen]), spent
@@ -146,7 +173,7 @@ class RelaxedRow:
         return None
 
     def _shares(
-        self, drafted: Sequence[int], code: int, p: Law, left: float
+        self, drafted: Sequence[int], worth: Sequence[int], code: int, p: Law, left: float
     ) -> tuple[int | None, float]:
         """Return the drafted code that stands for the target's, and the mass of all replaced codes.
 
@@ -158,7 +185,7 @@ class RelaxedRow:
             return chosen, spent
         fresh = p.copy()  # what no drafted code carries or stands for yet
         fresh[drafted] = 0.0
-        for each in drafted:
+        for each in worth:
             codes = related(self.relation, each, p).codes
             if not len(codes):
                 continue
@@ -194,8 +221,10 @@ class Lantern(RelaxedWalk):
         k: int | None = None,
         delta: float = 0.1,
         tv_budget: TVBudget | float | None = None,
+        least_gain: float = 0.0,
     ) -> None:
-        super().__init__(NearestWithin(expect_table(self.name, neighbours), k, delta), tv_budget)
+        relation = NearestWithin(expect_table(self.name, neighbours), k, delta)
+        super().__init__(relation, tv_budget, least_gain)
 
 
 class LanternPlus(RelaxedWalk):
@@ -212,8 +241,10 @@ class LanternPlus(RelaxedWalk):
         k: int | None = None,
         lam: float = 2.0,
         tv_budget: TVBudget | float | None = None,
+        least_gain: float = 0.0,
     ) -> None:
-        super().__init__(NearestByRatio(expect_table(self.name, neighbours), k, lam), tv_budget)
+        relation = NearestByRatio(expect_table(self.name, neighbours), k, lam)
+        super().__init__(relation, tv_budget, least_gain)
 
 
 class GSD(RelaxedWalk):
@@ -222,9 +253,12 @@ class GSD(RelaxedWalk):
     name = "gsd"
 
     def __init__(
-        self, partition: CodePartition | None = None, tv_budget: TVBudget | float | None = None
+        self,
+        partition: CodePartition | None = None,
+        tv_budget: TVBudget | float | None = None,
+        least_gain: float = 0.0,
     ) -> None:
-        super().__init__(SameCluster(expect_table(self.name, partition)), tv_budget)
+        super().__init__(SameCluster(expect_table(self.name, partition)), tv_budget, least_gain)
 
 
 def expect_table(rule: str, table: Table | None) -> Table:

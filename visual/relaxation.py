@@ -26,9 +26,9 @@ from ragspec.visual.variation import TVBudget
 PUBLISHED_CODES = 16_384
 
 _SETTINGS = {
-    "lantern": {"neighbours", "delta", "tv_budget"},
-    "lantern++": {"neighbours", "lam", "tv_budget"},
-    "gsd": {"partition", "tv_budget"},
+    "lantern": {"neighbours", "delta", "tv_budget", "least_gain"},
+    "lantern++": {"neighbours", "lam", "tv_budget", "least_gain"},
+    "gsd": {"partition", "tv_budget", "least_gain"},
     "lantern-rejection": {"neighbours", "delta", "residual"},
     "lantern++-rejection": {"neighbours", "lam", "residual"},
     "cool": {"delta", "nu", "mu", "length"},
@@ -71,9 +71,9 @@ def make_rule(
     name: "exact" (the walk), a name of `RELAXED`, or any other rule's. neighbours: k, or a table
     that was built before; partition: a number of clusters, or a partition. tv_budget: see
     `TVBudget`; with `positions`, the codes of a picture, a number is spread evenly over them.
-    settings: delta, lam, residual, nu, mu or length, of the rules that have them; None stands for
-    the default. Raises InputError for a setting that the rule has not, or a table of another
-    code-book; UnknownNameError.
+    settings: delta, lam, least_gain, residual, nu, mu or length, of the rules that have them; None
+    stands for the default. Raises InputError for a setting that the rule has not, or a table of
+    another code-book; UnknownNameError.
     """
     given = {**settings, "neighbours": neighbours, "partition": partition, "tv_budget": tv_budget}
     given = {key: value for key, value in given.items() if value is not None}
