@@ -16,25 +16,14 @@ from typing import Any
 
 import torch
 
-from ragspec.coupled import CoupledGrowth
-from ragspec.draft import DraftKind, DraftRequest, Ints, Step
+from ragspec.draft import DraftRequest, Ints, Step
 from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.growth import Growth, checked_mode, checked_widths, make_growth
 from ragspec.head import FeatureHead, check_head
 from ragspec.head_cache import HeadCache, HeadModel
-from ragspec.law import TokenLaw
-from ragspec.model_drafter import WIDTH, Growth, ModelSession
-from ragspec.noise import NoiseStream
-from ragspec.sampled import SampledGrowth
-from ragspec.sampling import Sampling
-from ragspec.static_tree import StaticGrowth, TreeShape
+from ragspec.model_drafter import ModelSession
+from ragspec.static_tree import TreeShape
 from ragspec.target import CausalTarget
-
-_MODES = {
-    "coupled": DraftKind.COUPLED,
-    "deterministic": DraftKind.DETERMINISTIC,
-    "sampled": DraftKind.SAMPLED,
-    "sampled-without-replacement": DraftKind.SAMPLED_WITHOUT_REPLACEMENT,
-}
 
 
 class HeadDrafter:
@@ -68,21 +57,14 @@ class HeadDrafter:
                 f"got {'no head' if head is None else 'no target'}; expected both. Use "
                 "HeadDrafter(folder, model) with the folder that `ragspec train-head` wrote."
             )
-        if mode not in _MODES:
-            raise InputError(f"got mode {mode!r}; expected one of {', '.join(map(repr, _MODES))}.")
+        self.kind = checked_mode(mode, depth, worth)
         self.target = target if isinstance(target, CausalTarget) else CausalTarget(target)
         self.head = _ready(head, self.target)
         self.depth = depth
-        self.widths = _widths(width, mode)
+        self.widths = checked_widths(width, mode)
         self.shape = None if tree is None else _shape(tree, width, mode)
         self.worth = worth
         self.name = name
-        self.kind = _MODES[mode]
-        if (depth is not None and depth < 1) or (worth or 0.0) < 0.0:
-            raise InputError(
-                f"got depth {depth} and worth {worth}; expected at least 1, and 0 or more. Use "
-                "drafter=None for plain decoding."
-            )
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
         """Raise UnsupportedModelError where the engine's model is another than the head's."""
@@ -95,28 +77,10 @@ class HeadDrafter:
 
     def open(self, request: DraftRequest) -> HeadSession:
         """Return a session that begins to draft once it knows the prompt's hidden states."""
-        if request.law is not None:
-            law = request.law.without_lazy()
-        else:
-            law = TokenLaw(Sampling(), NoiseStream(0), len(request.prompt))
+        growth = make_growth(request, self.kind, self.name, self.widths, self.shape)
         model = HeadModel(self.head, self.target)
         cache = HeadCache(model, request.vocab_size, len(request.prompt) + 256)
-        return HeadSession(cache, self._growth(law), self, len(request.prompt))
-
-    def _growth(self, law: TokenLaw) -> Growth:
-        if self.kind in (DraftKind.SAMPLED, DraftKind.SAMPLED_WITHOUT_REPLACEMENT):
-            return SampledGrowth(law, self.name, self.widths, self.kind)
-        if self.kind is DraftKind.DETERMINISTIC:
-            blind = TokenLaw(Sampling(), law.noise, law.prompt_length)
-            blind.processors = law.processors
-            law = blind
-        growth: CoupledGrowth
-        if self.shape is not None:
-            growth = StaticGrowth(law, self.name, self.shape)
-        else:
-            growth = CoupledGrowth(law, self.name, self.widths[0])
-        growth.kind = self.kind
-        return growth
+        return HeadSession(cache, growth, self, len(request.prompt))
 
 
 class HeadSession(ModelSession):
@@ -177,17 +141,3 @@ def _shape(
     if isinstance(tree, TreeShape):
         return tree
     return TreeShape.by_rank(tree, width if isinstance(width, int) else None)
-
-
-def _widths(width: int | Sequence[int] | None, mode: str) -> tuple[int, ...]:
-    """Return the width of a grown tree, or the children by depth of a drawn one."""
-    grown = mode in ("coupled", "deterministic")
-    if width is None:
-        return (WIDTH,) if grown else (1,)
-    widths = (width,) if isinstance(width, int) else tuple(width)
-    if not widths or min(widths) < 1 or (grown and len(widths) > 1):
-        expected = "one number" if grown else "numbers"
-        raise InputError(
-            f"got width {width!r} in mode {mode!r}; expected {expected} of at least 1."
-        )
-    return widths

@@ -1,10 +1,11 @@
 """The model drafter: any smaller causal model of the same vocabulary proposes the next tokens.
 
-Two ways to draft. Coupled (the default, see `coupled`): chains or trees of the choices that the
-draft model would make with the target's own noise, exact under `walk`. Sampled (see `sampled`):
-tokens drawn from the draft model's law, which comes along as q, for the classical rules: chains
-(Leviathan et al., arXiv 2211.17192), several chains or siblings (SpecInfer, 2305.09781; SpecTr,
-2310.15141), siblings without replacement (MCSD, 2401.06706).
+Three ways to draft. Coupled (the default, see `coupled`): chains or trees of the choices that the
+draft model would make with the target's own noise, exact under `walk`. Deterministic: the tokens
+that it thinks most probable. Sampled (see `sampled`): tokens drawn from the draft's law, which
+comes along as q, for the classical rules: chains (Leviathan et al., arXiv 2211.17192), several
+chains or siblings (SpecInfer, 2305.09781; SpecTr, 2310.15141), siblings without replacement (MCSD,
+2401.06706).
 
 The session keeps a cache of its own in step with the text (see `draft_cache`): what the target
 accepted of a draft is not read again.
@@ -14,60 +15,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
-from ragspec.coupled import CoupledGrowth
-from ragspec.draft import DraftContext, DraftKind, DraftRequest, DraftTree, Step
+from ragspec.draft import DraftContext, DraftRequest, DraftTree, Step
 from ragspec.draft_cache import DraftCache, Ground, KnownLaw
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.fallback import PathTarget
-from ragspec.law import TokenLaw
-from ragspec.noise import NoiseStream
-from ragspec.sampled import SampledGrowth
-from ragspec.sampling import Sampling
+from ragspec.growth import Growth, checked_mode, checked_widths, make_growth
 from ragspec.scope import check_scope, state_layers
 from ragspec.target import CausalTarget
 
-WIDTH = 4
 WORTH = 0.3
 _CHEAPEST = 0.02
 _FIRST = 3  # drafts before their times are believed: the first ones may catch up with the text
-_MODES = {
-    "coupled": DraftKind.COUPLED,
-    "sampled": DraftKind.SAMPLED,
-    "sampled-without-replacement": DraftKind.SAMPLED_WITHOUT_REPLACEMENT,
-}
-
-
-class Growth(Protocol):
-    """Makes one draft out of a draft model's laws."""
-
-    kind: DraftKind
-
-    def grow(self, ground: Ground) -> DraftTree:
-        """Return the draft that this ground bears."""
-        ...
-
-    def learn(self, tokens: Sequence[int]) -> None:
-        """Learn from the tokens that were emitted in place of the last draft."""
-        ...
-
-    def laws(self) -> list[KnownLaw]:
-        """Return what the last draft knew at the root and at its nodes that were read."""
-        ...
 
 
 class ModelDrafter:
     """Drafts with a smaller model.
 
     model: a transformers causal model, or a `CausalTarget` over one, on any device; it is left as
-    it was found. depth: the deepest draft; None sets no bound but the budget. width: in coupled
-    mode the nodes read by one forward and the least number of candidates per node (1 = a chain,
-    None = 4); in the sampled modes the children of each node by depth, 1 beyond its end, so that
-    k or (k,) means k chains (None = one chain). mode: "coupled", "sampled" or
-    "sampled-without-replacement". worth: a coupled draft ends when the next forward is expected
-    to add less than this many accepted nodes; 0 uses up the budget; None works it out from the
-    time of a forward where the policy of the budget tells what time is worth, see `Pace`.
+    it was found. depth: the deepest draft; None sets no bound but the budget. mode: "coupled",
+    "deterministic", "sampled" or "sampled-without-replacement". width: in the first two modes the
+    nodes read by one forward and the least number of candidates per node (1 = a chain, None = 4);
+    in the sampled ones the children of each node by depth, 1 beyond its end, so that k or (k,)
+    means k chains (None = one chain). worth: a draft that grows best first ends when the next
+    forward is expected to add less than this many accepted nodes; 0 uses up the budget; None works
+    it out from the time of a forward where the budget's policy tells what time is worth, see
+    `Pace`.
     Raises InputError for no model or settings outside their range, UnsupportedModelError for a
     model that cannot draft.
     """
@@ -87,31 +61,16 @@ class ModelDrafter:
                 "got no draft model; expected a causal model of the target's vocabulary. Use "
                 "Engine(..., draft_model=model) or ModelDrafter(model)."
             )
-        if mode not in _MODES:
-            raise InputError(f"got mode {mode!r}; expected one of {', '.join(map(repr, _MODES))}.")
         self.model = _checked(model)
         self.depth = depth
-        self.widths = _widths(width, mode)
+        self.kind = checked_mode(mode, depth, worth)
+        self.widths = checked_widths(width, mode)
         self.worth = worth
         self.name = name
-        self.kind = _MODES[mode]
-        if (depth is not None and depth < 1) or (worth or 0.0) < 0.0:
-            raise InputError(
-                f"got depth {depth} and worth {worth}; expected at least 1, and 0 or more. Use "
-                "drafter=None for plain decoding."
-            )
 
     def open(self, request: DraftRequest) -> ModelSession:
         """Return a session whose cache holds the prompt, so that drafting begins at once."""
-        if request.law is not None:
-            law = request.law.without_lazy()
-        else:
-            law = TokenLaw(Sampling(), NoiseStream(0), len(request.prompt))
-        growth: Growth
-        if self.kind is DraftKind.COUPLED:
-            growth = CoupledGrowth(law, self.name, self.widths[0])
-        else:
-            growth = SampledGrowth(law, self.name, self.widths, self.kind)
+        growth = make_growth(request, self.kind, self.name, self.widths)
         cache = DraftCache(self.model, request.vocab_size, len(request.prompt) + 256)
         if request.prompt and cache.readable(request.prompt):
             with cache.lease():
@@ -213,15 +172,3 @@ def _checked(model: Any) -> CausalTarget:
             "taken back from its cache. Use a draft model of attention layers only."
         )
     return target
-
-
-def _widths(width: int | Sequence[int] | None, mode: str) -> tuple[int, ...]:
-    if width is None:
-        return (WIDTH,) if mode == "coupled" else (1,)
-    widths = (width,) if isinstance(width, int) else tuple(width)
-    if not widths or min(widths) < 1 or (mode == "coupled" and len(widths) > 1):
-        expected = "one number" if mode == "coupled" else "numbers"
-        raise InputError(
-            f"got width {width!r} in mode {mode!r}; expected {expected} of at least 1."
-        )
-    return widths

@@ -46,7 +46,7 @@ def test_every_python_snippet_runs(tmp_path: Path) -> None:
 def commands() -> list[str]:
     """Return the sub-commands of `ragspec` that the console blocks of README use."""
     lines = "\n".join(blocks("bash", "console", "sh", "shell", "text")).splitlines()
-    found = (re.match(r"(?:\$ )?(?:python3? -m )?ragspec ([a-z]+)", line) for line in lines)
+    found = (re.match(r"(?:\$ )?(?:python3? -m )?ragspec ([a-z-]+)", line) for line in lines)
     return sorted({match[1] for match in found if match})
 
 

@@ -66,7 +66,6 @@ class ModelSource:
     def __call__(self, target: ImageTarget, conditions: Conditions) -> Drafter:
         """Return a `ModelDrafter` over the draft model."""
         from ragspec.model_drafter import ModelDrafter
-        from ragspec.visual.blind_drafter import BlindDrafter
 
         draft = ImageTarget(
             self.model,
@@ -74,8 +73,6 @@ class ModelSource:
             target.guidance_scale,
             target.guidance_interval,
         )
-        if self.mode == DraftKind.DETERMINISTIC.value:
-            return BlindDrafter(draft, self.depth, self.width)
         return ModelDrafter(draft, self.depth, self.width, mode=self.mode)
 
 

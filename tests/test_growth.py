@@ -11,7 +11,6 @@ from ragspec.model_drafter import ModelDrafter
 from ragspec.noise import NoiseStream
 from ragspec.request import Options
 from ragspec.sampling import Sampling
-from ragspec.visual.blind_drafter import BlindDrafter
 from ragspec.visual.codebook import CodeNeighbours
 from ragspec.visual.image_target import ImageTarget
 from ragspec.visual.lantern import Lantern
@@ -34,7 +33,7 @@ def tree_of(drafter: ModelDrafter, seed: int) -> tuple[list[int], list[int]]:
 
 
 def test_the_tree_does_not_depend_on_the_seed() -> None:
-    blind, seeing = BlindDrafter(draft(1)), ModelDrafter(draft(1))
+    blind, seeing = ModelDrafter(draft(1), mode="deterministic"), ModelDrafter(draft(1))
     assert blind.kind is DraftKind.DETERMINISTIC
     assert tree_of(blind, 1) == tree_of(blind, 2)
     assert tree_of(seeing, 1) != tree_of(seeing, 2)
@@ -43,7 +42,7 @@ def test_the_tree_does_not_depend_on_the_seed() -> None:
 def test_the_first_candidates_are_the_most_probable_codes() -> None:
     own = draft(1)
     logits = image_models.guided(own.model, 0, [3])[-1]
-    tokens, parents = tree_of(BlindDrafter(own), 5)
+    tokens, parents = tree_of(ModelDrafter(own, mode="deterministic"), 5)
     first = [token for token, parent in zip(tokens, parents, strict=True) if parent == -1]
     assert first == logits.topk(len(first)).indices.tolist()
 
@@ -53,12 +52,14 @@ def test_walk_stays_exact_and_a_budget_bounds() -> None:
     sampling = Sampling(temperature=1.0, seed=3)
     options: Options = {"max_new_tokens": image_models.SIDE**2, "ignore_eos": True}
     plain = Engine(target, None, drafter=None).generate(target.prompt(1), sampling, **options)
-    fast = Engine(target, None, drafter=BlindDrafter(draft(1)), budget=8)
+    fast = Engine(target, None, drafter=ModelDrafter(draft(1), mode="deterministic"), budget=8)
     out = fast.generate(target.prompt(1), sampling, **options)
     assert out.tokens == plain.tokens and out.label == "exact"
     book = torch.randn(image_models.BOOK, 4, generator=torch.Generator().manual_seed(0))
     rule = Lantern(CodeNeighbours.build(book, 20), delta=0.5, tv_budget=0.4)
-    loose = Engine(target, None, drafter=BlindDrafter(draft(1)), budget=8, rule=rule)
+    loose = Engine(
+        target, None, drafter=ModelDrafter(draft(1), mode="deterministic"), budget=8, rule=rule
+    )
     found = loose.generate(target.prompt(1), sampling, **options)
     assert found.label == "bounded(tv<=0.4)"
     assert 0.0 < sum(sum(step.excess) for step in found.steps) <= 0.4
