@@ -65,7 +65,7 @@ def image(
     ] = 0,
     batches: Annotated[int, typer.Option(min=5, help="Independent plain batches.")] = 5,
     side_by_side: Annotated[int, typer.Option(min=1, help="Images drawn together there.")] = 32,
-    budget: o.BudgetOption = "8",
+    budget: o.BudgetOption = "12",
     guidance: GuidanceOption = 2.0,
     temperature: o.TemperatureOption = 1.0,
     top_k: o.TopKOption = 0,

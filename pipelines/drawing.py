@@ -48,7 +48,7 @@ class Asked:
         """Return the set or folder to draw with; raises InputError for contradictions."""
         if (self.prompt is None) == (not self.classes):
             got = "neither a prompt nor --class" if self.prompt is None else "both"
-            raise InputError(f"got {got}; expected a prompt such as 'cat face', or --class 3.")
+            raise InputError(f"got {got}; expected a prompt such as 'red heart', or --class 3.")
         if self.image_set is not None and self.model is not None:
             raise InputError("got --set and --model; expected one of them.")
         return self.model or self.image_set or ("tiles" if self.classes else "emoji")

@@ -36,7 +36,7 @@ GainOption = Annotated[
     typer.Option(min=0.0, help="Relax only where the draft promises so many more codes."),
 ]
 
-PromptArgument = Annotated[str | None, typer.Argument(help="What to draw, such as 'cat face'.")]
+PromptArgument = Annotated[str | None, typer.Argument(help="What to draw, such as 'red heart'.")]
 ClassOption = Annotated[
     list[str] | None, typer.Option("--class", "-c", help="A class by number or name; repeatable.")
 ]
@@ -70,14 +70,14 @@ def draw(
     classes: ClassOption = None,
     image_set: SetOption = None,
     model: FolderOption = None,
-    drafter: ImageDrafterOption = "starter",
+    drafter: ImageDrafterOption = "jacobi",
     rule: RuleOption = "exact",
     neighbours: NeighboursOption = None,
     delta: DeltaOption = None,
     lam: LamOption = None,
     tv_budget: TVBudgetOption = None,
     least_gain: GainOption = None,
-    budget: o.BudgetOption = "8",
+    budget: o.BudgetOption = "12",
     n: CountOption = 1,
     seed: DrawSeedOption = None,
     guidance: GuidanceOption = 2.0,

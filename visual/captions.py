@@ -73,7 +73,7 @@ class CaptionEncoder:
             if not encoding.ids:
                 raise InputError(
                     f"got the prompt {text!r}, which holds no word; expected a few words such as "
-                    "'cat face'."
+                    "'red heart'."
                 )
             if len(encoding.ids) > self.length:
                 warnings.warn(

@@ -50,7 +50,7 @@ from ragspec.visual.image_target import ImageTarget
 from ragspec.visual.relaxation import make_rule
 from ragspec.visual.vq import VQTokenizer
 
-NODES = 8  # of a draft, where nothing is said
+NODES = 12  # of a draft, where nothing is said
 OUTPUTS = ("pil", "np", "pt", "latent")
 _DECODED = 64  # images that the tokenizer decodes at once
 
@@ -121,7 +121,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
     def from_pretrained(
         cls,
         name: str | Path = "tiles",
-        drafter: Any = "starter",
+        drafter: Any = "jacobi",
         rule: str | Rule = "exact",
         *,
         tokenizer: VQTokenizer | str | Path | None = None,

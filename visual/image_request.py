@@ -70,6 +70,6 @@ def checked_texts(texts: list[Any]) -> list[str]:
     for text in texts:
         if not isinstance(text, str) or not text.strip():
             raise InputError(
-                f"got the prompt {text!r}; expected a few words such as 'cat face', not nothing."
+                f"got the prompt {text!r}; expected a few words such as 'red heart', not nothing."
             )
     return texts
