@@ -33,7 +33,9 @@ def main() -> None:
     items = spread(docqa(options.data, engine, top_k=3), options.items)
     for item in items:
         ids = list(item.prompt)
-        fast = engine.generate(ids, max_new_tokens=item.new_tokens, spans=item.spans)
+        fast = engine.generate(
+            ids, max_new_tokens=item.new_tokens, spans=item.spans, texts=item.texts
+        )
         slow = plain.generate(ids, max_new_tokens=item.new_tokens)
         found = compare(engine, fast, slow, Sampling())
         if found.first_divergence is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -155,8 +156,8 @@ def curve_points(rows: Sequence[ImageRow], ways: Sequence[Way]) -> list[CurvePoi
 
 
 def _numbers(setting: str) -> list[float]:
-    """Return the numbers of a setting such as "0.3k100"."""
-    return [float(part) for part in setting.split("k") if part]
+    """Return the numbers of a setting such as "0.3k100g2"."""
+    return [float(part) for part in re.split("[kg]", setting) if part]
 
 
 def _number(value: float | None, digits: int) -> str:
