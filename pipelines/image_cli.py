@@ -17,7 +17,7 @@ RuleOption = Annotated[
     typer.Option(help="exact, lantern, lantern++, gsd, cool, rejection, lantern-rejection, ..."),
 ]
 ImageDrafterOption = Annotated[
-    str, typer.Option(help="starter, head, jacobi, a folder, several joined by +, or none.")
+    str, typer.Option(help="auto, starter, head, jacobi, a folder, several joined by +, or none.")
 ]
 GuidanceOption = Annotated[float, typer.Option(min=0.0, help="Scale of guidance; 1 is without.")]
 NeighboursOption = Annotated[
@@ -70,7 +70,7 @@ def draw(
     classes: ClassOption = None,
     image_set: SetOption = None,
     model: FolderOption = None,
-    drafter: ImageDrafterOption = "jacobi",
+    drafter: ImageDrafterOption = "auto",
     rule: RuleOption = "exact",
     neighbours: NeighboursOption = None,
     delta: DeltaOption = None,

@@ -22,6 +22,7 @@ from ragspec.synthetic import SyntheticDrafter
 from ragspec.visual.image_drafting import Conditions, draft_source
 from ragspec.visual.image_folder import find_folder
 from ragspec.visual.image_target import ImageTarget
+from ragspec.visual.relaxation import make_rule
 from tests import tiny_images
 
 LABELS = Conditions(torch.tensor([0, 2]))
@@ -121,3 +122,16 @@ def test_several_drafters_are_fused(folder: Path) -> None:
     assert source([], Walk(), made.model, None)(made, LABELS) is None
     alone = source(["jacobi"], Walk(), made.model, None)(made, LABELS)
     assert alone.name == "jacobi"
+
+
+def test_a_budget_of_variation_is_drafted_for_as_it_can_bound(folder: Path) -> None:
+    made, parts = target(), find_folder(folder)
+    book = torch.randn(tiny_images.CODES, 4, generator=torch.Generator().manual_seed(0))
+    bounded = make_rule("lantern", book, tv_budget=0.5)
+    free = make_rule("lantern", book)
+    assert source("auto", bounded, made.model, parts)(made, LABELS).kind is DraftKind.DETERMINISTIC
+    for rule in (free, Walk()):
+        drafter = source("auto", rule, made.model, parts)(made, LABELS)
+        assert (drafter.name, drafter.kind) == ("jacobi", DraftKind.COUPLED)
+    with pytest.raises(InputError, match="deterministic drafts are needed"):
+        source("jacobi", bounded, made.model, parts)

@@ -22,7 +22,7 @@ from ragspec.rules import Rule
 from ragspec.visual.image_folder import ImageFolder, check_draft, load_model
 from ragspec.visual.image_target import ConditionTable, ImageTarget
 
-NAMED = ("starter", "model", "head", "jacobi")
+NAMED = ("auto", "starter", "model", "head", "jacobi")
 # What a rule is given where nothing is said: the first that it accepts.
 _PREFERENCE = (
     DraftKind.COUPLED,
@@ -130,10 +130,10 @@ def draft_source(
     """Return what makes the drafters of a pipeline.
 
     drafter: "starter" (the draft model that lies with the target, else its head), "model", "head",
-    "jacobi", a folder of a draft model or of a head, a `LlamaGenModel`, a Drafter, a list of such
-    (fused into one tree), or None. mode:
-    how a model or a head drafts, see `HeadDrafter`; None takes the first that the rule accepts, or
-    "deterministic" for a rule with a budget of total variation.
+    "jacobi", "auto" (jacobi, or starter for a rule with a budget of total variation), a folder of
+    a draft model or of a head, a `LlamaGenModel`, a Drafter, a list of such (fused into one tree),
+    or None. mode: how a model or a head drafts, see `HeadDrafter`; None takes the first that the
+    rule accepts, or "deterministic" for a rule with such a budget.
     Raises UnknownNameError, ModelNotFoundError, TokenizerMismatchError, InputError.
     """
     if drafter is None:
@@ -142,6 +142,8 @@ def draft_source(
         made = tuple(draft_source(each, rule, model, folder, mode) for each in drafter)
         return SeveralSources(made) if len(made) > 1 else [*made, FixedSource(None)][0]
     mode = mode or _mode_for(rule)
+    if isinstance(drafter, str) and drafter == "auto":
+        drafter = "starter" if mode == DraftKind.DETERMINISTIC.value else "jacobi"
     if isinstance(drafter, str) and drafter == "jacobi":
         return FixedSource(_jacobi(model, mode))
     if isinstance(drafter, str | Path):
@@ -165,6 +167,12 @@ def _mode_for(rule: Rule) -> str:
 def _jacobi(model: Any, mode: str) -> Drafter:
     from ragspec.visual.jacobi import JacobiDrafter
 
+    if mode == DraftKind.DETERMINISTIC.value:
+        raise InputError(
+            "got drafter 'jacobi' where deterministic drafts are needed (a budget of total "
+            "variation bounds no others); Jacobi drafts come of the target's own noise. Use 'starter' or "
+            "'head', or leave tv_budget out."
+        )
     form: Literal["coupled", "sampled"] = "coupled" if mode == "coupled" else "sampled"
     return JacobiDrafter(form=form, width=int(model.config.grid_size))
 

@@ -121,7 +121,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
     def from_pretrained(
         cls,
         name: str | Path = "tiles",
-        drafter: Any = "jacobi",
+        drafter: Any = "auto",
         rule: str | Rule = "exact",
         *,
         tokenizer: VQTokenizer | str | Path | None = None,
