@@ -170,8 +170,8 @@ def _jacobi(model: Any, mode: str) -> Drafter:
     if mode == DraftKind.DETERMINISTIC.value:
         raise InputError(
             "got drafter 'jacobi' where deterministic drafts are needed (a budget of total "
-            "variation bounds no others); Jacobi drafts come of the target's own noise. Use 'starter' or "
-            "'head', or leave tv_budget out."
+            "variation bounds no others); its drafts come of the target's own noise. Use "
+            "'starter' or 'head', or leave tv_budget out."
         )
     form: Literal["coupled", "sampled"] = "coupled" if mode == "coupled" else "sampled"
     return JacobiDrafter(form=form, width=int(model.config.grid_size))
