@@ -226,7 +226,8 @@ def _warm_up(ways: Sequence[ImagePipeline], asked: Asked) -> None:
 
 
 def _arguments(asked: Asked) -> dict[str, Any]:
-    subject = {"prompt": asked.prompt} if asked.prompt is not None else {"class_labels": list(asked.classes)}
+    named = asked.prompt is not None
+    subject = {"prompt": asked.prompt} if named else {"class_labels": list(asked.classes)}
     return {
         **subject,
         "guidance_scale": asked.guidance,

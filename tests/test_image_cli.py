@@ -68,3 +68,9 @@ def test_errors_are_one_message_and_a_code(
 def test_a_missing_model_has_its_code(tmp_path: Path, capsys: Capture) -> None:
     assert main(["draw", "--class", "1", "--model", str(tmp_path / "absent")]) == 5
     assert "no image model" in capsys.readouterr().err
+
+
+def test_an_empty_prompt_is_named_as_such(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["draw", "", "--set", "emoji", "--out", str(tmp_path / "out")]) == 2
+    assert "got the prompt ''" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
