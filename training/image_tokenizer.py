@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from image_data import BACKGROUND, SETS, Pictures, augment, read_pictures, split
+from masters import save_whole
 from text_train import rate_factor, seconds_until
 from torch import Tensor
 from torch.nn import functional
@@ -178,8 +179,7 @@ class Trainer:
             "step": self.step,
             "frozen": self.frozen,
         }
-        torch.save(state, path.with_suffix(".new"))
-        path.with_suffix(".new").replace(path)
+        save_whole(state, path)
 
     def load(self, path: Path) -> None:
         """Go on from a checkpoint written by `save`."""

@@ -28,6 +28,7 @@ from image_data import (
     split,
 )
 from image_model import build_model, use_plain_attention
+from masters import move_masters, save_whole
 from text_train import rate_factor, seconds_until
 from torch import Tensor
 from torch.nn import functional
@@ -125,20 +126,11 @@ class Student:
 
     def apply_gradients(self, factor: float, step: int) -> None:
         """Move the masters by the clipped gradients, then the model and the running mean."""
-        for key, parameter in self.model.named_parameters():
-            self.masters[key].grad = parameter.grad.float()
-            parameter.grad = None
-        torch.nn.utils.clip_grad_norm_(self.masters.values(), 1.0)
-        for optimiser, rate in zip(self.optimisers, self.rates, strict=True):
-            for group in optimiser.param_groups:
-                group["lr"] = rate * factor
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
+        move_masters(self.model, self.masters, self.optimisers, self.rates, factor)
         keep = min(KEEP, 1 - 1 / (step + 1))
         with torch.no_grad():
-            for key, parameter in self.model.named_parameters():
-                parameter.copy_(self.masters[key])
-                self.mean[key].lerp_(self.masters[key], 1 - keep)
+            for key, mean in self.mean.items():
+                mean.lerp_(self.masters[key], 1 - keep)
 
     def state(self) -> dict[str, Any]:
         """Give everything needed to go on."""
@@ -211,8 +203,7 @@ class Trainer:
         """Write everything needed to go on, beside first and then in place."""
         state = {"target": self.target.state(), "draft": self.draft.state()}
         state |= {"rng": self.rng.get_state(), "step": self.step}
-        torch.save(state, path.with_suffix(".new"))
-        path.with_suffix(".new").replace(path)
+        save_whole(state, path)
 
     def load(self, path: Path) -> None:
         """Go on from a checkpoint written by `save`."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from masters import move_masters, save_whole
 from text_data import read_documents, read_questions
 from text_mix import Mix, Shares
 from text_model import (
@@ -124,18 +125,7 @@ class Trainer:
 
     def apply_gradients(self, factor: float) -> None:
         """Move the masters by the clipped gradients and copy them into the model."""
-        for key, parameter in self.model.named_parameters():
-            self.masters[key].grad = parameter.grad.float()
-            parameter.grad = None
-        torch.nn.utils.clip_grad_norm_(self.masters.values(), 1.0)
-        for optimiser, rate in zip(self.optimisers, self.rates, strict=False):
-            for group in optimiser.param_groups:
-                group["lr"] = rate * factor
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for key, parameter in self.model.named_parameters():
-                parameter.copy_(self.masters[key])
+        move_masters(self.model, self.masters, self.optimisers, self.rates, factor)
 
     def save(self, path: Path) -> None:
         """Write everything needed to go on, beside first and then in place."""
@@ -146,8 +136,7 @@ class Trainer:
             "step": self.step,
             "tokens": self.tokens,
         }
-        torch.save(state, path.with_suffix(".new"))
-        path.with_suffix(".new").replace(path)
+        save_whole(state, path)
 
     def load(self, path: Path) -> None:
         """Go on from a checkpoint written by `save`."""
