@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import torch
 
+from ragspec.largest import best_token, best_tokens
 from ragspec.noise import NoiseStream
 from ragspec.processors import HFCallable, Processor, build_processors
 from ragspec.sampling import Sampling
 
-_BLOCK = 64
 _CANDIDATES = (128, 2048)
 _NEVER = float("-inf")
 
@@ -80,9 +80,9 @@ class TokenLaw:
         indices: the generated index of each of those tokens, which fixes its noise.
         """
         if self.sampling.greedy:
-            return scores.argmax(-1)
+            return best_token(scores)
         perturbed, tokens = self._perturbed(scores, indices)
-        return tokens.gather(-1, perturbed.argmax(-1, keepdim=True))[:, 0]
+        return tokens.gather(-1, best_token(perturbed)[:, None])[:, 0]
 
     def best(
         self, scores: torch.Tensor, indices: Sequence[int], k: int
@@ -104,7 +104,7 @@ class TokenLaw:
     def probabilities(self, scores: torch.Tensor) -> torch.Tensor:
         """Return the laws of R nodes: processed scores [R, V] -> f64 [R, V]."""
         if self.sampling.greedy:
-            return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).double()
+            return torch.nn.functional.one_hot(best_token(scores), scores.shape[-1]).double()
         kept, tokens = self._survivors(scores)
         full = torch.full(scores.shape, _NEVER, dtype=torch.float64, device=scores.device)
         return full.scatter_(-1, tokens, kept).softmax(-1)
@@ -132,7 +132,7 @@ class TokenLaw:
         for wanted in _CANDIDATES:
             if sampling.top_k + 16 > wanted or 4 * wanted >= size:
                 continue
-            values, tokens = top_candidates(scores, wanted)
+            values, tokens = best_tokens(scores, wanted)
             scaled = values.double() / sampling.temperature
             if total is None and sampling.top_p < 1.0 and not sampling.top_k:
                 total = (scores.double() / sampling.temperature).logsumexp(-1, keepdim=True)
@@ -173,24 +173,3 @@ class TokenLaw:
             floor = scaled[:, :1] + torch.log(torch.tensor(sampling.min_p, dtype=torch.float64))
             scaled = scaled.masked_fill(scaled < floor.to(scaled), _NEVER)
         return scaled
-
-
-def top_candidates(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the k largest values and their places, descending: [R, V] -> two [R, k].
-
-    The k largest lie in the k blocks with the largest maxima, so a top-k over block maxima leaves
-    k x 64 values to search instead of V.
-    """
-    rows, size = scores.shape
-    blocks = size // _BLOCK
-    if blocks <= 2 * k:
-        values, places = scores.topk(k, dim=-1)
-        return values, places
-    body = scores[:, : blocks * _BLOCK].view(rows, blocks, _BLOCK)
-    chosen = body.amax(-1).topk(k, dim=-1, sorted=False).indices
-    inside = torch.arange(_BLOCK, device=scores.device)
-    places = (chosen[:, :, None] * _BLOCK + inside).reshape(rows, k * _BLOCK)
-    tail = torch.arange(blocks * _BLOCK, size, device=scores.device).expand(rows, -1)
-    places = torch.cat([places, tail], dim=-1)
-    values, best = scores.gather(-1, places).topk(k, dim=-1)
-    return values, places.gather(-1, best)

@@ -15,6 +15,7 @@ import torch
 
 from ragspec.budget import BudgetSession
 from ragspec.draft import ROOT, DraftContext, DraftSession, DraftTree, Ints, Step, Verdict
+from ragspec.largest import best_tokens
 from ragspec.law import TokenLaw
 from ragspec.output import TokenLogprob
 from ragspec.report import ReportBuilder
@@ -22,7 +23,7 @@ from ragspec.rules import Rule, Walk, open_rule
 from ragspec.session import TargetSession
 from ragspec.stops import StopState
 from ragspec.taps import KeepsHidden, tell_hidden
-from ragspec.tops import ReadsPrompts, best_tokens, tell_prompt
+from ragspec.tops import ReadsPrompts, tell_prompt
 from ragspec.tree import limit_depth
 from ragspec.view import RowView, choose_together
 
@@ -154,7 +155,7 @@ def _advance(session: TargetSession, rows: Sequence[Row]) -> list[Emission]:
     drafted = time.perf_counter()
     logits = session.verify([row.pending for row in rows], trees)
     k = max(row.top for row in rows)
-    best = best_tokens(logits, k) if k else None
+    best = best_tokens(logits, k)[1] if k else None
     judged = _judge(rows, trees, logits)
     tops = None if best is None else best.cpu().numpy()
     verified = time.perf_counter()

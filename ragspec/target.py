@@ -18,10 +18,10 @@ import torch
 
 from ragspec.attention import TreeView, lease, tree_view
 from ragspec.draft import DraftTree, Ints
+from ragspec.largest import best_tokens
 from ragspec.scope import unwrapped
 from ragspec.slots import SlotCache
 from ragspec.taps import HeadTap
-from ragspec.tops import best_tokens
 from ragspec.tree import ancestors, depths
 
 MOST_LOGITS = 1 << 24  # of a prompt, kept at once to see its best tokens
@@ -190,7 +190,7 @@ class TreeSession:
             self.hidden = [states[:, row, first : first + t] for row, t in enumerate(told)]
         tops: list[Ints] = []
         if k:
-            best = best_tokens(logits[:, first:], k).cpu().numpy()
+            best = best_tokens(logits[:, first:], k)[1].cpu().numpy()
             tops = [best[row, :t] for row, t in enumerate(told)]
         ends = torch.searchsorted(index, torch.tensor(counts, device=device) - 1)
         return logits[torch.arange(rows, device=device), ends][:, None], tops

@@ -14,9 +14,6 @@ import torch
 
 from ragspec.draft import Drafter, DraftSession, Ints
 
-BLOCK = 64
-SMALL = 1 << 15  # logits below which a plain top-k is the faster one (measured on a CPU)
-
 
 @runtime_checkable
 class LearnsFromPrompt(Protocol):
@@ -60,27 +57,3 @@ def tell_prompt(session: DraftSession | None, tokens: Ints, top: Ints) -> None:
     """Hand on the prefill's best tokens to a session that has a use for them."""
     if isinstance(session, LearnsFromPrompt):
         session.observe_prompt(tokens, top)
-
-
-def best_tokens(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """Return the k tokens of largest logits, best first: [..., V] -> i64 [..., k].
-
-    Exact up to ties: the k largest values lie in the k blocks of largest maximum, so a large
-    vocabulary is read once and never sorted.
-    """
-    size = logits.shape[-1]
-    k = min(k, size)
-    blocks = size // BLOCK
-    if logits.numel() < SMALL or blocks < 2 * k:
-        return logits.topk(k, -1).indices
-    head = logits[..., : blocks * BLOCK].reshape(*logits.shape[:-1], blocks, BLOCK)
-    held = head.amax(-1).topk(k, -1).indices
-    where = held[..., None].expand(*held.shape, BLOCK)
-    values = head.gather(-2, where).flatten(-2)
-    tokens = (held[..., None] * BLOCK + torch.arange(BLOCK, device=held.device)).flatten(-2)
-    if blocks * BLOCK < size:
-        rest = torch.arange(blocks * BLOCK, size, device=held.device)
-        values = torch.cat((values, logits[..., blocks * BLOCK :]), -1)
-        tokens = torch.cat((tokens, rest.expand(*tokens.shape[:-1], -1)), -1)
-    best: torch.Tensor = tokens.gather(-1, values.topk(k, -1).indices)
-    return best

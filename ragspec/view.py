@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ragspec.draft import ROOT, DraftTree
+from ragspec.largest import best_token
 from ragspec.law import TokenLaw
 from ragspec.output import TokenLogprob
 from ragspec.stops import StopState
@@ -103,7 +104,7 @@ def choose_together(
     if any(law.lazy for law in laws):
         return None
     if all(law.trivial for law in laws):
-        chosen = [rows.argmax(-1) for rows in logits]
+        chosen = [best_token(rows) for rows in logits]
     elif logits[0].device.type == "cpu":
         return None
     else:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.noise import NoiseStream, Stream, fresh_seed
+from ragspec.noise import NoiseStream, Stream, _gumbel, _gumbel_on_device, fresh_seed
 from ragspec.noise import _mix as mix  # the word function itself, against published output
 
 WORD = (1 << 64) - 1
@@ -161,3 +161,12 @@ def test_devices_agree() -> None:
     tokens = torch.arange(50_000)
     here, there = (NoiseStream(1).gumbel(3, where) for where in (tokens, tokens.to(device)))
     assert torch.allclose(here, there.cpu(), rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("shape", [(200_000,), (3, 5), (2, 2, 2)])
+def test_host_and_devices_make_the_same_noise(shape: tuple[int, ...]) -> None:
+    tokens = torch.randint(1 << 40, shape, generator=torch.Generator().manual_seed(2))
+    keys = [2**64 - 5, 17, 2**63][: 1 if len(shape) != 2 else shape[0]]
+    torch.testing.assert_close(
+        _gumbel_on_device(tokens, keys), _gumbel(tokens, keys), atol=1e-13, rtol=1e-13
+    )

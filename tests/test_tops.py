@@ -10,7 +10,7 @@ from ragspec.draft import DraftContext, DraftKind, DraftRequest, DraftTree, Ints
 from ragspec.engine import Engine
 from ragspec.fuse import Fuse
 from ragspec.sampling import Sampling
-from ragspec.tops import BLOCK, SMALL, best_tokens, tell_prompt, wanted
+from ragspec.tops import tell_prompt, wanted
 from tests import tiny
 from tests.architectures import build
 from tests.fixed import BrokenDrafter, FixedDrafter
@@ -59,25 +59,6 @@ def best_after(model: Any, text: list[int], k: int) -> list[list[int]]:
         logits = model(input_ids=torch.tensor([text]), use_cache=False).logits[0]
     found: list[list[int]] = logits.topk(k, -1).indices.tolist()
     return found
-
-
-@pytest.mark.parametrize("shape", [(97,), (2, 3, 97), (9, 8 * BLOCK), (5, 8192), (40, 8192 + 17)])
-@pytest.mark.parametrize("k", [1, 8])
-def test_the_best_tokens_are_those_of_a_full_sort(shape: tuple[int, ...], k: int) -> None:
-    generator = torch.Generator().manual_seed(3)
-    logits = torch.randn(shape, generator=generator, dtype=torch.float64)
-    assert torch.equal(best_tokens(logits, k), logits.argsort(-1, descending=True)[..., :k])
-
-
-def test_the_last_tokens_of_a_ragged_vocabulary_are_found() -> None:
-    size = BLOCK * 20 + 3
-    logits = torch.zeros(SMALL // size + 1, size)
-    logits[:, -1], logits[:, 4] = 2.0, 1.0
-    assert best_tokens(logits, 2).tolist() == [[size - 1, 4]] * len(logits)
-
-
-def test_no_more_tokens_are_asked_for_than_there_are() -> None:
-    assert best_tokens(torch.tensor([0.0, 2.0, 1.0]), 8).tolist() == [1, 2, 0]
 
 
 def test_the_largest_wish_counts() -> None:

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 from text_data import Document, GoldQuestion, sentence_spans
-from text_passages import Asked, Cutter, Passage
+from text_passages import Asked, Cutter, Passage, rank
 from text_questions import clean, heading_question, is_askable, is_content, make_question
 from text_sample import EOS_ID, Disguise, Sample
 
@@ -34,8 +34,15 @@ class Answering:
     ) -> None:
         """Keep the prose of `documents`, the questions and the tokenizer."""
         self.cutter = Cutter(documents)
-        articles = {d.title: d for d in documents if d.kind == "article"}
-        self.questions = [(q, articles.get(q.title)) for q in questions]
+        self.articles = {d.title: d for d in documents if d.kind == "article"}
+        self.questions = [
+            q
+            for q in questions
+            if q.title in self.articles and q.evidence in self.articles[q.title].text
+        ]
+        self.questions_of: dict[str, list[GoldQuestion]] = {}
+        for question in self.questions:
+            self.questions_of.setdefault(question.title, []).append(question)
         # Unique words, so that rare names come as often as common words.
         self.words = sorted(
             {w for d in self.cutter.documents for w in re.findall(r"\b[^\W\d_]{3,12}\b", d.text)}
@@ -60,44 +67,79 @@ class Answering:
             [1, 2, 3, 4], [1.2 - hardness, 1.1 - hardness / 2, 0.2 + hardness, hardness]
         )[0]
         count = max(1, min(count, room // int(words * 1.7 + 30)))
-        first, document = self.first(words, hardness, rng)
-        if first is None:
+        found = self.human(words, count, rng) if rng.random() < 0.1 + 0.25 * hardness else None
+        found = found or self.invented(words, count, hardness, rng)
+        if found is None:
             return None
-        passages = self.cutter.distractors(first, document, count - 1, words, hardness, rng)
-        for kept in range(len(passages), -1, -1):
-            chosen = [*passages[:kept], first.passage]
-            rng.shuffle(chosen)
-            rest = self.made(chosen, hardness, rng)
-            rest = [asked for asked in rest if asked.evidence != first.evidence]
-            # Short sentences first while it is easy: more questions in the same room.
-            rest.sort(key=lambda asked: rng.random() * len(asked.evidence) ** (1.0 - hardness))
+        first, passages = found
+        for kept in range(len(passages), 0, -1):
+            chosen = passages[:kept]
+            if first.passage not in chosen:
+                chosen[-1] = first.passage
+            rest = self.rest(first, chosen, hardness, rng)
             if brief:
-                rest = [*rest[: rng.randint(0, 8)], *self.looked_up(chosen, rng)]
+                rest = [*rest[: rng.randint(4, 20)], *self.looked_up(chosen, rng)[:16]]
                 rng.shuffle(rest)
             asked = [first, *rest[: 40 if brief else rng.randint(3, 8)]]
             if sample := self.lay_out(chosen, asked, room, rng, brief):
                 return sample
         return None
 
-    def first(
-        self, words: int, hardness: float, rng: random.Random
-    ) -> tuple[Asked | None, Document]:
-        """Choose the first question: a human one in up to three tenths of the samples."""
-        if self.questions and rng.random() < 0.1 + 0.2 * hardness:
-            gold, article = rng.choice(self.questions)
-            document = article or self.cutter.draw(rng)
-            place = document.text.find(gold.evidence) if article else -1
-            if place < 0:
-                passage = Passage(gold.title, gold.passage, ())
-            else:
-                passage = self.cutter.window_at(document, place, words, rng)
-            return Asked(passage, gold.question, gold.evidence, gold.answer), document
+    def human(
+        self, words: int, count: int, rng: random.Random
+    ) -> tuple[Asked, list[Passage]] | None:
+        """Choose a human question, with passages of its article as BM25 ranks them, as in use."""
+        if not self.questions:
+            return None
+        gold = rng.choice(self.questions)
+        document = self.articles[gold.title]
+        cuts = self.cutter.cuts(document, words, rng)
+        order = [cuts[i] for i in rank(gold.question, [cut.text for cut in cuts])]
+        passage = next((cut for cut in order if gold.evidence in cut.text), None)
+        if passage is None:
+            place = document.text.find(gold.evidence)
+            passage = self.cutter.window_at(document, place, words, rng)
+        passages = order[:count]
+        if passage not in passages:
+            passages[-1] = passage
+        return Asked(passage, gold.question, gold.evidence, gold.answer), passages
+
+    def invented(
+        self, words: int, count: int, hardness: float, rng: random.Random
+    ) -> tuple[Asked, list[Passage]] | None:
+        """Make a question about a passage and add others, mostly in the order of their rank."""
         for _ in range(5):
             document = self.cutter.draw(rng)
             passage = self.cutter.anywhere(document, words, rng)
             if made := self.made([passage], hardness, rng):
-                return rng.choice(made), document
-        return None, document
+                break
+        else:
+            return None
+        first = rng.choice(made)
+        others = self.cutter.distractors(first, document, count - 1, words, hardness, rng)
+        passages = [*others, passage]
+        if rng.random() < 0.2:
+            rng.shuffle(passages)
+            return first, passages
+        order = rank(first.question, [p.text for p in passages])
+        return first, [passages[i] for i in order]
+
+    def rest(
+        self, first: Asked, passages: list[Passage], hardness: float, rng: random.Random
+    ) -> list[Asked]:
+        """Gather more questions about the passages, human ones first."""
+        made = self.made(passages, hardness, rng)
+        # Short sentences first while it is easy: more questions in the same room.
+        made.sort(key=lambda asked: rng.random() * len(asked.evidence) ** (1.0 - hardness))
+        title = first.passage.title
+        humans = [
+            Asked(passage, gold.question, gold.evidence, gold.answer)
+            for gold in self.questions_of.get(title, ())
+            for passage in passages
+            if gold.evidence in passage.text
+        ]
+        rng.shuffle(humans)
+        return [asked for asked in [*humans[:4], *made] if asked.evidence != first.evidence]
 
     def made(self, passages: list[Passage], hardness: float, rng: random.Random) -> list[Asked]:
         """Make one question for each sentence of the passages that can be asked about."""

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 import torch
 from text_data import read_jsonl, sentence_spans
 from text_model import repeat_accuracy
+from text_passages import rank
 
 EVIDENCE = re.compile(r"^\s*\[(\d+)\] (.*)$")
 
@@ -51,26 +50,6 @@ def cut(text: str, words: int = 105) -> list[str]:
         start = a if start < 0 else start
         stop, count = b, count + size
     return [*passages, text[start:stop]]
-
-
-def terms(text: str) -> list[str]:
-    """Split a text into lower-case words for BM25."""
-    return re.findall(r"\w+", text.lower())
-
-
-def rank(question: str, passages: list[str], k1: float = 1.2, b: float = 0.75) -> list[int]:
-    """Order passages by their BM25 score for the question (Robertson and Zaragoza 2009)."""
-    counts = [Counter(terms(passage)) for passage in passages]
-    sizes = [sum(count.values()) for count in counts]
-    mean = sum(sizes) / len(sizes)
-    scores = [0.0] * len(passages)
-    for term in set(terms(question)):
-        holders = sum(1 for count in counts if term in count)
-        weight = math.log(1 + (len(passages) - holders + 0.5) / (holders + 0.5))
-        for i, count in enumerate(counts):
-            norm = k1 * (1 - b + b * sizes[i] / mean)
-            scores[i] += weight * count[term] * (k1 + 1) / (count[term] + norm)
-    return sorted(range(len(passages)), key=lambda i: -scores[i])
 
 
 def read_items(shared: Path, split: str, count: int) -> list[Item]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
+import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from text_data import Document, sentence_spans
@@ -26,6 +30,26 @@ class Asked:
     question: str
     evidence: str
     answer: str
+
+
+def terms(text: str) -> list[str]:
+    """Split a text into lower-case words for BM25."""
+    return re.findall(r"\w+", text.lower())
+
+
+def rank(question: str, passages: Sequence[str], k1: float = 1.2, b: float = 0.75) -> list[int]:
+    """Order passages by their BM25 score for the question (Robertson and Zaragoza 2009)."""
+    counts = [Counter(terms(passage)) for passage in passages]
+    sizes = [sum(count.values()) for count in counts]
+    mean = sum(sizes) / len(sizes)
+    scores = [0.0] * len(passages)
+    for term in set(terms(question)):
+        holders = sum(1 for count in counts if term in count)
+        weight = math.log(1 + (len(passages) - holders + 0.5) / (holders + 0.5))
+        for i, count in enumerate(counts):
+            norm = k1 * (1 - b + b * sizes[i] / mean)
+            scores[i] += weight * count[term] * (k1 + 1) / (count[term] + norm)
+    return sorted(range(len(passages)), key=lambda i: -scores[i])
 
 
 class Cutter:
@@ -83,6 +107,16 @@ class Cutter:
         sentences = tuple(document.text[a:b].strip() for a, b in spans[first:stop])
         text = document.text[spans[first][0] : spans[stop - 1][1]]
         return Passage(document.title, text[: words * 14], sentences)
+
+    def cuts(self, document: Document, words: int, rng: random.Random) -> list[Passage]:
+        """Cut a document into passages of about `words` words, from one of its first lines on."""
+        spans = self.spans(document)
+        first = rng.randrange(min(8, len(spans)))
+        passages = []
+        while first < len(spans):
+            passages.append(self.window(document, first, words))
+            first += len(passages[-1].sentences)
+        return passages
 
     def distractors(
         self,

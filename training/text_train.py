@@ -58,6 +58,8 @@ TARGET_PHASES = (
     # Prompts of use are about 1,000 tokens long, where copying still breaks off.
     Phase(22_720_000, Shares(0.2, 0.75, 1.0, 0.1), {1024: 0.4, 1536: 0.5, 2048: 0.1}),
     Phase(29_900_000, Shares(0.33, 0.63, 0.8, 0.1), {512: 0.15, 1024: 0.5, 1536: 0.3, 2048: 0.05}),
+    # From here on passages come in the order of their rank, as in use: searching is what lags.
+    Phase(60_340_000, Shares(0.2, 0.77, 0.9, 0.35), {512: 0.2, 1024: 0.6, 1536: 0.2}),
 )
 # Two layers can copy but not search: the draft learns what it can.
 DRAFT_PHASES = (
