@@ -25,6 +25,7 @@ from ragspec.calibration import Appraisal, Calibration
 from ragspec.draft import DraftTree, Step
 from ragspec.economics import CHEAP, FREE, LEVELS, Experience
 
+EXPLORING = 0.06  # of the time may go to a costly source where little is known of it
 COSTLY_NODES = 8  # what a source that must be worth its time is asked for at most
 
 
@@ -127,8 +128,9 @@ class Economy(Claims):
         if price > CHEAP * self._plain:
             self._nodes = min(budget, COSTLY_NODES)
             price = worth.cost.of(self._nodes)
-        pause = price / (self._probe_share * self._plain) if self._probe_share else inf
         level = self._promise()
+        share = EXPLORING if worth.unknown(level) else self._probe_share
+        pause = price / (share * self._plain) if share else inf
         if not worth.pays(level, price * self._rate, pause, self.learns):
             return 0
         self._level = level

@@ -84,9 +84,13 @@ class SourceWorth:
         self.trials[level] += 1
         self.gains[level] += max(0.1, 1.0 / self.trials[level]) * (gain - self.gains[level])
 
+    def unknown(self, level: int) -> bool:
+        """Whether too little is known of the source at a level of promise to judge it."""
+        return self.trials[level] < 3
+
     def pays(self, level: int, price: float, pause: float, probes: bool) -> bool:
         """Tell whether to ask at a price in tokens, or else for once after `pause` refusals."""
-        if self.gains[level] > price or (probes and self.trials[level] < 3):
+        if self.gains[level] > price:
             return True
         self.passed[level] += 1
         if not probes or self.passed[level] <= pause:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from heapq import heappop, heappush, nlargest
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
@@ -54,14 +54,24 @@ class _Acceptance:
     decay: float = 0.97
     hits: dict[int, float] = field(default_factory=dict)
     expected: dict[int, float] = field(default_factory=dict)
+    known: dict[int, float] = field(default_factory=dict)  # what `expect` has worked out
 
     def expect(self, key: int, value: float) -> float:
-        scale = (self.prior + self.hits.get(key, 0.0)) / (self.prior + self.expected.get(key, 0.0))
-        return min(value * scale, 0.99)
+        """Return `value`, always the same for a key, as it fared so far."""
+        found = self.known.get(key)
+        if found is None:
+            hits, expected = self.hits.get(key, 0.0), self.expected.get(key, 0.0)
+            scale = (self.prior + hits) / (self.prior + expected)
+            found = self.known[key] = min(value * scale, 0.99)
+        return found
 
     def learn(self, key: int, expected: float, hit: bool) -> None:
+        self.known.pop(key, None)
         self.hits[key] = self.hits.get(key, 0.0) * self.decay + hit
         self.expected[key] = self.expected.get(key, 0.0) * self.decay + expected
+
+
+_Offer = tuple[float, int, int, int, int, int, int, int, float]  # a _Node's fields, cheaper to make
 
 
 class _Node(NamedTuple):
@@ -152,12 +162,12 @@ class ContextSession:
         nodes: list[_Node] = []
         if budget < 1 or depth < 1:
             return nodes
-        heap: list[_Node] = []
+        heap: list[_Offer] = []
         taken: set[tuple[int, int]] = set()
         state = self._index.match()
         self._matches(heap, ROOT, 1, state, self._index.length[state], 1.0)
         while heap and len(nodes) < budget:
-            node = heappop(heap)
+            node = _Node._make(heappop(heap))
             if (node.parent, node.token) in taken:
                 continue
             taken.add((node.parent, node.token))
@@ -166,7 +176,7 @@ class ContextSession:
                 self._continue(heap, node, len(nodes) - 1)
         return nodes
 
-    def _continue(self, heap: list[_Node], node: _Node, at: int) -> None:
+    def _continue(self, heap: list[_Offer], node: _Node, at: int) -> None:
         """Offer what may follow `node`, which has become node `at` of the tree."""
         reach, level = -node.cost, node.level + 1
         if node.state != _ONE_PLACE:
@@ -178,21 +188,20 @@ class ContextSession:
             p = self._acceptance.expect(key, FOLLOWS[key])
             heappush(
                 heap,
-                _Node(-reach * p, at, level, tokens[position], _ONE_PLACE,
-                      node.length + 1, position, key, FOLLOWS[key]),
+                (-reach * p, at, level, tokens[position], _ONE_PLACE,
+                 node.length + 1, position, key, FOLLOWS[key]),
             )  # fmt: skip
 
     def _matches(
-        self, heap: list[_Node], parent: int, level: int, state: int, length: int, reach: float
+        self, heap: list[_Offer], parent: int, level: int, state: int, length: int, reach: float
     ) -> None:
         """Offer what followed `state`, then, with what is left, what followed its suffixes."""
         index = self._index
         if self._starts is not None and length > 1 and index.cited[state] < 0:
             reach = self._quotations(heap, parent, level, self._in_prompt(state), reach)
-        seen: set[int] = set()
+        seen: list[int] = []
         while state > ROOT_STATE and reach > _FLOOR:
-            ranked = self._ranked(state, seen)
-            if ranked:
+            if offers := self._offers(state, seen):
                 if seen:
                     short = min(length, len(FOLLOWS_AFTER_MISS) - 1)
                     key, prior = len(FOLLOWS) + short, FOLLOWS_AFTER_MISS[short]
@@ -200,16 +209,13 @@ class ContextSession:
                     key = min(length, _LONGEST)
                     prior = FOLLOWS[key]
                 p = self._acceptance.expect(key, prior)
-                total = sum(offer[0] for offer in ranked)
-                for weight, latest, token, child in nlargest(_CHILDREN, ranked):
-                    share = weight / total
-                    place = index.cited[child] if index.cited[child] >= 0 else latest
+                for share, place, token, child in offers:
                     heappush(
                         heap,
-                        _Node(-reach * p * share, parent, level, token, child,
-                              length + 1, place, key, prior * share),
+                        (-reach * p * share, parent, level, token, child,
+                         length + 1, place, key, prior * share),
                     )  # fmt: skip
-                    seen.add(token)
+                    seen.append(token)
                 reach *= 1.0 - p
             state = index.link[state]
             length = index.length[state]
@@ -225,7 +231,7 @@ class ContextSession:
         return index.latest[state]
 
     def _quotations(
-        self, heap: list[_Node], parent: int, level: int, position: int, reach: float
+        self, heap: list[_Offer], parent: int, level: int, position: int, reach: float
     ) -> float:
         """Offer sentence starts of a document whose label ends at `position`; return the rest."""
         starts = (
@@ -237,25 +243,36 @@ class ContextSession:
         for place, share in starts:
             heappush(
                 heap,
-                _Node(-reach * p * share, parent, level, self._index.tokens[place],
-                      _ONE_PLACE, _QUOTE_LENGTH, place, _QUOTE_KEY, QUOTES * share),
+                (-reach * p * share, parent, level, self._index.tokens[place],
+                 _ONE_PLACE, _QUOTE_LENGTH, place, _QUOTE_KEY, QUOTES * share),
             )  # fmt: skip
         # Half of the mass stays with the matches, which may well continue with the same token.
         return reach * (1.0 - p / 2)
 
-    def _ranked(self, state: int, seen: set[int]) -> list[tuple[int, int, int, int]]:
-        """Return (count, latest end, token, state) of the continuations of `state`."""
+    def _offers(self, state: int, seen: list[int]) -> list[tuple[float, int, int, int]]:
+        """Return (share, place, token, state) of the likeliest continuations but those seen."""
         index = self._index
-        count, latest, newest = index.count, index.latest, len(index.tokens) - 1
+        count, latest, cited = index.count, index.latest, index.cited
+        newest = len(index.tokens) - 1  # where the count is 0, the only end is there
+        further, token = index.more.get(state), index.first_token[state]
+        if further is None:  # one continuation, as in the middle of a quotation
+            if token in seen or not 0 <= token < index.vocab_size:
+                return []
+            child = index.first_target[state]
+            end = latest[child] if count[child] else newest
+            return [(1.0, cited[child] if cited[child] >= 0 else end, token, child)]
         ranked = []
         for token, child in index.children(state):
             if token not in seen:
-                # Count 0: the only end is that of the newest token.
-                n = count[child]
-                ranked.append((n or 1, latest[child] if n else newest, token, child))
+                end = latest[child] if count[child] else newest
+                ranked.append((count[child] or 1, end, token, child))
                 if len(ranked) == _WIDE:
                     break
-        return ranked
+        total = sum(offer[0] for offer in ranked)
+        return [
+            (weight / total, cited[child] if cited[child] >= 0 else end, token, child)
+            for weight, end, token, child in sorted(ranked, reverse=True)[:_CHILDREN]
+        ]
 
     def _tree(self, nodes: list[_Node]) -> DraftTree:
         tokens, origin = self._index.tokens, self._texts.origin
@@ -264,9 +281,9 @@ class ContextSession:
             # The best child comes last in this order: its place fixes that of its parent, so
             # that a quotation stays in one document from node to node.
             parent, before = nodes[i].parent, place[i] - 1
-            if parent == ROOT or origin(before) == NO_ORIGIN:
+            if parent == ROOT or place[parent] == before or tokens[before] != nodes[parent].token:
                 continue
-            if tokens[before] == nodes[parent].token:
+            if origin(before) != NO_ORIGIN:
                 place[parent] = before
         return DraftTree.build(
             [node.token for node in nodes],

@@ -39,11 +39,19 @@ def ask(
     return asked
 
 
+def curious(experience: Experience) -> Economy:
+    """Return an economy whose sources have waited long enough to be tried."""
+    for source in ("silent", "failing", "model"):
+        experience.source(source).passed = [10**6] * (len(LEVELS) + 1)
+    return Economy(experience, probe_share=0.0)
+
+
 def test_a_costly_source_that_adds_nothing_is_asked_seldom() -> None:
     economy = Economy(Experience(), probe_share=0.02)
     asked = [ask(economy, NONE, OTHER, (9, 9, 9)) for _ in range(400)]
     assert asked[0] == 32, "its cost is not known yet"
-    assert sum(map(bool, asked[10:])) == pytest.approx(400 * 0.02, abs=3)
+    assert sum(map(bool, asked[1:60])) == 3, "little is known of it, so it is tried more often"
+    assert sum(map(bool, asked[60:])) == pytest.approx(340 * 0.02, abs=3)
 
 
 def test_a_source_that_proposes_nothing_adds_nothing() -> None:
@@ -55,12 +63,13 @@ def test_a_source_that_proposes_nothing_adds_nothing() -> None:
 def test_a_costly_source_that_pays_is_asked_every_time_but_for_little() -> None:
     economy = Economy(Experience(), probe_share=0.02)
     asked = [ask(economy, NONE, OTHER, (5, 6, 7, 8)) for _ in range(50)]
-    assert asked[1:] == [COSTLY_NODES] * 49
+    assert asked[1:17] == [0] * 16, "one of unknown use may not take all the time"
+    assert asked[17:] == [COSTLY_NODES] * 33
 
 
 def test_it_is_asked_only_where_the_others_promise_little() -> None:
     economy = Economy(Experience(), probe_share=0.0)
-    for _ in range(30):
+    for _ in range(60):
         ask(economy, SURE, SURE, (1, 2, 3))
         ask(economy, NONE, OTHER, (5, 6, 7, 8))
     assert [ask(economy, SURE, SURE, (1, 2, 3)) for _ in range(10)] == [0] * 10
@@ -70,7 +79,7 @@ def test_it_is_asked_only_where_the_others_promise_little() -> None:
 def test_what_a_source_adds_is_counted_beyond_what_there_was() -> None:
     experience = Experience()
     experience.source("model").cost.learn(8, PLAIN)
-    economy = Economy(experience, probe_share=0.0)
+    economy = curious(experience)
     longer = DraftTree.chain([1, 2, 3, 4], "model", reach=[0.9, 0.8, 0.7, 0.6])
     ask(economy, SURE, longer, (1, 2, 3, 9))
     assert experience.source("model").gains[len(LEVELS)] == 1.0
@@ -86,7 +95,7 @@ def test_a_cheap_source_is_always_asked_for_all() -> None:
 def test_one_of_middling_price_must_pay_too_but_may_draft_much() -> None:
     economy = Economy(Experience(), probe_share=0.0)
     asked = [ask(economy, NONE, OTHER, (5, 6, 7, 8), 0.05 * PLAIN) for _ in range(20)]
-    assert asked == [32] * 20
+    assert asked[2:] == [32] * 18
     assert economy.extra == pytest.approx(0.05 * PLAIN)
     vain = [ask(economy, SURE, OTHER, (1, 2, 3), 0.05 * PLAIN) for _ in range(20)]
     assert sum(map(bool, vain)) == 3
@@ -121,16 +130,15 @@ def test_a_source_that_proposes_nothing_takes_no_credit_for_the_next_one() -> No
     experience = Experience()
     for source in ("silent", "model"):
         experience.source(source).cost.learn(8, PLAIN)
-    economy = Economy(experience, probe_share=0.0)
-    for _ in range(3):
-        economy.begin(rate=1.0 / PLAIN, plain=PLAIN, budget=32)
-        assert economy.allowance("silent", 32)
-        economy.spent("silent", PLAIN)
-        assert economy.allowance("failing", 32)  # nothing is spent where it fails
-        assert economy.allowance("model", 32)
-        economy.appraise(OTHER, 0)
-        economy.spent("model", PLAIN)
-        economy.learn_step(Step(NONE, (), (5, 6, 7, 8)), 0.0)
+    economy = curious(experience)
+    economy.begin(rate=1.0 / PLAIN, plain=PLAIN, budget=32)
+    assert economy.allowance("silent", 32)
+    economy.spent("silent", PLAIN)
+    assert economy.allowance("failing", 32)  # nothing is spent where it fails
+    assert economy.allowance("model", 32)
+    economy.appraise(OTHER, 0)
+    economy.spent("model", PLAIN)
+    economy.learn_step(Step(NONE, (), (5, 6, 7, 8)), 0.0)
     gains = {name: experience.source(name).gains[0] for name in ("silent", "failing", "model")}
     assert gains == {"silent": 0.0, "failing": 0.0, "model": 3.0}
 
@@ -138,6 +146,6 @@ def test_a_source_that_proposes_nothing_takes_no_credit_for_the_next_one() -> No
 def test_a_source_pays_for_the_nodes_that_only_it_offered() -> None:
     experience = Experience()
     experience.source("model").cost.learn(8, PLAIN)
-    economy = Economy(experience, probe_share=0.0)
+    economy = curious(experience)
     ask(economy, NONE, OTHER, (5, 6, 9), node=0.25)
     assert experience.source("model").gains[0] == pytest.approx(2 - 3 * 0.25)
