@@ -108,11 +108,12 @@ class CostCurve:
         self.table = np.array([isotonic(row) for row in table])
         self.learns_scale = False
         self._dense = np.array([spread(self.rows, row) for row in self.table])
+        self._single = [float(row[0]) for row in self._dense]
         self._lean = np.log2(np.arange(1, MAX_ROWS + 1)) / 4.0  # 0 at one row, 1 at sixteen
         self._level = [0.0] * len(self.lengths)
         self._tilt = [0.0] * len(self.lengths)
         self._far = 0
-        self._now = [row.copy() for row in self._dense]
+        self._now: list[Floats | None] = [None] * len(self.lengths)  # None: to be worked out
 
     @classmethod
     def assumed(cls) -> CostCurve:
@@ -222,7 +223,9 @@ class CostCurve:
 
     def settled(self) -> CostCurve:
         """Return a new curve of the present costs, what was learned included."""
-        table = np.array(self._now)[:, [min(n, MAX_ROWS) - 1 for n in self.rows]]
+        table = np.array([self._line(i) for i in range(len(self.lengths))])[
+            :, [min(n, MAX_ROWS) - 1 for n in self.rows]
+        ]
         return CostCurve(self.rows, self.lengths, table)
 
     def batched(self, batch: int) -> CostCurve:
@@ -239,18 +242,15 @@ class CostCurve:
         i, place = self._place(length)
         if rows > MAX_ROWS or place > 1.0:
             return at(range(1, MAX_ROWS + 1), self.upto(length), rows)
-        low = float(self._now[i][rows - 1])
-        if place == 0.0:
-            return low
-        high = float(self._now[i + 1][rows - 1])
-        return low + (high - low) * place
+        low = self._point(i, rows)
+        return low if place == 0.0 else low + (self._point(i + 1, rows) - low) * place
 
     def upto(self, length: int) -> list[float]:
         """Return the seconds of forwards of 1, 2, ... 65 rows after `length` tokens [65]."""
         i, place = self._place(length)
         if place == 0.0:
-            return self._now[i].tolist()  # type: ignore[no-any-return]
-        low, high = self._now[i], self._now[i + 1]
+            return self._line(i).tolist()  # type: ignore[no-any-return]
+        low, high = self._line(i), self._line(i + 1)
         if place <= 1.0:
             return (low + (high - low) * place).tolist()  # type: ignore[no-any-return]
         beyond = high + np.maximum(high - low, 0.0) * (place - 1.0)  # never cheaper than there
@@ -281,12 +281,25 @@ class CostCurve:
             self._move(first + 1, place * step, lean * TILT_SHARE)
 
     def _move(self, i: int, level: float, lean: float) -> None:
-        """Add to the level and the tilt of one length and bring its present costs up to date."""
+        """Add to the level and the tilt of one length."""
         self._level[i] += level
         self._tilt[i] = min(max(self._tilt[i] + level * lean, -MAX_TILT), MAX_TILT)
-        now = np.exp(self._lean * self._tilt[i] + self._level[i])
-        now *= self._dense[i]
-        self._now[i] = np.maximum.accumulate(now)  # replaced whole: other threads may be reading
+        self._now[i] = None
+
+    def _line(self, i: int) -> Floats:
+        """Return the present seconds of 1, 2, ... 65 rows at one length."""
+        now = self._now[i]
+        if now is None:
+            now = np.exp(self._lean * self._tilt[i] + self._level[i]) * self._dense[i]
+            now = np.maximum.accumulate(now)
+            self._now[i] = now  # replaced whole: other threads may be reading
+        return now
+
+    def _point(self, i: int, rows: int) -> float:
+        """Return the present seconds of so many rows at one length; of one row, in no time."""
+        if rows == 1:
+            return self._single[i] * math.exp(self._level[i])
+        return float(self._line(i)[rows - 1])
 
     def _place(self, length: int) -> tuple[int, float]:
         """Return the length's interval and its place in it: 0..1, more beyond the last length."""

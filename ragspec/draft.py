@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
@@ -68,7 +69,7 @@ class DraftTree:
     @classmethod
     def empty(cls, kind: DraftKind = DraftKind.DETERMINISTIC) -> DraftTree:
         """Return the tree of no nodes: the step that verifies it is plain decoding."""
-        return cls.build([], [], "none", kind=kind)
+        return _empty(kind)
 
     @classmethod
     def build(
@@ -110,6 +111,12 @@ class DraftTree:
         """Return the tree in which every node continues the one before it."""
         parents = np.arange(-1, len(tokens) - 1, dtype=np.int64)
         return cls.build(tokens, parents, source, reach=reach, origin=origin, kind=kind, q=q)
+
+
+@cache
+def _empty(kind: DraftKind) -> DraftTree:
+    """Return the empty tree of a kind: one is met at every plain step."""
+    return DraftTree.build([], [], "none", kind=kind)
 
 
 @dataclass(frozen=True, slots=True)

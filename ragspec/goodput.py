@@ -109,7 +109,11 @@ class GoodputSession:
     def fit(self, tree: DraftTree, length: int) -> DraftTree:
         """Return the part of the tree of most tokens per time; possibly the empty tree."""
         experience = self.experience
-        if len(tree) and not self.adviser.used:  # a drafter that asked for no advice
+        if not len(tree):
+            if self.settings.learns:
+                experience.learn_worth([0.0] * (self._asked + 1), 0)
+            return tree
+        if not self.adviser.used:  # a drafter that asked for no advice
             tree = self.adviser.appraise(tree, UNKNOWN)
         reach = experience.calibration.foresee(tree)
         order = best_first(reach)
@@ -151,7 +155,8 @@ class GoodputSession:
         if not self.settings.learns:
             return
         experience, spent = self.experience, step.milliseconds
-        experience.calibration.look_back(step.tree, step.tokens)
+        if size:
+            experience.calibration.look_back(step.tree, step.tokens)
         if "verify" in spent:
             self.cost.refine(size + 1, length, spent["verify"] / 1000.0)
         host = self._before if "host" not in spent else spent  # it may be known a step late
@@ -178,7 +183,8 @@ class GoodputSession:
         time += self.adviser.extra
         self._elapsed += time
         experience.overall.learn(len(step.tokens), time, 0.05)
-        experience.choose_asked(self._rate(), self.settings.largest)
+        if self._asked:
+            experience.choose_asked(self._rate(), self.settings.largest)
         self._asked, self._expected = 0, 0.0
 
     def _node_price(self, size: int, length: int) -> float:

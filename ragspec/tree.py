@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 
 import numpy as np
 import torch
@@ -219,50 +220,50 @@ class _Overlay:
 def check(tree: DraftTree, vocab_size: int | None = None) -> None:
     """Raise InputError where the tree breaks a promise of `DraftTree`, naming the promise.
 
-    vocab_size: where given, every token must lie in 0 .. vocab_size - 1.
+    vocab_size: where given, every token must lie in 0 .. vocab_size - 1. Plain lists: at the sizes
+    of a draft they beat arrays.
     """
     n = len(tree)
     _check_shapes(tree, n)
-    nodes = np.arange(n)
-    wrong = np.flatnonzero((tree.parents < ROOT) | (tree.parents >= nodes))
-    if len(wrong):
-        node = int(wrong[0])
-        raise InputError(
-            f"node {node} has parent {int(tree.parents[node])}; expected -1 or an earlier node."
-        )
-    limit = np.iinfo(np.int64).max if vocab_size is None else vocab_size
-    wrong = np.flatnonzero((tree.tokens < 0) | (tree.tokens >= limit))
-    if len(wrong):
-        node = int(wrong[0])
-        raise InputError(
-            f"node {node} has token {int(tree.tokens[node])}; expected 0 .. {limit - 1}."
-        )
-    if n and not (tree.source.min() >= 0 and tree.source.max() < len(tree.sources)):
+    if not n:
+        return
+    parents, tokens, reach = tree.parents.tolist(), tree.tokens.tolist(), tree.reach.tolist()
+    for node, parent in enumerate(parents):
+        if not ROOT <= parent < node:
+            raise InputError(f"node {node} has parent {parent}; expected -1 or an earlier node.")
+    limit = int(np.iinfo(np.int64).max) if vocab_size is None else vocab_size
+    if min(tokens) < 0 or max(tokens) >= limit:
+        node = next(i for i, token in enumerate(tokens) if not 0 <= token < limit)
+        raise InputError(f"node {node} has token {tokens[node]}; expected 0 .. {limit - 1}.")
+    source = tree.source.tolist()
+    if min(source) < 0 or max(source) >= len(tree.sources):
         raise InputError(f"source: expected indices into the {len(tree.sources)} sources.")
-    if not (np.isfinite(tree.reach).all() and (tree.reach >= 0).all()):
+    if not (isfinite(sum(reach)) and min(reach) >= 0.0):
         raise InputError("reach: expected finite probabilities, got a negative or non-finite one.")
     if tree.kind is not DraftKind.SAMPLED:
-        siblings = set(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
-        if len(siblings) != n:
+        distinct = len(set(zip(parents, tokens, strict=True)))
+        if distinct != n:
             raise InputError(
-                f"{n - len(siblings)} nodes repeat a sibling's token; expected distinct siblings."
+                f"{n - distinct} nodes repeat a sibling's token; expected distinct siblings."
             )
 
 
 def _check_shapes(tree: DraftTree, n: int) -> None:
-    for name in ("tokens", "parents", "reach", "source"):
-        shape = getattr(tree, name).shape
-        if shape != (n,):
-            raise InputError(f"{name}: got shape {shape}, expected ({n},), one value per node.")
-        kind = getattr(tree, name).dtype.kind
-        if kind not in ("iuf" if name == "reach" else "iu"):
-            raise InputError(f"{name}: got {getattr(tree, name).dtype} values, expected numbers.")
+    one, two = (n,), (n, 2)
+    for name, values in (
+        ("tokens", tree.tokens), ("parents", tree.parents),
+        ("reach", tree.reach), ("source", tree.source),
+    ):  # fmt: skip
+        if values.shape != one:
+            raise InputError(f"{name}: got shape {values.shape}, expected {one}, a value per node.")
+        if values.dtype.kind not in ("iuf" if name == "reach" else "iu"):
+            raise InputError(f"{name}: got {values.dtype} values, expected numbers.")
     if not all(isinstance(name, str) for name in tree.sources):
         raise InputError(f"sources: got {tree.sources!r}, expected names.")
     if tree.origin.dtype.kind not in "iu":
         raise InputError(f"origin: got {tree.origin.dtype} values, expected whole numbers.")
-    if tree.origin.shape != (n, 2):
-        raise InputError(f"origin: got shape {tree.origin.shape}, expected ({n}, 2).")
+    if tree.origin.shape != two:
+        raise InputError(f"origin: got shape {tree.origin.shape}, expected {two}.")
     if tree.q is not None and tree.q.shape[0] != n + 1:
         raise InputError(f"q: got {tree.q.shape[0]} rows, expected {n + 1} (root and nodes).")
 
