@@ -141,7 +141,8 @@ class Experience:
     host: milliseconds of a step outside drafter and target. overall: tokens and time of all
     steps. drafted: expected tokens and time of the steps in which the drafter was asked.
     worth: net tokens that a bucket added over the ones below it. asked: index of the bucket that
-    the drafter is asked for. draft: cost of a step's proposal; sources: of each of its sources.
+    the drafter is asked for. credit: plain steps whose time the probes of all rows may still cost.
+    draft: cost of a step's proposal; sources: of each of its sources.
     """
 
     calibration: Calibration = field(default_factory=Calibration)
@@ -152,10 +153,15 @@ class Experience:
     host: float = 0.0
     worth: list[float] = field(default_factory=lambda: [0.5] * len(BUCKETS))
     asked: int = FIRST_ASKED
+    credit: float = 1.0
 
     def source(self, name: str) -> SourceWorth:
         """Return what is known about a source."""
         return self.sources.setdefault(name, SourceWorth())
+
+    def earn(self, steps: float, price: float) -> None:
+        """Add to the credit for probes, or take from it; price: more than one is not saved up."""
+        self.credit = min(self.credit + steps, max(1.0, price))
 
     def learn_host(self, milliseconds: float) -> None:
         """Add the host time of one step, clipped at three times the mean."""

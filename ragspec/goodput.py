@@ -71,7 +71,7 @@ class GoodputSession:
         self._expected = 0.0
         self._off: bool | None = None
         self._pause, self._countdown = 1, 2
-        self._regret = self._elapsed = self._lost = 0.0
+        self._regret = 0.0
         self._before: dict[str, float] = {}
 
     @property
@@ -154,7 +154,7 @@ class GoodputSession:
         followed = self.adviser.learn_step(step, self._node_price(size, length))
         if not self.settings.learns:
             return
-        experience, spent = self.experience, step.milliseconds
+        experience, settings, spent = self.experience, self.settings, step.milliseconds
         if size:
             experience.calibration.look_back(step.tree, step.tokens)
         if "verify" in spent:
@@ -173,7 +173,11 @@ class GoodputSession:
             weight = QUICK if self._off else SLOW
             experience.drafted.learn(1.0 + self._expected, time, weight)
             if self._off:
-                self._book_probe(len(step.tokens), time, followed)
+                # A draft model that reads up on the text takes longer than its drafts tell.
+                late = spent.get("draft", 0.0) - experience.draft.of(BUCKETS[self._asked])
+                gain = len(step.tokens) - (time + max(late, 0.0)) / self._plain
+                experience.earn(gain, self._probe_price())
+                self._judge_probe(followed)
             else:
                 self._regret += time / self._plain - 1.0 - self._expected
                 self._regret = max(0.0, self._regret)
@@ -181,7 +185,7 @@ class GoodputSession:
                     self._off = True  # the rate may still hold claims since proved wrong
                     experience.drafted.learn(1.0 + self._expected, time, 1.0)
         time += self.adviser.extra
-        self._elapsed += time
+        experience.earn(settings.probe_share * time / self._plain, self._probe_price())
         experience.overall.learn(len(step.tokens), time, 0.05)
         if self._asked:
             experience.choose_asked(self._rate(), self.settings.largest)
@@ -214,12 +218,15 @@ class GoodputSession:
         settings = self.settings
         if not settings.learns or settings.probe_share == 0.0 or self._countdown > 0:
             return False
-        cost = self.experience.draft.of(BUCKETS[min(self.experience.asked, PROBE)])
-        return self._lost + cost <= settings.probe_share * self._elapsed + self._plain
+        return self._probe_price() <= self.experience.credit
 
-    def _book_probe(self, tokens: int, time: float, followed: int) -> None:
-        """Count what a probe cost; turn on if drafting pays again, else set the next pause."""
-        self._lost = max(0.0, self._lost + time - tokens * self._plain)
+    def _probe_price(self) -> float:
+        """Return what a probe costs, in plain steps."""
+        cost = self.experience.draft.of(BUCKETS[min(self.experience.asked, PROBE)])
+        return cost / max(self._plain, 1e-9)
+
+    def _judge_probe(self, followed: int) -> None:
+        """Turn speculation on if drafting pays again, else set the next pause."""
         if self._speedup() > 1.0 + self.settings.margin:
             self._off, self._regret, self._pause, self._countdown = False, 0.0, 1, 2
         elif followed:

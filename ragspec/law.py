@@ -9,6 +9,7 @@ whose survivors might not all be among them is done again over the whole vocabul
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 
@@ -50,6 +51,12 @@ class TokenLaw:
         """Whether nodes must be asked one at a time, visited ones only."""
         return any(processor.lazy for processor in self.processors)
 
+    @property
+    def _filters(self) -> bool:
+        """Whether some tokens cannot be chosen."""
+        sampling = self.sampling
+        return bool(sampling.top_k or sampling.top_p < 1.0 or sampling.min_p)
+
     def without_lazy(self) -> TokenLaw:
         """Return this law less the processors that may keep state, for drafters to draw from."""
         law = TokenLaw(self.sampling, self.noise, self.prompt_length)
@@ -82,6 +89,8 @@ class TokenLaw:
         if self.sampling.greedy:
             return best_token(scores)
         perturbed, tokens = self._perturbed(scores, indices)
+        if not self._filters:
+            return best_token(perturbed)
         return tokens.gather(-1, best_token(perturbed)[:, None])[:, 0]
 
     def best(
@@ -126,7 +135,7 @@ class TokenLaw:
         before the whole vocabulary.
         """
         sampling, size = self.sampling, scores.shape[-1]
-        if not (sampling.top_k or sampling.top_p < 1.0 or sampling.min_p):
+        if not self._filters:
             return self._everything(scores)
         total = None
         for wanted in _CANDIDATES:
@@ -146,8 +155,8 @@ class TokenLaw:
         return self._everything(scores)
 
     def _everything(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if not (self.sampling.top_k or self.sampling.top_p < 1.0 or self.sampling.min_p):
-            tokens = torch.arange(scores.shape[-1], device=scores.device).expand(scores.shape)
+        if not self._filters:
+            tokens = _vocabulary(scores.shape[-1], scores.device).expand(scores.shape)
             return scores.double() / self.sampling.temperature, tokens
         values, tokens = scores.sort(dim=-1, descending=True, stable=True)
         scaled = values.double() / self.sampling.temperature
@@ -173,3 +182,9 @@ class TokenLaw:
             floor = scaled[:, :1] + torch.log(torch.tensor(sampling.min_p, dtype=torch.float64))
             scaled = scaled.masked_fill(scaled < floor.to(scaled), _NEVER)
         return scaled
+
+
+@lru_cache(maxsize=4)
+def _vocabulary(size: int, device: torch.device) -> torch.Tensor:
+    """Return the ids 0 .. size - 1, kept since every step asks for them."""
+    return torch.arange(size, device=device)

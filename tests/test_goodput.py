@@ -110,6 +110,7 @@ class Drafter:
 
     def __init__(self, claim: float, milliseconds: float, source: str = "a") -> None:
         self.claim, self.milliseconds, self.source = claim, milliseconds, source
+        self.reading = 0.0  # milliseconds that the first draft of a row takes besides
         self.asked: list[int] = []
 
     def step(self, session: GoodputSession, cost: CostCurve, right: int) -> float:
@@ -125,12 +126,13 @@ class Drafter:
         accepted = min(right, len(tree))
         token = accepted if accepted < right else 99
         spent = {
-            "draft": self.milliseconds if allowed else 0.0,
+            "draft": self.milliseconds + self.reading if allowed else 0.0,
             "verify": 1000 * cost.seconds(len(tree) + 1, 128),
             "commit": 0.0,
             "host": HOST,
         }
         tokens = (*range(accepted), token)
+        self.reading = 0.0 if allowed else self.reading
         session.observe(Step(tree, tuple(range(accepted)), tokens, spent), 128)
         return sum(spent.values())
 
@@ -158,9 +160,21 @@ def test_the_time_lost_to_a_useless_drafter_is_bounded(milliseconds: float) -> N
     drafter = Drafter(claim=0.9, milliseconds=milliseconds)
     first = play(drafter, policy.open(linear()), [0] * 500)
     assert first <= 500 * plain + 6 * (plain + milliseconds) + 0.015 * 500 * plain
-    for steps in (96, 500):
-        later = play(drafter, policy.open(linear()), [0] * steps)
-        assert later <= 1.015 * steps * plain + plain
+    lengths = [96, 500, *[96] * 20]  # the rows share what probes may cost
+    later = sum(play(drafter, policy.open(linear()), [0] * steps) for steps in lengths)
+    assert later <= 1.015 * sum(lengths) * plain + plain + milliseconds
+
+
+def test_what_a_probe_has_to_read_first_is_paid_for_too() -> None:
+    policy, plain = AutoBudget(), 10.0 + HOST
+    drafter = Drafter(claim=0.9, milliseconds=2.0)
+    play(drafter, policy.open(linear()), [0] * 500)
+    spent = 0.0
+    for _ in range(20):
+        drafter.reading = 40.0
+        spent += play(drafter, policy.open(linear()), [0] * 96)
+    assert spent <= 1.015 * 20 * 96 * plain + plain + 42.0
+    assert spent > 20 * 96 * plain + 42.0, "some of the rows were probed"
 
 
 def test_a_free_drafter_is_asked_at_every_step_yet_costs_no_verification() -> None:
