@@ -291,11 +291,6 @@ def test_the_gate_judges_quotes() -> None:
     assert not short["verbatim"]
 
 
-def test_bm25_finds_the_passage_with_the_rare_words() -> None:
-    order = module("text_gate").rank("Which wooden clock is on the bridge?", list(SENTENCES))
-    assert order[0] == 4
-
-
 @pytest.mark.parametrize("script", ["tokenizer", "train", "export", "gate"])
 def test_scripts_explain_themselves(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -15,11 +15,13 @@ import signal
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from masters import move_masters, save_whole
+from team import agreed, average_gradients, run_team, team_size
 from text_data import read_documents, read_questions
 from text_mix import Mix, Shares
 from text_model import (
@@ -122,11 +124,12 @@ class Trainer:
             extra += float(aside.detach()) * (rows.stop - rows.start) / tokens.shape[0]
         self.apply_gradients(factor)
         self.step += 1
-        self.tokens += tokens.shape[0] * (tokens.shape[1] - 1)
+        self.tokens += team_size() * tokens.shape[0] * (tokens.shape[1] - 1)
         return loss, extra
 
     def apply_gradients(self, factor: float) -> None:
         """Move the masters by the clipped gradients and copy them into the model."""
+        average_gradients([*self.model.parameters(), *self.heads.parameters()])
         move_masters(self.model, self.masters, self.optimisers, self.rates, factor)
 
     def save(self, path: Path) -> None:
@@ -169,17 +172,20 @@ def seconds_until(clock: str) -> float:
     return (end - now).total_seconds()
 
 
-def train(trainer: Trainer, mix: Mix, folder: Path, seconds: float, decay: float) -> None:
+def train(
+    trainer: Trainer, mix: Mix, folder: Path, seconds: float, decay: float, rank: int = 0
+) -> None:
     """Train for `seconds`, the last `decay` of them with a falling rate; log and save as it goes.
 
-    SIGTERM ends the run after the current step, with a checkpoint.
+    SIGTERM ends the run after the current step, with a checkpoint. Of a team (see `team`) the
+    first, of rank 0, keeps the time, logs and saves.
     """
     end = time.monotonic() + seconds
     saved = time.monotonic()
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with (folder / "log.jsonl").open("a") as log:
-        while (left := end - time.monotonic()) > 0 and not stop.is_set():
+        while (left := agreed(0.0 if stop.is_set() else end - time.monotonic())) > 0:
             phase = phase_at(trainer.phases, trainer.tokens)
             rng = random.Random(f"length/{trainer.step}")
             length = rng.choices(list(phase.lengths), list(phase.lengths.values()))[0]
@@ -190,6 +196,8 @@ def train(trainer: Trainer, mix: Mix, folder: Path, seconds: float, decay: float
             began = time.monotonic()
             factor = rate_factor(trainer.step, left, decay)
             loss, extra = trainer.update(tokens, weights, factor, hints)
+            if rank:
+                continue
             line: dict[str, float] = {"step": trainer.step, "tokens": trainer.tokens}
             line |= {"length": length, "loss": round(loss, 4), "factor": round(factor, 4)}
             line["hints"] = round(extra, 4)
@@ -200,7 +208,25 @@ def train(trainer: Trainer, mix: Mix, folder: Path, seconds: float, decay: float
             if time.monotonic() - saved > 240:
                 trainer.save(folder / "last.pt")
                 saved = time.monotonic()
-    trainer.save(folder / "last.pt")
+    if not rank:
+        trainer.save(folder / "last.pt")
+
+
+def work(rank: int, args: argparse.Namespace) -> None:
+    """Train in one process of the team."""
+    from transformers import AutoTokenizer
+
+    torch.set_num_threads(1)
+    folder = args.out or Path("runs/text") / args.model
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
+    seed = args.seed + 1000 * rank  # of the rows; the model's is the same for all
+    mix = Mix(read_documents(args.shared), read_questions(args.shared), tokenizer, seed)
+    trainer = Trainer(args.model, args.seed, args.muon_rate, args.adam_rate)
+    if (folder / "last.pt").exists():
+        trainer.load(folder / "last.pt")
+    seconds = seconds_until(args.stop_at)
+    train(trainer, mix, folder, seconds, args.decay_minutes * 60, rank)
 
 
 def main() -> None:
@@ -215,18 +241,9 @@ def main() -> None:
     parser.add_argument("--muon-rate", type=float, default=5e-3)
     parser.add_argument("--adam-rate", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=1, help="processes, of one thread each")
     args = parser.parse_args()
-    from transformers import AutoTokenizer
-
-    torch.set_num_threads(1)
-    folder = args.out or Path("runs/text") / args.model
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
-    mix = Mix(read_documents(args.shared), read_questions(args.shared), tokenizer, args.seed)
-    trainer = Trainer(args.model, args.seed, args.muon_rate, args.adam_rate)
-    if (folder / "last.pt").exists():
-        trainer.load(folder / "last.pt")
-    train(trainer, mix, folder, seconds_until(args.stop_at), args.decay_minutes * 60)
+    run_team(partial(work, args=args), args.workers)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,104 @@
+"""Training by a team of processes, and the passages that a retriever would bring."""
+
+from __future__ import annotations
+
+import importlib
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def training_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "training"))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+
+
+def module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def work(rank: int, folder: Path) -> None:
+    """Learn from a row of one's own, and write down what all came to."""
+    team = module("team")
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(3, 2)
+    row = torch.tensor([[1.0, 2.0, 3.0], [-4.0, 5.0, 0.5]])[rank : rank + 1]
+    layer(row).square().sum().backward()
+    before = layer.weight.grad.clone() if layer.weight.grad is not None else None
+    team.average_gradients(layer.parameters())
+    found = {
+        "own": before,
+        "mean": layer.weight.grad,
+        "size": team.team_size(),
+        "agreed": team.agreed(10.0 + rank),
+    }
+    torch.save(found, folder / f"{rank}.pt")
+
+
+def test_a_team_learns_from_the_rows_of_all(tmp_path: Path) -> None:
+    module("team").run_team(partial(work, folder=tmp_path), 2)
+    one, two = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    assert not torch.equal(one["own"], two["own"])
+    torch.testing.assert_close(one["mean"], (one["own"] + two["own"]) / 2)
+    assert torch.equal(one["mean"], two["mean"])
+    assert (one["size"], one["agreed"], two["agreed"]) == (2, 10.0, 10.0)
+
+
+def test_one_needs_no_team(tmp_path: Path) -> None:
+    module("team").run_team(partial(work, folder=tmp_path), 1)
+    alone = torch.load(tmp_path / "0.pt", weights_only=True)
+    assert torch.equal(alone["own"], alone["mean"]) and alone["size"] == 1
+
+
+LINES = [
+    "The harbour of Almen was built by Dutch engineers in 1704 after the great flood.",
+    "Merchants from the northern valleys brought copper kettles to its autumn market.",
+    "A narrow canal joins the harbour to the granary behind the old customs house.",
+    "In winter the keepers burn peat because coal is too heavy for the small barges.",
+    "Three stone bridges cross the canal, and the middle bridge carries a wooden clock.",
+    "Visitors can climb the lighthouse when the wind is below thirty kilometres an hour.",
+]
+
+
+def test_bm25_finds_the_passage_with_the_rare_words() -> None:
+    order = module("text_passages").rank("Which wooden clock is on the bridge?", LINES)
+    assert order[0] == 4
+
+
+def answering() -> Any:
+    data = module("text_data")
+    before = [f"Boat number {number} lay at anchor there on the same day." for number in range(9)]
+    article = data.Document("Almen", "article", " ".join([*before, *LINES]))
+    gold = [
+        data.GoldQuestion("Almen", LINES[4], "What does the middle bridge carry?", LINES[4], "x"),
+        data.GoldQuestion("Almen", LINES[3], "Why do they burn peat?", LINES[3], "y"),
+        data.GoldQuestion("Orte", LINES[3], "Of no article that is here?", LINES[3], "z"),
+    ]
+    return module("text_answering").Answering([article], gold, None)
+
+
+def test_human_questions_come_with_passages_as_a_retriever_ranks_them() -> None:
+    made, rng, first = answering(), random.Random(3), 0
+    assert len(made.questions) == 2
+    for _ in range(30):
+        asked, passages = made.human(12, 3, rng)
+        assert len(passages) == 3 and asked.passage in passages
+        assert asked.evidence in asked.passage.text
+        first += passages[0] == asked.passage
+    assert first == 30, "the words of these questions stand nowhere else"
+
+
+def test_more_human_questions_are_asked_about_the_same_passages() -> None:
+    made, rng = answering(), random.Random(5)
+    asked, passages = made.human(200, 1, rng)
+    rest = made.rest(asked, passages, 1.0, rng)
+    others = {question.question for question in made.questions} - {asked.question}
+    assert rest[0].question in others
+    assert all(each.evidence != asked.evidence for each in rest)
