@@ -93,6 +93,16 @@ class TokenLaw:
             return best_token(perturbed)
         return tokens.gather(-1, best_token(perturbed)[:, None])[:, 0]
 
+    def order(self, scores: torch.Tensor, indices: Sequence[int], k: int) -> torch.Tensor:
+        """Return the k first choices of R nodes: processed scores [R, V] -> i64 [R, k].
+
+        The first of them is what `select` takes. Filtered tokens come last, in any order.
+        """
+        if self.sampling.greedy:
+            return best_tokens(scores, k)[1]
+        perturbed, tokens = self._perturbed(scores, indices)
+        return tokens.gather(-1, best_tokens(perturbed, k)[1])
+
     def best(
         self, scores: torch.Tensor, indices: Sequence[int], k: int
     ) -> tuple[torch.Tensor, torch.Tensor]:

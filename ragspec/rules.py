@@ -8,6 +8,7 @@ built, pruned or merged. The coupling is that of Daliri, Musco and Suresh (arXiv
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -33,6 +34,10 @@ class TargetView(Protocol):
 
     def token(self, node: int) -> int:
         """Return the target's own token after the node, argmax(log p + g)."""
+        ...
+
+    def choices(self, nodes: Sequence[int], k: int) -> list[list[int]]:
+        """Return the first k tokens by log p + g after each of the nodes, `token(node)` first."""
         ...
 
     def probabilities(self, node: int) -> torch.Tensor:

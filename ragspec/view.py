@@ -52,6 +52,12 @@ class RowView:
             return self._chosen[node + 1]
         return int(self._law.select(self.scores(node), [self.index(node)]))
 
+    def choices(self, nodes: Sequence[int], k: int) -> list[list[int]]:
+        """Return the k tokens that the target prefers after each of the nodes, its own first."""
+        scores = torch.cat([self.scores(node) for node in nodes])
+        found: list[list[int]] = self._law.order(scores, list(map(self.index, nodes)), k).tolist()
+        return found
+
     def probabilities(self, node: int) -> torch.Tensor:
         """Return the law after the node: f64 [V]."""
         return self._law.probabilities(self.scores(node))[0].cpu()

@@ -87,6 +87,9 @@ class LawTarget:
     def probabilities(self, node: int) -> torch.Tensor:
         return self.laws.target((*self.context, *self._texts[node]))
 
+    def choices(self, nodes: Sequence[int], k: int) -> list[list[int]]:
+        raise NotImplementedError("no rule asks for more than one")
+
     def ends(self, node: int) -> bool:
         return int(self.tree.tokens[node]) == self.laws.end
 

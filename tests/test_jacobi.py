@@ -15,7 +15,8 @@ from ragspec.law import TokenLaw
 from ragspec.noise import NoiseStream
 from ragspec.rejection import ChainRejection
 from ragspec.sampling import Sampling
-from ragspec.visual.jacobi import JacobiDrafter, JacobiSession
+from ragspec.tree import check
+from ragspec.visual.jacobi import _RATES, _SECOND, JacobiDrafter, JacobiSession
 from tests import image_models, tiny
 from tests.enumeration import Tokens, enumerate_outcomes
 from tests.fixed import FixedDrafter
@@ -36,11 +37,12 @@ def at(codes: list[int], left: int = 50) -> DraftContext:
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("settings", SAMPLINGS)
-@pytest.mark.parametrize("width", [None, 4])
+@pytest.mark.parametrize(("width", "branches"), [(None, 0), (4, 0), (None, 2)])
 def test_the_coupled_form_writes_what_plain_decoding_writes(
-    width: int | None, settings: str, batch: int
+    width: int | None, branches: int, settings: str, batch: int
 ) -> None:
-    check_identity(JacobiDrafter(6, width=width), settings, batch, copies=False)
+    drafter = JacobiDrafter(6, width=width, branches=branches)
+    check_identity(drafter, settings, batch, copies=False)
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
@@ -190,12 +192,12 @@ def test_windows_end_with_budget_and_picture() -> None:
 
 
 class Told:
-    """A view that answers 100 + node."""
+    """A view that answers 100 + node, and next best 50, 49, ... + node."""
 
     noise = NoiseStream(0)
 
-    def token(self, node: int) -> int:
-        return 100 + node
+    def choices(self, nodes: list[int], k: int) -> list[list[int]]:
+        return [[100 + node, *range(50 + node, 51 + node - k, -1)] for node in nodes]
 
 
 def test_codes_behind_the_text_come_from_the_last_forward() -> None:
@@ -206,6 +208,38 @@ def test_codes_behind_the_text_come_from_the_last_forward() -> None:
     # Indices 3 and 4 were thought of at nodes 1, 2 and 3 (indices 3, 4, 5); 6 is fresh.
     following = opened.propose(at([1, 1, 5]), 9)
     assert following.tokens.tolist() == [101, 102, 103, 103]
+
+
+def test_next_best_codes_stand_beside_the_chain_where_there_is_room() -> None:
+    opened = session(JacobiDrafter(3, branches=1), vocab=200)
+    tree = opened.propose(at([1]), 9)
+    assert len(tree) == 3, "nothing is known of fresh positions"
+    opened.observe(Step(tree, (), (7,), view=Told()))  # type: ignore[arg-type]
+    for budget, size in ((9, 6), (4, 4), (3, 3)):
+        tree = opened.propose(at([1, 7]), budget)
+        check(tree, 200)
+        assert tree.tokens.tolist()[:3] == [100, 101, 102], "the chain as without branches"
+        assert len(tree) == size and tree.kind is DraftKind.COUPLED
+    tree = opened.propose(at([1, 7]), 9)
+    assert list(zip(tree.parents.tolist()[3:], tree.tokens.tolist()[3:], strict=True)) == [
+        (-1, 50),
+        (0, 51),
+        (1, 52),
+    ]
+    before = float(tree.reach[3])
+    opened.observe(Step(tree, (3,), (50, 9), view=Told()))  # type: ignore[arg-type]
+    assert opened._seconds[0] > _SECOND
+    assert before == pytest.approx((1.0 - _RATES[1]) * _SECOND)
+
+
+def test_branches_save_forwards() -> None:
+    model, lengths = faint(), []
+    for branches in (0, 2):
+        engine = Engine(model, drafter=JacobiDrafter(5, branches=branches), budget=9)
+        sampling = Sampling(temperature=1.0, n=8, seed=4)
+        drawn = engine.generate(PROMPTS[0], sampling, max_new_tokens=40, ignore_eos=True)
+        lengths.append(sum(len(row.steps) for row in drawn))
+    assert lengths[1] < 0.97 * lengths[0]
 
 
 def test_it_finds_its_codes_among_those_of_others() -> None:
@@ -247,7 +281,15 @@ def test_a_fused_sampled_window_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"window": 0}, {"form": "greedy"}, {"width": 0}, {"start": "right"}]
+    "settings",
+    [
+        {"window": 0},
+        {"form": "greedy"},
+        {"width": 0},
+        {"start": "right"},
+        {"branches": -1},
+        {"form": "sampled", "branches": 1},
+    ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="expected"):

@@ -156,3 +156,17 @@ def test_drafters_get_the_law_without_processors_that_may_keep_state() -> None:
     assert not light.lazy
     assert [type(p).__name__ for p in light.processors] == ["RepetitionPenalty"]
     assert TokenLaw(Sampling(), NoiseStream(0)).trivial
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 9}, {"temperature": 0.0}])
+def test_the_order_begins_with_the_choice(settings: dict[str, Any]) -> None:
+    values, chooses = scores(5, 300), law(**settings)
+    order = chooses.order(values, range(5), 4)
+    assert order.shape == (5, 4)
+    assert torch.equal(order[:, 0], chooses.select(values, range(5)))
+    if not settings.get("temperature", 1.0):
+        assert torch.equal(order, values.topk(4).indices)
+        return
+    noise = chooses.noise.gumbel_rows(range(5), torch.arange(300).expand(5, -1))
+    whole = chooses.probabilities(values).log() + noise
+    assert torch.equal(order, whole.topk(4).indices)

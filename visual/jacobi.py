@@ -10,8 +10,10 @@ worked out under the stale codes give the drafts of the next. Two forms:
   where its law hardly moved, and `walk` writes what plain decoding would write.
 
 Positions that no forward has reached start as the code to the left or above, as in SJD.
-Deviations: such a code is a point law (q = 1), not a draw; the window shrinks with the budget, in
-which a node's reach is how often codes of its age came true.
+With branches the coupled form is a tree: beside a code of the chain stand those that the target
+liked next best there, with the same noise.
+Deviations: the branches; such a code is a point law (q = 1), not a draw; the window shrinks with
+the budget, in which a node's reach is how often codes of its age came true.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ Start = Literal["left", "above"]
 
 _RATES = (0.3, 0.5, 0.6, 0.7)
 _RATE = 0.1
+_SECOND = 0.3  # how often a branch holds the code where the chain does not, before it is known
 _KINDS = {"coupled": DraftKind.COUPLED, "sampled": DraftKind.SAMPLED}
 
 
@@ -40,6 +43,7 @@ class JacobiDrafter:
     window: the most codes of a draft. form: "coupled" (SCD, for `walk`) or "sampled" (SJD, for
     `rejection`). width: codes in a row of the picture; None for one endless row, as in text.
     start: a fresh position takes the code on its "left" or "above" it, whichever there is.
+    branches: codes beside each of the chain, of the coupled form alone; 0 makes a chain.
     Raises InputError for other settings.
     """
 
@@ -52,6 +56,7 @@ class JacobiDrafter:
         *,
         width: int | None = None,
         start: Start = "left",
+        branches: int = 0,
     ) -> None:
         if form not in _KINDS or start not in ("left", "above"):
             raise InputError(
@@ -60,6 +65,12 @@ class JacobiDrafter:
             )
         if window < 1 or (width is not None and width < 1):
             raise InputError(f"got window {window} and width {width}; expected at least 1.")
+        if branches < 0 or (branches and form != "coupled"):
+            raise InputError(
+                f"got {branches} branches in the form {form!r}; expected 0 or more in the form "
+                "'coupled', and 0 in any other."
+            )
+        self.branches = branches
         self.window = window
         self.form = form
         self.width = width
@@ -79,10 +90,11 @@ class JacobiSession:
         self._drafter = drafter
         self._vocab_size = vocab_size
         self._noise = noise
-        self._guesses: dict[int, int] = {}  # by generated index: the coupled form's codes
+        self._guesses: dict[int, list[int]] = {}  # by generated index: the coupled form's codes
         self._laws: dict[int, torch.Tensor] = {}  # the sampled form's laws
         self._ages: dict[int, int] = {}
         self._rates = list(_RATES)
+        self._seconds = [_SECOND * 0.5**rank for rank in range(drafter.branches)]
         self._first = 0
         self._drafted: list[int] = []
 
@@ -96,7 +108,7 @@ class JacobiSession:
         for node, index in enumerate(range(first, first + size)):
             fresh = self._fresh([*written, *self._drafted], index, context.tokens[-1])
             if drafter.form == "coupled":
-                self._drafted.append(self._guesses.get(index, fresh))
+                self._drafted.append(self._guesses.get(index, [fresh])[0])
                 continue
             law = self._laws.get(index)
             if law is not None:
@@ -109,8 +121,9 @@ class JacobiSession:
         q = None
         if laws:
             q = torch.stack([*laws, torch.zeros_like(laws[0])])
-        name, kind = drafter.name, drafter.kind
-        return DraftTree.chain(self._drafted, name, reach=self._reach(first, size), kind=kind, q=q)
+        name, kind, reach = drafter.name, drafter.kind, self._reach(first, size)
+        chain = DraftTree.chain(self._drafted, name, reach=reach, kind=kind, q=q)
+        return self._branched(chain, budget) if drafter.branches else chain
 
     def observe(self, step: Step) -> None:
         """Learn how the window fared, and what the target thinks of the codes behind the text."""
@@ -119,20 +132,45 @@ class JacobiSession:
             age = self._age(self._first + i)
             self._rates[age] += _RATE * ((code == token) - self._rates[age])
             if code != token:
+                beside = self._guesses.get(self._first + i, [])[1:]
+                for rank, other in enumerate(beside):
+                    self._seconds[rank] += _RATE * ((other == token) - self._seconds[rank])
                 break
         ages, self._ages = self._ages, {}
         self._guesses, self._laws = {}, {}
-        nodes = [] if step.view is None else _chain(step.tree, drafted)
-        for depth, node in enumerate(nodes, start=1):
-            index = self._first + depth
-            if step.view is None or depth < len(emitted):
-                continue
-            self._ages[index] = ages.get(index, 0) + 1
-            if self._drafter.form == "coupled":
-                self._guesses[index] = step.view.token(node)
-            else:
-                self._laws[index] = step.view.probabilities(node)
         self._drafted = []
+        if step.view is None:
+            return
+        nodes = _chain(step.tree, drafted)[max(0, len(emitted) - 1) :]
+        indices = range(self._first + max(1, len(emitted)), self._first + len(drafted) + 1)
+        for index, _ in zip(indices, nodes, strict=False):
+            self._ages[index] = ages.get(index, 0) + 1
+        if self._drafter.form == "sampled":
+            laws = map(step.view.probabilities, nodes)
+            self._laws = dict(zip(indices, laws, strict=False))
+        elif nodes:
+            choices = step.view.choices(nodes, 1 + self._drafter.branches)
+            self._guesses = dict(zip(indices, choices, strict=False))
+
+    def _branched(self, chain: DraftTree, budget: int) -> DraftTree:
+        """Return the chain with the likeliest codes beside its own, as the budget has room.
+
+        The chain comes first: what stands far down is mostly wrong, but thought over again.
+        """
+        tokens, parents = chain.tokens.tolist(), chain.parents.tolist()
+        reach = chain.reach.tolist()
+        offers = []
+        for node in range(len(chain)):
+            missed = (reach[node - 1] if node else 1.0) - reach[node]
+            beside = self._guesses.get(self._first + node, [])[1:]
+            for code, second in zip(beside, self._seconds, strict=False):
+                if code != tokens[node]:
+                    offers.append((missed * second, -node, code))
+        for chance, node, code in sorted(offers, reverse=True)[: max(0, budget - len(chain))]:
+            tokens.append(code)
+            parents.append(-node - 1)
+            reach.append(chance)
+        return DraftTree.build(tokens, parents, chain.sources[0], reach=reach, kind=chain.kind)
 
     def rollback(self, n: int) -> None:
         """Forget what the target thought."""
