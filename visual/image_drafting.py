@@ -174,7 +174,8 @@ def _jacobi(model: Any, mode: str) -> Drafter:
             "'starter' or 'head', or leave tv_budget out."
         )
     form: Literal["coupled", "sampled"] = "coupled" if mode == "coupled" else "sampled"
-    return JacobiDrafter(form=form, width=int(model.config.grid_size))
+    branches = 1 if form == "coupled" else 0
+    return JacobiDrafter(form=form, width=int(model.config.grid_size), branches=branches)
 
 
 def _where(drafter: str | Path, folder: ImageFolder | None) -> Path:

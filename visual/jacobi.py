@@ -33,6 +33,7 @@ Start = Literal["left", "above"]
 
 _RATES = (0.3, 0.5, 0.6, 0.7)
 _RATE = 0.1
+_BESIDE = 5  # one node in five of the budget, at least, is for branches
 _SECOND = 0.3  # how often a branch holds the code where the chain does not, before it is known
 _KINDS = {"coupled": DraftKind.COUPLED, "sampled": DraftKind.SAMPLED}
 
@@ -101,7 +102,8 @@ class JacobiSession:
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return a chain of at most `budget` nodes, the window at the end of the text."""
         drafter, first = self._drafter, context.generated
-        size = max(0, min(drafter.window, budget, context.remaining - 1))
+        room = budget - budget // _BESIDE if drafter.branches else budget
+        size = max(0, min(drafter.window, room, context.remaining - 1))
         written = context.tokens[context.prompt_length :]
         self._first, self._drafted = first, []
         laws: list[torch.Tensor] = []
