@@ -77,7 +77,7 @@ def first_number(steps: Sequence[Step]) -> int:
 
 def step_chart(steps: Sequence[Step], colours: Mapping[str, str]) -> Chart:
     """Return the tokens that each step emitted, by source."""
-    longest = max((len(step.tokens) for step in steps), default=1)
+    longest = max([1, *(len(step.tokens) for step in steps)])
     slot = ROOM / max(len(steps), FEWEST)
     base = STEPS_HEIGHT - BOTTOM
     unit = (base - TOP) / longest

@@ -18,7 +18,7 @@ from typing import Any
 from ragspec.errors import InputError
 from ragspec.pipelines.runview import RunView, run_view
 from ragspec.pipelines.treeview import DraftView, draft_views
-from ragspec.tracefile import Trace, read_trace
+from ragspec.tracefile import DAMAGE, Trace, damaged, read_trace
 
 TEMPLATES = Path(__file__).parent
 SCRIPT = "steps.js.j2"
@@ -35,9 +35,16 @@ class Script:
 def write_page(trace: Path | str, out: Path | str) -> None:
     """Make the page of a trace file.
 
-    Raises InputError where the trace cannot be read or the page cannot be written.
+    Raises InputError where the trace cannot be read or shown, or the page cannot be written.
     """
-    save(trace_page(read_trace(trace)), out)
+    from jinja2 import UndefinedError
+
+    made = read_trace(trace)
+    try:
+        page = trace_page(made)
+    except (*DAMAGE, UndefinedError) as error:
+        raise damaged(trace, error) from error
+    save(page, out)
 
 
 def trace_page(trace: Trace) -> str:
@@ -48,7 +55,7 @@ def trace_page(trace: Trace) -> str:
 def save(page: str, out: Path | str) -> None:
     """Write a page. Raises InputError where the file cannot be written."""
     try:
-        Path(out).write_text(page, encoding="utf-8")
+        Path(out).write_text(page, encoding="utf-8", errors="replace")
     except OSError as error:
         raise InputError(
             f"cannot write the page to {str(out)!r} ({error.strerror}): expected a file in an "

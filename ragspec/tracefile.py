@@ -9,21 +9,25 @@ reads up to its last step.
 from __future__ import annotations
 
 import json
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from ragspec.draft import DraftKind, DraftTree, Step
+from ragspec.draft import ROOT, DraftKind, DraftTree, Step
 from ragspec.errors import InputError
 from ragspec.report import Report, ReportBuilder
+from ragspec.tree import check
 
 FORMAT = "ragspec-trace"
 VERSION = 1
 UNFINISHED = "\ufffd"
+# What reading or showing a damaged trace may raise.
+DAMAGE = (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 
 class Traceable(Protocol):
@@ -146,7 +150,7 @@ def write_trace(
 ) -> None:
     """Write the trace of `generation` to `path`; `decode` turns token ids into text.
 
-    Raises InputError where the file cannot be written.
+    What UTF-8 cannot hold becomes "?". Raises InputError where the file cannot be written.
     """
     header = {
         **dict(extra or {}),
@@ -160,7 +164,7 @@ def write_trace(
     }
     texts = step_texts(generation.steps, decode)
     try:
-        with open(path, "w", encoding="utf-8") as file:
+        with open(path, "w", encoding="utf-8", errors="replace") as file:
             _put(file.write, header)
             clock = _start(generation)
             words = step_vocabularies(generation.steps, decode)
@@ -226,14 +230,17 @@ def read_trace(path: Path | str) -> Trace:
         texts = tuple(tuple(str(piece) for piece in line["texts"]) for line in body)
         words = {int(token): str(text) for line in body for token, text in _words(line).items()}
         report = Report.from_dict(lines[-1]["report"]) if complete else _rebuild(header, steps)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"the trace {str(path)!r} is damaged ({type(error).__name__}: {error}): expected the "
-            "lines that `ragspec ask --trace FILE` writes. Write it again."
-        ) from error
+    except DAMAGE as error:
+        raise damaged(path, error) from error
     return Trace(header, steps, texts, report, complete, words)
+
+
+def damaged(path: Path | str, error: Exception) -> InputError:
+    """Return the error that says that a trace is damaged, for what reading or showing it raised."""
+    return InputError(
+        f"the trace {str(path)!r} is damaged ({type(error).__name__}: {error}): expected the "
+        "lines that `ragspec ask --trace FILE` writes. Write it again."
+    )
 
 
 def _words(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -243,7 +250,8 @@ def _words(line: Mapping[str, Any]) -> dict[str, Any]:
 
 def _lines(path: Path) -> Iterable[dict[str, Any]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        # The run may have been cut short inside a character: an unfinished last one is left out.
+        text = getincrementaldecoder("utf-8")().decode(path.read_bytes())
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"cannot read the trace {str(path)!r} ({error}): expected a text file written by "
@@ -288,13 +296,17 @@ def _read_step(line: Mapping[str, Any]) -> Step:
         source=np.asarray(line["source"], np.int64),
         origin=np.asarray(line["origin"], np.int64).reshape(n, 2),
         sources=tuple(str(name) for name in line["sources"]),
-        kind=DraftKind.DETERMINISTIC,
+        kind=DraftKind.SAMPLED,  # the kind is not written: this one lets siblings be equal
     )
+    check(tree)
     path = tuple(int(node) for node in line["path"])
-    if any(not 0 <= node < n for node in path) or len(tree.source) != n:
-        raise ValueError(f"step {line.get('index')}: {n} nodes, but the path is {path}")
+    if any(not 0 <= i < n or tree.parents[i] != above for above, i in pairwise((ROOT, *path))):
+        raise ValueError(f"step {line.get('index')}: {path} is no path in its tree of {n} nodes")
+    emitted, texts = tuple(int(token) for token in line["emitted"]), len(line["texts"])
+    if texts != len(emitted):
+        raise ValueError(f"step {line.get('index')}: {len(emitted)} tokens, but {texts} texts")
     milliseconds = {str(stage): float(value) for stage, value in line["ms"].items()}
-    return Step(tree, path, tuple(int(token) for token in line["emitted"]), milliseconds)
+    return Step(tree, path, emitted, milliseconds)
 
 
 def _rebuild(header: TraceHeader, steps: Sequence[Step]) -> Report:

@@ -48,7 +48,8 @@ class Document:
     """One text that can be searched and cited.
 
     name: unique among the documents of a collection (the path inside the folder that was read).
-    headings: (character offset, heading) in order of offset. path: where it was read from.
+    headings: (character offset, heading) in order of offset. path: where it was read from. Loaded
+    ones can be written as UTF-8: a file name that is none has "?" in place of its foreign bytes.
     """
 
     name: str
@@ -109,7 +110,8 @@ def load_folder(folder: Path, max_bytes: int = MAX_BYTES) -> Collection:
             name = path.relative_to(folder).as_posix()
             documents.append(load_document(path, name=name, max_bytes=max_bytes))
         except DocumentError as error:
-            skipped.append(Skipped(str(path), str(error).removeprefix(f"{path} ")))
+            reason = str(error).removeprefix(f"{path} ")
+            skipped.append(Skipped(clean(str(path)), clean(reason)))
     if not documents:
         first = " (it holds no file)"
         if skipped:
@@ -184,7 +186,8 @@ def load_document(
     if not text.strip():
         hint = " A scanned PDF needs text recognition first." if suffix in PDF else ""
         raise DocumentError(f"{path} holds no text.{hint}")
-    return Document(name or path.name, title or path.name, text, str(path), tuple(headings))
+    name, title, place = clean(name or path.name), clean(title or path.name), clean(str(path))
+    return Document(name, title, text, place, tuple(headings))
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
@@ -224,7 +227,7 @@ def decode(path: Path, data: bytes) -> str:
 
 
 def clean(text: str) -> str:
-    """Replace what cannot be written as UTF-8 (lone surrogates from broken fonts) and NULs."""
+    """Replace what cannot be written as UTF-8 (surrogates of broken fonts, file names) and NULs."""
     return text.encode("utf-8", "replace").decode("utf-8").replace("\x00", " ")
 
 
@@ -268,6 +271,6 @@ def read_pdf(path: Path, data: bytes) -> tuple[str, str, list[tuple[int, str]]]:
         raise DocumentError(f"{path} is a broken PDF ({type(error).__name__}: {error}).") from error
     headings, offset = [], 0
     for number, page in enumerate(pages, 1):
-        headings.append((offset, f"{title or path.name}, page {number}"))
+        headings.append((offset, clean(f"{title or path.name}, page {number}")))
         offset += len(page) + 2
     return title, "\n\n".join(pages), headings

@@ -90,6 +90,12 @@ def test_no_steps_make_empty_charts() -> None:
         assert not chart.bars and not chart.columns and inside(chart)
 
 
+def test_steps_that_emitted_nothing_make_charts() -> None:
+    made = [Step(DraftTree.chain([1], "context"), (), ())]
+    for chart in (step_chart(made, colours_of(made)), share_chart(made, {})):
+        assert not chart.bars and inside(chart)
+
+
 def test_ticks_are_few_and_even() -> None:
     chart = step_chart(mixed(100), {"context": "s0", "model": "s3"})
     numbers = [int(tick.text) for tick in chart.ticks]

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from ragspec.errors import DocumentError
 from ragspec.retrievers.documents import find_headings, load_document, load_documents
 from ragspec.retrievers.index import PassageIndex
+from tests.toy_embedder import make_embedder
 
 
 def pdf_of(text: str) -> bytes:
@@ -153,6 +156,30 @@ def test_pdf_text_and_page_headings(tmp_path: Path) -> None:
     document = load_document(tmp_path / "a.pdf")
     assert document.text.strip() == "Hello from a page."
     assert document.headings == ((0, "a.pdf, page 1"),)
+
+
+def test_file_names_that_are_no_utf_8_can_be_searched_and_saved(tmp_path: Path) -> None:
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    for name, data in {
+        b"caf\xe9.txt": b"Coffee is made here.",
+        b"caf\xea.txt": b"Tea is made there.",
+        b"caf\xe9.pdf": pdf_of("Milk is made nowhere."),
+        b"caf\xe9.png": b"x",
+    }.items():
+        try:
+            Path(os.fsdecode(bytes(folder) + b"/" + name)).write_bytes(data)
+        except OSError:
+            pytest.skip("this file system takes UTF-8 names alone")
+    found = load_documents([folder, folder])
+    json.dumps(asdict(found), ensure_ascii=False).encode()
+    names = [document.name for document in found.documents]
+    assert len(set(names)) == 6 and names[:3] == ["caf?.pdf", "caf?.txt", str(folder / "caf?.txt")]
+    assert found.documents[0].headings == ((0, "caf?.pdf, page 1"),)
+    assert found.documents[1].title == "caf?.txt"
+    assert found.skipped[0].path == str(folder / "caf?.png")
+    embedder = str(make_embedder(tmp_path / "toy"))
+    PassageIndex.build(found.documents, embedder=embedder).save(tmp_path / "docs.idx")
 
 
 @pytest.mark.parametrize(

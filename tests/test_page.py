@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from base64 import b64encode
@@ -14,7 +15,7 @@ import pytest
 
 from ragspec.draft import DraftTree, Step
 from ragspec.errors import InputError
-from ragspec.pipelines.page import render, render_template, trace_page, write_page
+from ragspec.pipelines.page import render, render_template, save, trace_page, write_page
 from ragspec.pipelines.palette import COLOURS
 from ragspec.pipelines.runview import run_view
 from ragspec.report import ReportBuilder
@@ -219,6 +220,38 @@ def test_write_page_makes_the_file_and_names_its_errors(tmp_path: Path) -> None:
     assert "<h1>Why?</h1>" in page and page.count('<figure class="draft"') == 4
     with pytest.raises(InputError, match="nowhere"):
         write_page(tmp_path / "trace.jsonl", tmp_path / "nowhere" / "page.html")
+
+
+def test_names_that_are_no_utf_8_can_stand_in_a_page(tmp_path: Path) -> None:
+    save("caf\udce9.txt", tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == "caf?.txt"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"compare": "x"},
+        {"compare": {"ratio": 2}},
+        {"compare": {"ratio": "x"}},
+        {"citations": 1},
+        {"citations": ["x"]},
+        {"report": {"seconds": "x"}},
+        {"report": {"milliseconds": []}},
+        {"report": {"label": 1}},
+    ],
+)
+def test_a_trace_that_cannot_be_shown_is_called_damaged(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    sample_trace(tmp_path)
+    path, out = tmp_path / "trace.jsonl", tmp_path / "page.html"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    lines[-1]["report"] |= change.pop("report", {})
+    lines[0] |= change
+    path.write_text("\n".join(json.dumps(line) for line in lines), encoding="utf-8")
+    with pytest.raises(InputError, match=r"trace\.jsonl' is damaged"):
+        write_page(path, out)
+    assert not out.exists()
 
 
 def test_templates_are_packed_into_the_wheel(root: Path) -> None:

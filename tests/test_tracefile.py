@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.draft import DraftTree, Step
+from ragspec.draft import DraftKind, DraftTree, Step
 from ragspec.errors import InputError
 from ragspec.report import Report, ReportBuilder
 from ragspec.tracefile import piece_text, read_trace, token_texts, write_trace
@@ -131,6 +131,34 @@ def test_a_file_cut_short_reads_up_to_its_last_step(tmp_path: Path) -> None:
     assert trace.report.accepted == 1
 
 
+def test_a_file_cut_anywhere_in_its_last_line_reads_up_to_the_step_before(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, run(), letters)
+    lines = path.read_bytes().splitlines(keepends=True)
+    inside = lines[3].index("é".encode()) + 1  # between the two bytes of the character
+    for cut in (inside - 1, inside, inside + 1):
+        path.write_bytes(b"".join(lines[:3]) + lines[3][:cut])
+        trace = read_trace(path)
+        assert not trace.complete and len(trace.steps) == 2
+
+
+def test_names_that_are_no_utf_8_are_written_and_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    name = b"caf\xe9.txt".decode("utf-8", "surrogateescape")  # as the file system gives it
+    write_trace(path, run(), letters, model=name, documents=[name], extra={"question": name})
+    header = read_trace(path).header
+    assert (header.model, header.documents) == ("caf?.txt", ("caf?.txt",))
+    assert header.extra == {"question": "caf?.txt"}
+
+
+def test_a_tree_with_equal_siblings_is_read(tmp_path: Path) -> None:
+    made, path = run(), tmp_path / "trace.jsonl"
+    twins = DraftTree.build([108, 108], [-1, -1], "model", kind=DraftKind.SAMPLED)
+    made.steps.append(Step(twins, (1,), (108, 33)))
+    write_trace(path, made, letters)
+    assert read_trace(path).steps[3].path == (1,)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -159,6 +187,18 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, content: str, message: str)
         {"tokens": None},
         {"vocabulary": []},
         {"vocabulary": {"x": "y"}},
+        {"texts": ["e"]},
+        {"texts": ["e", "l", "l", "o"]},
+        {"parents": [-1, 0]},
+        {"parents": [0, 1, 2]},
+        {"parents": [-1, 0, 9]},
+        {"source": [0, 0, 7]},
+        {"reach": [1.0]},
+        {"reach": [1.0, float("nan"), 1.0]},
+        {"tokens": [1, 2, 1 << 70]},
+        {"path": [0, 0]},
+        {"path": [1]},
+        {"path": [0, -1]},
     ],
 )
 def test_a_damaged_step_is_refused(tmp_path: Path, change: dict[str, object]) -> None:

@@ -52,8 +52,8 @@ def cut(text: str, words: int = 105) -> list[str]:
     return [*passages, text[start:stop]]
 
 
-def read_items(shared: Path, split: str, count: int) -> list[Item]:
-    """Build the prompts of `split` with `count` passages each."""
+def read_items(shared: Path, split: str, count: int, words: int = 105) -> list[Item]:
+    """Build the prompts of `split` with `count` passages of about `words` words each."""
     folder = shared / "data" / "docqa"
     documents = {d["doc_id"]: d for d in read_jsonl(folder / "documents.jsonl.gz")}
     items = []
@@ -61,7 +61,7 @@ def read_items(shared: Path, split: str, count: int) -> list[Item]:
         if record["split"] != split:
             continue
         document = documents[record["doc_id"]]
-        passages = cut(document["text"])
+        passages = cut(document["text"], words)
         chosen = [passages[i] for i in rank(record["question"], passages)[:count]]
         blocks = [f"[{n}] {document['title']}\n{text}" for n, text in enumerate(chosen, start=1)]
         question = record["question"]
@@ -181,6 +181,7 @@ def main() -> None:
     parser.add_argument("--shared", type=Path, default=Path("../shared"))
     parser.add_argument("--split", default="valid")
     parser.add_argument("--passages", type=int, default=4)
+    parser.add_argument("--words", type=int, default=105, help="of a passage")
     parser.add_argument("--every", type=int, default=1, help="take every n-th item only")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--rows", type=Path, default=None, help="write the judged rows here")
@@ -192,11 +193,11 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype)
     draft = AutoModelForCausalLM.from_pretrained(args.draft, dtype=dtype) if args.draft else None
     tokenizer = AutoTokenizer.from_pretrained(args.model)
-    items = read_items(args.shared, args.split, args.passages)[:: args.every]
+    items = read_items(args.shared, args.split, args.passages, args.words)[:: args.every]
     result = measure(model.eval(), tokenizer, items, draft)
     if args.rows:
         args.rows.write_text(json.dumps(result["rows"], indent=1, ensure_ascii=False))
-    print(json.dumps({"passages": args.passages, **result["rates"]}))
+    print(json.dumps({"passages": args.passages, "words": args.words, **result["rates"]}))
 
 
 if __name__ == "__main__":
