@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,8 @@ def make_head(
 ) -> dict[str, Any]:
     """Train a head for a model on texts or pictures, write it, and return what it came to.
 
-    limit: about how many tokens are read at most. Raises InputError, DocumentError, ModelError.
+    limit: about how many tokens are read at most. Pictures are never cut, whatever
+    `settings.length` says. Raises InputError, DocumentError, ModelError.
     """
     from ragspec.head_training import train_head
     from ragspec.pipelines.options import be_quiet
@@ -45,6 +47,8 @@ def make_head(
     check_out(out)
     if data.suffix == PICTURES:
         target, texts = _pictures(model, data, settings.seed, device, dtype)
+        # A piece of a picture without its condition would teach the head nonsense.
+        settings = replace(settings, length=max(settings.length, *map(len, texts)))
     else:
         target, texts = _texts(model, data, terminal, limit, device, dtype)
     if target.max_length is not None:
@@ -130,8 +134,6 @@ def _agreement(
     head: Any, target: CausalTarget, texts: Sequence[Sequence[int]], settings: HeadTraining
 ) -> float:
     """Return how often the best tokens of head and target agree on texts, by text."""
-    from dataclasses import replace
-
     import torch
 
     from ragspec.head_training import SHORTEST, head_loss, read_states

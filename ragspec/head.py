@@ -35,7 +35,7 @@ class HeadConfig:
 
     embedding_size, hidden_size, vocab_size: E, H and V of the target. heads: of the attention.
     intermediate_size: of the feed-forward part. target: fingerprint of the target, see
-    `target_print`.
+    `target_print`. Raises InputError for sizes that make no head.
     """
 
     embedding_size: int
@@ -45,6 +45,20 @@ class HeadConfig:
     intermediate_size: int
     target: str
     kind: str = KIND
+
+    def __post_init__(self) -> None:
+        sizes = (self.embedding_size, self.hidden_size, self.vocab_size, self.intermediate_size)
+        if not all(isinstance(size, int) and size >= 1 for size in (*sizes, self.heads)):
+            raise InputError(
+                f"got {self}; expected sizes and heads in whole numbers of at least 1."
+            )
+        if self.hidden_size % (2 * self.heads):  # rotary: heads of even width
+            raise InputError(
+                f"got {self.heads} heads for a width of {self.hidden_size}; expected a number of "
+                "heads whose double divides the width."
+            )
+        if not isinstance(self.target, str):
+            raise InputError(f"got the target {self.target!r}; expected its fingerprint as text.")
 
 
 class FeatureHead(nn.Module):
@@ -91,21 +105,19 @@ class FeatureHead(nn.Module):
         """
         config = target.model.config.get_text_config()
         hidden = _states_size(target)
-        wanted = heads or int(getattr(config, "num_attention_heads", 0) or 1)
-        fits = hidden % (2 * wanted) == 0
-        if heads is not None and not fits:
-            raise InputError(
-                f"got {heads} heads for a width of {hidden}; expected a number of heads whose "
-                "double divides the width."
-            )
+        if heads is None:
+            heads = int(getattr(config, "num_attention_heads", 0) or 1)
+            heads = heads if hidden % (2 * heads) == 0 else 1
+        if intermediate_size is None:
+            intermediate_size = -(-hidden * 8 // 96) * 32
         first = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
         made = cls(
             HeadConfig(
                 embedding_size=target.embed(first).shape[-1],
                 hidden_size=hidden,
                 vocab_size=target.vocab_size,
-                heads=wanted if fits else 1,
-                intermediate_size=intermediate_size or -(-hidden * 8 // 96) * 32,
+                heads=heads,
+                intermediate_size=intermediate_size,
                 target=target_print(target),
             )
         )

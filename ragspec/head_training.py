@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import torch
 from torch.func import functional_call
@@ -34,7 +35,8 @@ class HeadTraining:
     """How a head is trained.
 
     steps: of the optimizer. seconds: the run ends after so many, whatever steps are left; None
-    sets no such end. batch_size, length: texts of a step, and tokens that longer ones are cut to.
+    sets no such end. batch_size, length: texts of a step, and tokens that longer ones are cut to
+    (texts below a condition cannot be cut).
     learning_rate: at its height; None gives 0.6 / H, near the published 1e-4 for H = 4096.
     noise: width of the uniform noise on the states. laws: weight of the cross-entropy.
     Raises InputError for numbers outside their range.
@@ -51,13 +53,16 @@ class HeadTraining:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        least = min(self.steps, self.batch_size)
+        counts = ((self.steps, 1), (self.batch_size, 1), (self.length, SHORTEST))
+        whole = all(isinstance(count, Integral) and count >= least for count, least in counts)
         limits = [value for value in (self.learning_rate, self.seconds) if value is not None]
-        others = min(self.noise, self.laws, self.weight_decay)
-        if least < 1 or self.length < SHORTEST or min(limits, default=1.0) <= 0.0 or others < 0.0:
+        others = (self.noise, self.laws, self.weight_decay)
+        numbers = all(isinstance(n, Real) and math.isfinite(n) for n in (*limits, *others))
+        if not (whole and numbers and min(limits, default=1.0) > 0.0 and min(others) >= 0.0):
             raise InputError(
                 f"got {self}; expected at least one step and one text a step, texts of "
-                f"{SHORTEST} tokens or more, a positive rate, and nothing below 0."
+                f"{SHORTEST} tokens or more, all in whole numbers, a positive rate, and nothing "
+                "infinite or below 0."
             )
 
 
@@ -82,14 +87,15 @@ def train_head(
     """Return a head trained on token ids of texts, the target's own or such as it will write.
 
     head: goes on from this one, which is changed; None starts a fresh one. The target's weights
-    stay as they are. Raises InputError where there is no text of a few tokens.
+    stay as they are. Raises InputError where there is no text of a few tokens, or one that the
+    target cannot read in pieces of `settings.length`.
     """
     settings = settings or HeadTraining()
     generator = torch.Generator().manual_seed(settings.seed)
     if head is None:
         head = FeatureHead.fresh(target, generator)
     check_head(head, target)
-    batches = _batches(texts, settings, generator)
+    batches = _batches(target, texts, settings, generator)
     rate = settings.learning_rate or _RATE / head.config.hidden_size
     optimizer = torch.optim.AdamW(
         head.parameters(),
@@ -185,9 +191,12 @@ def _schedule(part: float) -> float:
 
 
 def _batches(
-    texts: Sequence[Sequence[int]], settings: HeadTraining, generator: torch.Generator
+    target: CausalTarget,
+    texts: Sequence[Sequence[int]],
+    settings: HeadTraining,
+    generator: torch.Generator,
 ) -> Iterator[list[list[int]]]:
-    """Yield texts of one length in endless random order; raises InputError where there is none.
+    """Return texts of one length in endless random order; raises InputError where there is none.
 
     Longer texts are cut; the last piece overlaps the one before, so that all have full length.
     """
@@ -196,13 +205,28 @@ def _batches(
         size = min(len(text), settings.length)
         for start in range(0, len(text), settings.length) if size >= SHORTEST else ():
             start = min(start, len(text) - size)
-            pieces[size].append(list(text[start : start + size]))
+            piece = list(text[start : start + size])
+            _check_piece(target, piece, len(text))
+            pieces[size].append(piece)
     if not pieces:
         raise InputError(
             f"got {len(texts)} texts, none of {SHORTEST} tokens or more; expected text to learn "
             "from."
         )
     return _endless(list(pieces.values()), settings.batch_size, generator)
+
+
+def _check_piece(target: CausalTarget, piece: list[int], whole: int) -> None:
+    """Raise InputError for a piece, of a text of `whole` tokens, that the target cannot read."""
+    try:
+        target.check_prompt(piece)
+    except InputError as error:
+        if len(piece) == whole:
+            raise
+        raise InputError(
+            f"got a text of {whole} tokens that length={len(piece)} cuts into pieces which the "
+            f"target cannot read ({error}); expected it whole. Set length to {whole} or more."
+        ) from error
 
 
 def _endless(

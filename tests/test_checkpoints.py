@@ -129,6 +129,10 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
     file.write_bytes(b"no checkpoint")
     with pytest.raises(ModelError, match="cannot be read"):
         load_llamagen(file)
+    for content in (b"no checkpoint", b""):
+        (tmp_path / "c.safetensors").write_bytes(content)
+        with pytest.raises(ModelError, match="cannot be read"):
+            load_llamagen(tmp_path / "c.safetensors")
     torch.save([1, 2], file)
     with pytest.raises(ModelError, match="holds a list"):
         load_llamagen(file)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,9 +100,14 @@ def test_what_it_cannot_judge_is_refused() -> None:
         judged(Cool(), sampled(2)(laws, noise, ()), laws, noise)
     empty = DraftTree.empty(DraftKind.SAMPLED)
     assert judged(Cool(), empty, laws, noise).excess == (0.0,)
-    for bad in ({"delta": 0.0}, {"nu": -1.0}, {"length": 0}):
+    bad: list[dict[str, Any]] = [{"delta": 0.0}, {"nu": -1.0}, {"length": 0}, {"length": 1.5}]
+    bad += [{"mu": mu} for mu in (math.nan, math.inf, -math.inf, -1000.0, "1")]
+    bad += [{"delta": 1e308}, {"delta": 1e-30, "mu": -720.0}]
+    for settings in bad:
         with pytest.raises(InputError, match="expected delta above"):
-            Cool(**bad)
+            Cool(**settings)
+    for mu in (-600.0, 1e300):
+        assert math.isfinite(Cool(mu=mu).omega(0))
 
 
 @pytest.mark.parametrize(

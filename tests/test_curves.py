@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,7 +51,34 @@ def test_points_without_numbers_are_left_out_and_none_is_refused() -> None:
         quality_curve([lost], (0.8, 2.5))
 
 
-def test_names_do_not_lie_on_each_other() -> None:
+@pytest.mark.parametrize("speed", [1.0, 1.4, 3.0])
+@pytest.mark.parametrize("distance", [1.0, 9.0, 80.0])
+def test_names_do_not_lie_on_each_other(
+    monkeypatch: pytest.MonkeyPatch, speed: float, distance: float
+) -> None:
+    """Eight series end at about one place, in every part of the picture."""
+    write, placed = curves._name, list[curves.Box]()
+
+    def name(draw: Any, at: Any, text: str, colour: Any, taken: Sequence[curves.Box]) -> curves.Box:
+        box = write(draw, at, text, colour, taken)
+        assert not [other for other in taken if curves._meet(box, other)]
+        placed.append(box)
+        return box
+
+    monkeypatch.setattr(curves, "_name", name)
+    ends = [CurvePoint("end", "", s, d, d, d) for s, d in ((1.0, 1.0), (3.0, 80.0))]
+    crowd = [
+        CurvePoint(f"lantern++ {n}", "5", speed + 0.002 * n, distance, distance, distance)
+        for n in range(8)
+    ]
+    quality_curve([*ends, *crowd], (0.8, 2.5))
+    assert len(placed) == 9
+    assert all(left > 0 and right < curves.WIDTH for left, _, right, _ in placed)
+    assert all(top > 0 and bottom < curves.HEIGHT for _, top, _, bottom in placed)
+    assert not any(curves._meet(*pair) for pair in combinations(placed, 2))
+
+
+def test_boxes_meet_where_they_share_a_place() -> None:
     assert curves._meet((0, 0, 10, 10), (5, 5, 15, 15))
     assert not curves._meet((0, 0, 10, 10), (11, 0, 20, 10))
 

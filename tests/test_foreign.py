@@ -278,7 +278,25 @@ def test_what_does_not_fit_is_refused() -> None:
         JanusTarget(model("janus"), PROMPTS)
     with pytest.raises(InputError, match=r"\[4, 5\] tokens"):
         ChameleonTarget(model("chameleon"), [PROMPTS[0], PROMPTS[1][1:]])
-    with pytest.raises(InputError, match="ids from 0 to 59"):
-        ChameleonTarget(model("chameleon"), [[60]])
+    for wrong in (-1, 60, 1 << 70):
+        with pytest.raises(InputError, match=f"token id {wrong}; expected ids from 0 to 59"):
+            ChameleonTarget(model("chameleon"), [[5, wrong, 8]])
+    prompts: list[Any] = [[[1.0, 2.0]], ["ab"], "ab", [1, 2], torch.tensor([1, 2]), 3, [None]]
+    for given in prompts:
+        with pytest.raises(InputError, match="expected a list of lists of token ids"):
+            ChameleonTarget(model("chameleon"), given)
+    with pytest.raises(InputError, match="expected a list of lists of token ids"):
+        ChameleonTarget(model("chameleon"), PROMPTS, prompts[0][0])
     with pytest.raises(InputError, match="condition ids"):
         Engine(target("janus"), None, drafter=None).generate(PROMPTS[0])
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 3.5, None])
+def test_sizes_of_a_picture_are_counts(wrong: Any) -> None:
+    emu3, chameleon = model("emu3"), model("chameleon")
+    with pytest.raises(InputError, match="height is"):
+        Emu3Target(emu3, PROMPTS, wrong, 3, NOTHING)
+    with pytest.raises(InputError, match="width is"):
+        Emu3Target(emu3, PROMPTS, 3, wrong, NOTHING)
+    with pytest.raises(InputError, match="count is"):
+        ChameleonTarget(chameleon, PROMPTS, NOTHING, count=wrong)

@@ -69,6 +69,33 @@ def test_a_reference_refuses_too_little() -> None:
     with pytest.raises(InputError, match="expected 60"):
         reference.distance(normal(rng, 50))
     assert not reference.inside(Interval(1e9, 0.0, 1e9))
+    with pytest.raises(InputError, match="width 63 to compare with 64"):
+        reference.distance(normal(rng, 60)[:, :63])
+
+
+@pytest.mark.parametrize("lost", [np.nan, np.inf])
+def test_features_that_are_no_numbers_are_refused(lost: float) -> None:
+    rng = np.random.default_rng(0)
+    batches, bad = [normal(rng, 40) for _ in range(5)], normal(rng, 40)
+    bad[3, 5] = lost
+    with pytest.raises(InputError, match="1 of them not finite"):
+        PlainReference([*batches, bad])
+    with pytest.raises(InputError, match="1 of them not finite"):
+        PlainReference(batches).distance(bad)
+    for one, other in ((bad, batches[0]), (batches[0], bad)):
+        with pytest.raises(InputError, match="1 of them not finite"):
+            frechet_distance(one, other)
+
+
+def test_features_of_no_images_or_another_network_are_refused() -> None:
+    features = normal(np.random.default_rng(0), 40)
+    for few in (features[:0], features[:1], features[0]):
+        with pytest.raises(InputError, match="at least two images"):
+            frechet_distance(features, few)
+    with pytest.raises(InputError, match="width 64 to compare with 63"):
+        frechet_distance(features, features[:, 1:])
+    with pytest.raises(InputError, match="got 0 images"):
+        FeatureNet(2).features(np.zeros((0, 16, 16, 3), np.uint8))
 
 
 def halves(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -64,8 +64,14 @@ def test_sizes_are_those_of_the_target(picture: bool) -> None:
     )
     assert target.model.config.hidden_size % config.heads == 0
     check_head(head, target)
-    with pytest.raises(InputError, match="divides"):
-        FeatureHead.fresh(target, torch.Generator(), heads=5)
+    for heads_given in (5, 32):
+        with pytest.raises(InputError, match="divides"):
+            FeatureHead.fresh(target, torch.Generator(), heads=heads_given)
+    for size in (-4, 0):
+        with pytest.raises(InputError, match="at least 1"):
+            FeatureHead.fresh(target, torch.Generator(), heads=size)
+        with pytest.raises(InputError, match="at least 1"):
+            FeatureHead.fresh(target, torch.Generator(), intermediate_size=size)
 
 
 def test_a_saved_head_is_the_same_head(tmp_path: Path) -> None:
@@ -117,7 +123,10 @@ def test_a_damaged_folder_is_refused(tmp_path: Path, file: str, content: str) ->
 def test_a_folder_of_another_kind_or_size_is_refused(tmp_path: Path) -> None:
     heads.fresh(text_target()).save(tmp_path)
     config = json.loads((tmp_path / CONFIG).read_text(encoding="utf-8"))
-    for change in ({"kind": "causal-lm"}, {"hidden_size": 48}):
+    damages: list[dict[str, Any]] = [{"kind": "causal-lm"}, {"hidden_size": 48}]
+    damages += [{"heads": heads} for heads in (0, 5, "x", 2.0)]
+    damages += [{"hidden_size": -1}, {"target": None}, {"target": 7}]
+    for change in damages:
         (tmp_path / CONFIG).write_text(json.dumps(config | change), encoding="utf-8")
         with pytest.raises(ModelError, match="train it again"):
             FeatureHead.load(tmp_path)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from ragspec.errors import InputError
 from ragspec.head_training import HeadTraining
 from ragspec.pipelines.head_tasks import check_out, make_head
 from ragspec.pipelines.terminal import Terminal
-from tests import tiny
+from tests import image_models, tiny
 
 
 def test_a_new_or_empty_folder_will_do(tmp_path: Path) -> None:
@@ -31,3 +33,26 @@ def test_some_texts_are_kept_apart_where_there_are_many(tmp_path: Path) -> None:
     settings = HeadTraining(steps=2, batch_size=2, length=64)
     found = make_head(str(model), data, tmp_path / "head", settings, Terminal(quiet=True))
     assert (found["texts"], found["kept_apart"], found["tokens"]) == (45, 3, 45 * 40)
+
+
+def test_pictures_are_read_whole_whatever_the_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece without its condition would be read at the condition's place."""
+    from ragspec import head_training
+
+    model, data = tmp_path / "model", tmp_path / "codes.npz"
+    image_models.model("class").save_pretrained(model)
+    codes = np.random.default_rng(3).integers(0, image_models.BOOK, (6, 16))
+    np.savez(data, codes=codes, labels=np.arange(6) % 3)
+    read, seen = head_training.read_states, list[list[int]]()
+
+    def spy(target: Any, texts: Any) -> Any:
+        seen.extend(texts)
+        return read(target, texts)
+
+    monkeypatch.setattr(head_training, "read_states", spy)
+    settings = HeadTraining(steps=3, batch_size=2, length=8)
+    make_head(str(model), data, tmp_path / "head", settings, Terminal(quiet=True))
+    assert len(seen) == 3 * 2 + 6
+    assert all(len(text) == 17 and text[0] >= image_models.BOOK for text in seen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -97,6 +98,16 @@ def test_copies_are_texts_of_their_own(scale: float) -> None:
     assert seen[-1].loss < seen[0].loss
 
 
+def test_a_picture_that_is_cut_from_its_condition_is_refused() -> None:
+    made = picture(1.0)
+    prompts = [[*made.prompt(row), *codes] for row, codes in enumerate(texts(3, 15))]
+    settings = HeadTraining(steps=1, batch_size=3, length=15)
+    with pytest.raises(InputError, match=r"text of 16 tokens that length=15 cuts.*length to 16"):
+        train_head(made, prompts, settings)
+    with pytest.raises(InputError, match="begins with 0 condition ids"):
+        train_head(made, [texts(1, 15)[0]], settings)
+
+
 def test_texts_with_too_many_logits_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     made = target()
     whole = read_states(made, texts(4))
@@ -164,6 +175,15 @@ def test_no_text_is_refused(given: list[list[int]]) -> None:
         {"learning_rate": 0.0},
         {"seconds": 0.0},
         {"noise": -1.0},
+        {"noise": math.nan},
+        {"laws": math.inf},
+        {"weight_decay": math.nan},
+        {"learning_rate": math.nan},
+        {"seconds": math.nan},
+        {"learning_rate": "0.1"},
+        {"steps": 1.5},
+        {"batch_size": 2.5},
+        {"length": 8.0},
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:

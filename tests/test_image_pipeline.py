@@ -54,6 +54,8 @@ def test_an_image_depends_on_its_own_seed_alone(folder: Path) -> None:
     four = pipe(class_labels=[1, 2], generator=dice(), num_images_per_prompt=2)
     one = pipe(class_labels=1, generator=dice())
     assert torch.equal(one.codes[0], four.codes[0])
+    alone = pipe(class_labels=torch.tensor(1), generator=dice())
+    assert torch.equal(alone.codes, one.codes)
     listed = pipe(class_labels=[2, 1], generator=[dice(5), dice(1)])
     assert torch.equal(listed.codes[1], one.codes[0])
     assert listed.stats.seeds[1] == one.stats.seeds[0]
@@ -115,9 +117,12 @@ def test_prompts_and_features_condition_the_image(tmp_path: Path) -> None:
     features = pipe.captions(["cat face"])
     assert torch.equal(one.codes, pipe(prompt_embeds=features, generator=dice()).codes)
     assert not torch.equal(one.codes, pipe("red heart", generator=dice()).codes)
-    for wrong in ("", "  ", ["cat", ""], []):
+    for wrong in ("", "  ", ["cat", ""], [], 3):
         with pytest.raises(InputError, match="expected"):
             pipe(wrong)
+    for embeds in (features.numpy(), features.tolist(), features[:0], features * np.nan):
+        with pytest.raises(InputError, match=r"prompt_embeds"):
+            pipe(prompt_embeds=embeds)
     with pytest.raises(InputError, match="expected prompt"):
         pipe(class_labels=1)
     with pytest.raises(InputError, match="caption features"):
@@ -202,6 +207,10 @@ def test_what_does_not_fit_is_refused(folder: Path) -> None:
         {"class_labels": 1, "prompt": "cat"},
         {"class_labels": 1, "num_images_per_prompt": 0},
         {"class_labels": 1, "generator": [dice(), dice()]},
+        {"class_labels": 1, "generator": 0},
+        {"class_labels": [1.9]},
+        {"class_labels": 1.0},
+        {"class_labels": "--3"},
         {"class_labels": 1, "guidance_scale": -1.0},
     ]
     for arguments in wrong:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
 from ragspec.errors import InputError
 from ragspec.visual.image_request import (
     checked_count,
+    checked_features,
     checked_texts,
     class_number,
     seeds_of,
@@ -24,8 +28,16 @@ def test_a_class_is_a_number_or_a_name(given: int | str, number: int) -> None:
     assert class_number(given, NAMES, 4) == number
 
 
-@pytest.mark.parametrize("given", [4, -1, "4", "dog", "fire", ""])
-def test_a_class_that_is_not_there_or_not_clear_is_refused(given: int | str) -> None:
+@pytest.mark.parametrize("given", [np.int64(2), torch.tensor(2), np.array(2), " 2 "])
+def test_a_class_may_be_any_whole_number(given: Any) -> None:
+    assert class_number(given, NAMES, 4) == 2
+    assert [class_number(each, NAMES, 4) for each in some(given)] == [2]
+
+
+@pytest.mark.parametrize(
+    "given", [4, -1, "4", "dog", "fire", "", "--3", "1.0", "9" * 5000, 1.9, 1.0, None, [1]]
+)
+def test_a_class_that_is_not_there_or_not_clear_is_refused(given: Any) -> None:
     with pytest.raises(InputError, match="expected"):
         class_number(given, NAMES, 4)
 
@@ -44,10 +56,15 @@ def test_seeds_are_drawn_one_an_image_whatever_follows() -> None:
     assert len(set(seeds_of(None, 20))) > 1
     with pytest.raises(InputError, match="2 generators for 3 images"):
         seeds_of([dice(), dice()], 3)
+    given: list[Any] = [0, [0, 1], [dice(), 1], "ab", torch.tensor(3)]
+    for wrong in given:
+        with pytest.raises(InputError, match=r"Pass torch\.Generator\(\)\.manual_seed\(0\)"):
+            seeds_of(wrong, 2)
 
 
 def test_counts_and_texts_are_checked() -> None:
-    assert checked_count(2, "n") == 2
+    two: Any = np.int64(2)
+    assert checked_count(2, "n") == checked_count(two, "n") == 2
     for wrong in (0, -1, 1.5):
         with pytest.raises(InputError, match="n is"):
             checked_count(wrong, "n")  # type: ignore[arg-type]
@@ -55,5 +72,17 @@ def test_counts_and_texts_are_checked() -> None:
     for text in ("", "  ", 3):
         with pytest.raises(InputError, match="a few words"):
             checked_texts(["cat", text])
-    with pytest.raises(InputError, match="empty list"):
-        some([])
+    empty: list[Any] = [[], torch.tensor([]), ()]
+    for nothing in empty:
+        with pytest.raises(InputError, match="empty list"):
+            some(nothing)
+    assert some("cat") == ["cat"] and some(3) == [3] and some((1, "cat")) == [1, "cat"]
+
+
+def test_features_are_a_tensor_that_holds_some() -> None:
+    features = torch.ones(1, 2, 3)
+    assert checked_features(features) is features
+    wrong: list[Any] = [features.numpy(), features.tolist(), torch.ones(0, 2, 3), 3]
+    for given in wrong:
+        with pytest.raises(InputError, match="expected a torch tensor of floats"):
+            checked_features(given)

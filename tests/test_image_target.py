@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -239,10 +240,19 @@ def test_penalties_that_count_the_prompt_are_refused(settings: dict[str, Any]) -
 def test_bad_targets_are_refused() -> None:
     model = image_models.model()
     known = image_models.table(model)
-    with pytest.raises(InputError, match="guidance_scale"):
-        ImageTarget(model, known, -1.0)
-    with pytest.raises(InputError, match="guidance_interval"):
-        ImageTarget(model, known, 2.0, (4, 4))
+    scales: list[Any] = [-1.0, math.nan, math.inf, None, "2"]
+    for scale in scales:
+        with pytest.raises(InputError, match="guidance_scale"):
+            ImageTarget(model, known, scale)
+    intervals: list[Any] = [(4, 4), (-1, 3), (3,), (0, 1, 2), 3, (0, 2.5), "ab"]
+    for interval in intervals:
+        with pytest.raises(InputError, match="guidance_interval"):
+            ImageTarget(model, known, 2.0, interval)
+    for lost in (math.nan, math.inf):
+        embeddings = known.embeddings.clone()
+        embeddings[1, 3] = lost
+        with pytest.raises(InputError, match="NaN or infinite"):
+            ImageTarget(model, ConditionTable(embeddings, known.partners, 1))
     with pytest.raises(InputError, match="partners"):
         ImageTarget(model, ConditionTable(known.embeddings, known.partners[:2], 1))
     with pytest.raises(InputError, match="shape"):

@@ -111,14 +111,19 @@ def mean_excess(rule: Rule, laws: Laws, tree: Grow) -> float:
     return sum(weight * text[-1] for text, weight in enumerate_outcomes(run).items())
 
 
-@pytest.mark.parametrize("tree", [fixed(2), fixed(3), sampled(2), distinct(2)])
-def test_with_siblings_the_mean_excess_is_a_bound(tree: Grow) -> None:
-    table = neighbours(5, 3)
+@pytest.mark.parametrize(
+    ("tree", "beyond"), [(fixed(2), 1e-3), (fixed(3), 1e-3), (sampled(2), 0), (distinct(2), 0)]
+)
+def test_with_siblings_the_mean_excess_is_a_bound(tree: Grow, beyond: float) -> None:
+    table, above = neighbours(5, 3), 0.0
     both: list[RelaxedRejection] = [LanternRejection(table), LanternPlusRejection(table)]
     for rule, seed in itertools.product(both, range(2)):
         laws = Laws(5, seed)
         found = variation(first_law(rule, laws, tree), law_after(laws))
-        assert found <= mean_excess(rule, laws, tree) + 1e-12
+        gap = mean_excess(rule, laws, tree) - found
+        assert gap >= -1e-12
+        above = max(above, gap)
+    assert above >= beyond  # no equality: it may say more than what happened
 
 
 @pytest.mark.parametrize("residual", RESIDUALS)

@@ -49,6 +49,9 @@ def test_settings_reach_the_rule() -> None:
     assert isinstance(lantern, Lantern) and isinstance(lantern.relation, NearestWithin)
     assert (lantern.relation.k, lantern.relation.delta) == (7, 0.2)
     assert lantern.tv_budget == TVBudget(0.5, 64)
+    half: Any = np.float32(0.5)
+    lantern = make_rule("lantern", BOOK, tv_budget=half)
+    assert isinstance(lantern, Lantern) and lantern.tv_budget == TVBudget(0.5)
     plus = make_rule("lantern++", BOOK, lam=3.5, delta=None)
     assert isinstance(plus, LanternPlus) and isinstance(plus.relation, NearestByRatio)
     assert (plus.relation.k, plus.relation.lam) == (3, 3.5)
@@ -87,6 +90,8 @@ def test_tables_made_before_are_used_and_checked() -> None:
         ("cool", {"tv_budget": 0.1}, "has no tv_budget"),
         ("lantern", {"delta": 5.0}, r"lam` of lantern\+\+"),
         ("lantern", {"neighbours": 64}, "expected 1 to 63"),
+        ("lantern", {"tv_budget": "0.1"}, "tv_budget='0.1'; expected a number"),
+        ("gsd", {"tv_budget": [0.1], "positions": 4}, "expected a number"),
     ],
 )
 def test_settings_of_another_rule_are_refused(

@@ -84,9 +84,15 @@ def load_llamagen(
 def _open(file: Path, allow_namespace: bool) -> Mapping[str, Any]:
     """Return what the file holds; nothing but tensors and plain containers gets through."""
     if file.suffix == ".safetensors":
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        return load_file(file)
+        try:
+            return load_file(file)
+        except (SafetensorError, OSError) as error:
+            raise ModelError(
+                f"{file.name} cannot be read as a safetensors file: {error}. Copy it again."
+            ) from error
     allowed: list[Any] = [argparse.Namespace] if allow_namespace else []
     try:
         with torch.serialization.safe_globals(allowed):

@@ -13,7 +13,8 @@ and change nothing in the law.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, inf, log
+from math import exp, isfinite, log
+from numbers import Real
 
 import torch
 
@@ -31,6 +32,8 @@ from ragspec.rejection import (
 )
 from ragspec.rules import TargetView
 from ragspec.visual.variation import APPROXIMATE
+
+_MOST = 700.0  # a logarithm above it is that of no finite number
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +54,15 @@ class Cool:
     accepts = frozenset({DraftKind.SAMPLED})
 
     def __post_init__(self) -> None:
-        if not (0.0 < self.delta < inf and 0.0 <= self.nu < inf and self.length >= 1):
+        numbers = (self.delta, self.nu, 0.0 if self.mu is None else self.mu)
+        known = all(isinstance(n, Real) and isfinite(n) for n in numbers)
+        known = known and isinstance(self.length, int) and self.length >= 1
+        if not (known and self.delta > 0.0 and self.nu >= 0.0 and self._range() <= _MOST):
             raise InputError(
-                f"got delta={self.delta}, nu={self.nu}, length={self.length}; expected delta above "
-                "0, nu of at least 0 and a length of at least 1. Published: nu=0.7, delta 1.1 to 2."
+                f"got delta={self.delta}, nu={self.nu}, mu={self.mu}, length={self.length}; "
+                "expected delta above 0, nu of at least 0, a whole length of at least 1, and mu "
+                "None or a number for which delta exp(-mu) is finite. Published: nu=0.7, delta "
+                "1.1 to 2."
             )
 
     @property
@@ -64,10 +72,16 @@ class Cool:
 
     def omega(self, depth: int) -> float:
         """Return the factor of the code at a depth, 0 the first of the draft."""
-        mu = self.mu
-        if mu is None:
-            mu = log(sum(exp(-self.nu * i) for i in range(self.length)) / self.length)
-        return max(1.0, self.delta * exp(-self.nu * depth - mu))
+        return max(1.0, self.delta * exp(-self.nu * depth - self._mu()))
+
+    def _mu(self) -> float:
+        if self.mu is not None:
+            return self.mu
+        return log(sum(exp(-self.nu * i) for i in range(self.length)) / self.length)
+
+    def _range(self) -> float:
+        """Return the logarithm of the largest number that `omega` meets on its way."""
+        return max(0.0, log(self.delta)) - self._mu()
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the accepted path, the code that follows it, and each position's excess.

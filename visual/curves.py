@@ -160,14 +160,26 @@ def _name(
 ) -> Box:
     """Write the name of a series beside its fastest point, where there is room for it."""
     wide = font(13 * _SHARP).getlength(name) / _SHARP
-    x, y = at
-    corners = [(x + 11, y - 8), (x + 9, y - 21), (x - 11 - wide, y - 8), (x - wide / 2, y - 25)]
-    corners += [(x + 11, y - 8 + 14 * n) for n in (1, 2, 3)]
-    boxes = [(left, top, left + wide, top + 15) for left, top in corners]
-    free = (box for box in boxes if not any(_meet(box, other) for other in taken))
-    chosen = next(free, boxes[0])
+    boxes = _places(*at, wide)
+    inside = [box for box in boxes if _inside(box)]
+    free = (box for box in inside if not any(_meet(box, other) for other in taken))
+    chosen = next(free, [*inside, boxes[0]][0])
     _text(draw, (chosen[0], chosen[1] + 7.5), name, 13, colour, "lm")
     return chosen
+
+
+def _places(x: float, y: float, wide: float) -> list[Box]:
+    """Return where a name may stand, the best first: close by, then in columns up and down."""
+    columns = (x + 11, x - 11 - wide, x - wide / 2)
+    corners = [(x + 11, y - 8), (x + 9, y - 21), (x - 11 - wide, y - 8), (x - wide / 2, y - 25)]
+    for away in range(16, HEIGHT, 16):  # a line of text, and a little between them
+        corners += [(left, y - 8 + side * away) for side in (1, -1) for left in columns]
+    return [(left, top, left + wide, top + 15) for left, top in corners]
+
+
+def _inside(box: Box) -> bool:
+    left, top, right, bottom = box
+    return left > LEFT and right < WIDTH and top > TOP - 25 and bottom < HEIGHT - BOTTOM
 
 
 def _along(start: tuple[float, float], end: tuple[float, float]) -> list[Box]:

@@ -19,6 +19,7 @@ from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.slots import SlotCache
 from ragspec.target import TreeSession
 from ragspec.tree import keep_best
+from ragspec.visual.image_request import checked_count, whole
 from ragspec.visual.image_target import ConditionTable, ImageTarget
 
 Ids = Sequence[int]
@@ -169,6 +170,7 @@ class Emu3Target(_InText):
         guidance_interval: tuple[int, int] | None = None,
     ) -> None:
         _expect(model, "emu3")
+        height, width = checked_count(height, "height"), checked_count(width, "width")
         known = model.vocabulary_mapping
         super().__init__(
             model,
@@ -219,7 +221,7 @@ class ChameleonTarget(_InText):
             guidance_scale,
             guidance_interval,
             outputs=_in_order(model.model.vocabulary_mapping.img2bpe),
-            count=count,
+            count=checked_count(count, "count"),
         )
 
 
@@ -262,8 +264,8 @@ class _Bounded(TreeSession):
 
 def _conditions(model: Any, prompts: Sequence[Ids], unconditional: Ids | None) -> ConditionTable:
     """Return the table of embedded prompts; the first stands in for no unconditional one."""
-    rows = [list(prompt) for prompt in prompts]
-    last = list(unconditional) if unconditional is not None else rows[0] if rows else []
+    rows = _ids(prompts)
+    last = _ids([unconditional])[0] if unconditional is not None else rows[0] if rows else []
     lengths = {len(row) for row in [*rows, last]}
     if not rows or len(lengths) != 1 or 0 in lengths:
         raise InputError(
@@ -272,15 +274,30 @@ def _conditions(model: Any, prompts: Sequence[Ids], unconditional: Ids | None) -
         )
     embedding = model.get_input_embeddings()
     size = embedding.weight.shape[0]
-    ids = torch.tensor([*rows, last], device=embedding.weight.device)
-    if int(ids.min()) < 0 or int(ids.max()) >= size:
+    wrong = [token for row in [*rows, last] for token in row if not 0 <= token < size]
+    if wrong:
         raise InputError(
-            f"got a prompt with the token id {int(ids.max())}; expected ids from 0 to {size - 1}, "
+            f"got a prompt with the token id {wrong[0]}; expected ids from 0 to {size - 1}, "
             "made with the model's own tokenizer."
         )
+    ids = torch.tensor([*rows, last], device=embedding.weight.device)
     with torch.no_grad():
         embedded = embedding(ids)
     return ConditionTable.of_rows(embedded[:-1], embedded[-1])
+
+
+def _ids(prompts: Any) -> list[list[int]]:
+    try:
+        rows = [[whole(token) for token in prompt] for prompt in prompts]
+    except TypeError:  # a number where a list is expected
+        rows = [[None]]
+    found = [[token for token in row if token is not None] for row in rows]
+    if found != rows:
+        raise InputError(
+            f"got the prompts {prompts!r}; expected a list of lists of token ids, whole numbers. "
+            "Make them with the model's own tokenizer."
+        )
+    return found
 
 
 def _in_order(text_ids: Mapping[int, int]) -> list[int]:

@@ -69,7 +69,9 @@ class FeatureNet(nn.Module):
         return logits
 
     def features(self, images: Pixels) -> Floats:
-        """Return the features f64 [N, 64] of images u8 [N, H, W, 3]."""
+        """Return the features f64 [N, 64] of images u8 [N, H, W, 3]; raises InputError for none."""
+        if not len(images):
+            raise InputError("got 0 images; expected at least one to take features of.")
         with torch.inference_mode():
             parts = [
                 self.hidden(scaled(images[start : start + _BATCH])).double()
@@ -151,10 +153,12 @@ class PlainReference:
 
     batches: f64 [n, 64] each, all of one size, at least five. A set of n images is compared with
     the pool of all batches but one, in turn; plain decoding itself is compared by splitting the
-    pool the same way at random. Raises InputError for fewer batches or for unequal ones.
+    pool the same way at random. Raises InputError for fewer batches, unequal ones, and numbers that
+    are not finite.
     """
 
     def __init__(self, batches: Sequence[Floats], seed: int = 0) -> None:
+        batches = [_checked(batch) for batch in batches]
         sizes = {batch.shape for batch in batches}
         if len(batches) < FEWEST_BATCHES or len(sizes) > 1 or len(batches[0]) <= AXES:
             raise InputError(
@@ -175,12 +179,14 @@ class PlainReference:
         """Return the distance of images' features f64 [n, 64] from plain, with its interval.
 
         n: the size of a plain batch. The interval is that of the bootstrap over the images.
+        Raises InputError for features of another shape, or that are not finite.
         """
         if len(features) != len(self._batches[0]):
             raise InputError(
                 f"got {len(features)} images; expected {len(self._batches[0])}, the size of a "
                 "plain batch: the distance depends on it."
             )
+        _same_width(_checked(features), self._centre[None])
         mine = self._project(features)
         pools = self._pools()
         value = float(np.mean([between(moments(mine), pool) for pool in pools]))
@@ -219,7 +225,11 @@ class PlainReference:
 
 
 def frechet_distance(one: Floats, other: Floats, shrinkage: float = SHRINKAGE) -> float:
-    """Return the squared Frechet distance of two normal laws fitted to f64 [n, d] and [m, d]."""
+    """Return the squared Frechet distance of two normal laws fitted to f64 [n, d] and [m, d].
+
+    Raises InputError for fewer than two rows, numbers that are not finite, or two widths.
+    """
+    _same_width(_checked(one), _checked(other))
     return between(moments(one, shrinkage), moments(other, shrinkage))
 
 
@@ -237,6 +247,24 @@ def between(one: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> float:
     apart = float(((one[0] - other[0]) ** 2).sum())
     overlap = 2.0 * float(np.sqrt(cross).sum())
     return max(0.0, apart + float(np.trace(one[1]) + np.trace(other[1])) - overlap)
+
+
+def _checked(features: Floats) -> Floats:
+    if features.ndim != 2 or len(features) < 2 or not np.isfinite(features).all():
+        raise InputError(
+            f"got features of shape {features.shape}, "
+            f"{int((~np.isfinite(features)).sum())} of them not finite; expected finite numbers "
+            "[n, d] of at least two images."
+        )
+    return features
+
+
+def _same_width(one: Floats, other: Floats) -> None:
+    if one.shape[1] != other.shape[1]:
+        raise InputError(
+            f"got features of width {one.shape[1]} to compare with {other.shape[1]}; expected one "
+            "width. Take both from the same network."
+        )
 
 
 def _root(covariance: Floats) -> Floats:

@@ -41,6 +41,7 @@ from ragspec.visual.image_output import ImageStats, acceptance_of, codes_of, sta
 from ragspec.visual.image_progress import Progress
 from ragspec.visual.image_request import (
     checked_count,
+    checked_features,
     checked_texts,
     class_number,
     seeds_of,
@@ -269,14 +270,12 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         if len(named) != 1 or (named == ["class_labels"]) != classes:
             raise InputError(f"got {' and '.join(named) or 'nothing to draw'}; expected {wanted}.")
         if embeds is not None:
-            return Conditions(embeds)
+            return Conditions(checked_features(embeds))
         if classes:
-            many = [labels] if isinstance(labels, int | str) else list(labels)
-            return Conditions(torch.tensor([self.label_of(label) for label in some(many)]))
-        texts = [prompt] if isinstance(prompt, str) else list(prompt)
+            return Conditions(torch.tensor([self.label_of(label) for label in some(labels)]))
         if self.captions is None:
             raise InputError(
                 "got a prompt, but this model reads the features of a text encoder that is not "
                 "bundled; expected them as prompt_embeds [R, L, d]."
             )
-        return Conditions(self.captions(checked_texts(some(texts))))
+        return Conditions(self.captions(checked_texts(some(prompt))))

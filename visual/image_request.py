@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -11,9 +13,17 @@ from ragspec.errors import InputError
 from ragspec.noise import fresh_seed
 
 
+def whole(given: Any) -> int | None:
+    """Return what is a whole number by its type (of NumPy and torch too) as one, else None."""
+    try:
+        return index(given)
+    except TypeError:
+        return None
+
+
 def class_number(given: int | str, names: Sequence[str], count: int) -> int:
     """Return the number of a class of a model; raises InputError for one that it has not."""
-    if isinstance(given, str) and given.strip().lstrip("-").isdecimal():
+    if isinstance(given, str) and re.fullmatch(r"-?\d{1,18}", given.strip()):
         given = int(given)
     if isinstance(given, str):
         wanted = given.strip().lower()
@@ -26,16 +36,18 @@ def class_number(given: int | str, names: Sequence[str], count: int) -> int:
             if names
             else f"got the class {given!r}; this model has no names, expected 0 to {count - 1}."
         )
-    if not 0 <= int(given) < count:
-        raise InputError(f"got the class {given}; expected a number from 0 to {count - 1}.")
-    return int(given)
+    number = whole(given)
+    if number is None or not 0 <= number < count:
+        raise InputError(f"got the class {given!r}; expected a whole number from 0 to {count - 1}.")
+    return number
 
 
 def checked_count(count: int, name: str) -> int:
-    """Return a count of images; raises InputError for one below 1."""
-    if not isinstance(count, int) or count < 1:
+    """Return a count; raises InputError for one below 1 or not whole."""
+    number = whole(count)
+    if number is None or number < 1:
         raise InputError(f"{name} is {count!r}; expected a whole number, at least 1.")
-    return count
+    return number
 
 
 def seeds_of(
@@ -44,11 +56,17 @@ def seeds_of(
     """Return a seed for each image, drawn from the generator, or from one an image.
 
     The seeds of the first images do not depend on how many follow. Raises InputError for a wrong
-    number of generators.
+    number of generators, or for something else.
     """
     if generator is None:
         return [fresh_seed() for _ in range(count)]
-    generators = [generator] * count if isinstance(generator, torch.Generator) else [*generator]
+    given: Any = generator
+    generators = [given] * count if _is_one(given) else [*given]
+    if not all(isinstance(each, torch.Generator) for each in generators):
+        raise InputError(
+            f"got generator={generator!r}; expected a torch.Generator, or a list of them. Pass "
+            "torch.Generator().manual_seed(0) for the seed 0."
+        )
     if len(generators) != count:
         raise InputError(
             f"got {len(generators)} generators for {count} images; expected one, or one an image."
@@ -58,11 +76,30 @@ def seeds_of(
     ]
 
 
-def some(given: list[Any]) -> list[Any]:
-    """Return what there is to draw; raises InputError for nothing."""
-    if not given:
+def some(given: Any) -> list[Any]:
+    """Return what there is to draw, one thing as a list of one; raises InputError for nothing."""
+    many = [given] if _is_one(given) else list(given)
+    if not many:
         raise InputError("got an empty list; expected at least one prompt or class to draw.")
-    return given
+    return many
+
+
+def _is_one(given: Any) -> bool:
+    """Tell one thing from a list of them; arrays of no dimension have an __iter__ that raises."""
+    if isinstance(given, str) or getattr(given, "ndim", None) == 0:
+        return True
+    return not hasattr(given, "__iter__")
+
+
+def checked_features(given: Any) -> torch.Tensor:
+    """Return features in place of prompts; raises InputError for what is no tensor, or empty."""
+    if isinstance(given, torch.Tensor) and given.numel():
+        return given
+    told = f"of shape {list(given.shape)}" if isinstance(given, torch.Tensor) else type(given)
+    raise InputError(
+        f"got prompt_embeds {told}; expected a torch tensor of floats [R, L, d], R at least 1. "
+        "torch.from_numpy and torch.stack make one of arrays and lists."
+    )
 
 
 def checked_texts(texts: list[Any]) -> list[str]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -218,12 +220,18 @@ def _doubled(view: TreeView) -> TreeView:
 
 
 def _check(
-    model: Any, conditions: ConditionTable, scale: float, interval: tuple[int, int] | None
+    model: Any, conditions: ConditionTable, scale: Any, interval: tuple[int, int] | None
 ) -> None:
-    if scale < 0.0:
-        raise InputError(f"guidance_scale is {scale}; expected 0 or more (1 turns guidance off).")
-    if interval is not None and not 0 <= interval[0] < interval[1]:
-        raise InputError(f"guidance_interval is {interval}; expected (first, last), 0 <= first.")
+    if not (isinstance(scale, Real) and 0.0 <= float(scale) < inf):
+        raise InputError(
+            f"guidance_scale is {scale!r}; expected a finite number of 0 or more (1 turns guidance "
+            "off)."
+        )
+    if interval is not None and not _is_interval(interval):
+        raise InputError(
+            f"guidance_interval is {interval!r}; expected whole numbers (first, last), "
+            "0 <= first < last."
+        )
     hidden = model.get_input_embeddings().weight.shape[1]
     count = len(conditions)
     if conditions.embeddings.ndim != 2 or conditions.embeddings.shape[1] != hidden:
@@ -231,9 +239,20 @@ def _check(
             f"got condition embeddings of shape {list(conditions.embeddings.shape)}; expected "
             f"[M, {hidden}]. Make them with this very model's condition()."
         )
+    if not bool(conditions.embeddings.isfinite().all()):
+        raise InputError(
+            "got condition embeddings that hold NaN or infinite numbers; expected finite ones. "
+            "Check the features that they were made from (prompt_embeds), or use a wider dtype."
+        )
     partners = conditions.partners
     if not count or partners.shape != (count,) or not 0 <= int(partners.min()) <= count - 1:
         raise InputError(f"got {len(partners)} partners for {count} conditions; expected one each.")
     most = getattr(model.config, "condition_length", None)
     if conditions.length < 1 or (most is not None and conditions.length > most):
         raise InputError(f"got conditions of {conditions.length} ids; expected 1 to {most}.")
+
+
+def _is_interval(given: Any) -> bool:
+    if not isinstance(given, Sequence) or len(given) != 2:
+        return False
+    return all(isinstance(end, Integral) for end in given) and 0 <= given[0] < given[1]

@@ -59,9 +59,9 @@ class RelaxedRejection:
     """Keep a code with the probability of all that it stands for; see the module's text.
 
     residual: "optimal" or "paper". The excess of a position is the chance by which the relaxation
-    raised acceptance of the codes that were tried: on average over draws the total variation for
-    the residual "optimal", and less than it for "paper" over drawn candidates. Raises InputError
-    for another residual.
+    raised acceptance of the codes that were tried. On average over draws, for one candidate, it is
+    the total variation for the residual "optimal", and less than it for "paper" over drawn ones.
+    For several siblings and "optimal" it is an upper bound. Raises InputError for another residual.
     """
 
     name = "relaxed-rejection"

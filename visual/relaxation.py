@@ -15,6 +15,7 @@ keeps it.
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 from ragspec.errors import InputError
@@ -93,8 +94,10 @@ def make_rule(
         given.setdefault(scaled, default(len(codebook)))
     if "partition" in known:
         given["partition"] = _partition(codebook, partition)
-    if isinstance(tv_budget, float | int) and positions is not None:
-        given["tv_budget"] = TVBudget(tv_budget, positions)
+    if isinstance(tv_budget, Real):
+        given["tv_budget"] = TVBudget(float(tv_budget), positions)
+    elif tv_budget is not None and not isinstance(tv_budget, TVBudget):
+        raise InputError(f"got tv_budget={tv_budget!r}; expected a number, a TVBudget or None.")
     rule: Rule = made(**given)
     return rule
 
