@@ -24,7 +24,9 @@ def train_head(
     steps: Annotated[int, typer.Option(min=1, help="Most steps of the optimizer.")] = 2000,
     minutes: Annotated[float | None, typer.Option(help="End the training after so long.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Texts of a step.")] = 8,
-    length: Annotated[int, typer.Option(min=4, help="Tokens that texts are cut to.")] = 256,
+    length: Annotated[
+        int, typer.Option(min=4, help="Tokens that texts are cut to; pictures stay whole.")
+    ] = 256,
     rate: Annotated[
         float | None, typer.Option(help="Learning rate at its height; by the width without it.")
     ] = None,
