@@ -138,7 +138,7 @@ def evict(
 
 def count_of(text: str, name: str) -> int:
     """Return a count such as 250000, 500k, 10M or 1.5G. Raises InputError for anything else."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)", text.strip().replace("_", "").lower())
+    found = re.fullmatch(r"(\d+(?:\.\d+(?=[kmg]))?)([kmg]?)", text.strip().replace("_", "").lower())
     if found is None:
         raise InputError(f"{name} is {text!r}; expected a number such as 250000, 500k or 10M.")
     return int(float(found[1]) * UNITS[found[2]])

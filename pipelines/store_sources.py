@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -136,7 +137,7 @@ def _line_rows(path: Path) -> Iterator[Mapping[str, Any]]:
                     if not isinstance(row, dict):
                         raise ValueError(f"{type(row).__name__} instead of an object")
                     yield row
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DocumentError(f"{path}, line {number}: no JSON object ({error}).") from error
 
 

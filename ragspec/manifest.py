@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ragspec.errors import StoreError
+from ragspec.filesystem import unreadable
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -82,14 +83,19 @@ def sha256_file(path: Path) -> str:
 def check_file(folder: Path, name: str, record: FileRecord, verify: Verify) -> None:
     """Raise StoreError unless a file is there, inside the folder, and as the manifest says."""
     path = folder / name
-    if not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
-        raise StoreError(f"{path} is missing; build the store again.")
-    if path.stat().st_size != record.size:
+    try:
+        if not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
+            raise FileNotFoundError(path)
+        size = path.stat().st_size
+        digest = sha256_file(path) if verify == "full" and size == record.size else record.sha256
+    except OSError as error:  # a writer may remove an old generation at any moment
+        raise unreadable(path, error) from error
+    if size != record.size:
         raise StoreError(
-            f"{path} has {path.stat().st_size} bytes, expected {record.size}: it is truncated or "
+            f"{path} has {size} bytes, expected {record.size}: it is truncated or "
             "was changed; build the store again."
         )
-    if verify == "full" and sha256_file(path) != record.sha256:
+    if digest != record.sha256:
         raise StoreError(
             f"{path} does not have the recorded SHA-256: it was changed or the disk is failing; "
             "build the store again."

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ragspec.errors import StoreError
-from ragspec.filesystem import LOCK, link_or_copy, sync, writer_lock
+from ragspec.filesystem import LOCK, link_or_copy, read_file, sync, writer_lock
 from ragspec.manifest import (
     MANIFEST,
     Contents,
@@ -233,7 +233,9 @@ def remove_leftovers(root: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         return  # a damaged pointer: delete nothing that a person may want to look at
     names = generations(root)
-    for name in names[names.index(current) + 1 if current in names else 0 :]:
+    if current and current not in names:
+        return  # the generation in use is gone: an older one may be all that is left
+    for name in names[names.index(current) + 1 if current else 0 :]:
         shutil.rmtree(root / name, ignore_errors=True)
 
 
@@ -276,14 +278,14 @@ def read_current(root: Path) -> tuple[Path, Manifest]:
     if not pointer.is_file():
         raise StoreError(f"{root} holds no store (no file {POINTER}); build it first.")
     try:
-        found = pointer.read_bytes()
+        found = read_file(pointer)
         current = json.loads(found)
         generation, digest = str(current["generation"]), str(current["manifest_sha256"])
         if GENERATION.fullmatch(generation) is None or found != pointer_bytes(generation, digest):
             raise ValueError(f"generation {generation!r}")
-        data = (root / generation / MANIFEST).read_bytes()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{root} is damaged ({error}); build the store again.") from error
+    data = read_file(root / generation / MANIFEST)
     if hashlib.sha256(data).hexdigest() != digest:
         raise StoreError(
             f"{root / generation / MANIFEST} is not the manifest that {POINTER} names; "

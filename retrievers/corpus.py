@@ -28,7 +28,7 @@ from ragspec.retrievers.corpus_catalogue import (
     open_view,
 )
 from ragspec.retrievers.corpus_revision import LARGEST, Revision, create
-from ragspec.retrievers.corpus_text import Texts, Told, pieces, tokenized
+from ragspec.retrievers.corpus_text import Texts, Told, checked, pieces, tokenized
 from ragspec.retrievers.corpus_writer import SEAL_TOKENS, CorpusWriter, check_model
 from ragspec.retrievers.fingerprints import model_fingerprint, tokenizer_fingerprint
 from ragspec.retrievers.provenance import check_prints, prints_of
@@ -53,7 +53,7 @@ class CorpusIndex:
 
     def __init__(self, writer: CorpusWriter) -> None:
         self._writer = writer
-        self._recording: list[Callable[[], None]] = []
+        self._recording: dict[object, Callable[[], None]] = {}
         # Not __del__: when the interpreter ends it would come too late to say anything.
         weakref.finalize(self, _tell_lost, writer)
 
@@ -87,7 +87,7 @@ class CorpusIndex:
             raise InputError("got no tokenizer and no vocab_size; expected one of them.")
         checked_scope(scope)
         known = None if tokenizer is None else tokenizer_fingerprint(tokenizer)
-        documents = tokenized(texts_or_tokens, tokenizer, progress)
+        documents = checked(tokenized(texts_or_tokens, tokenizer, progress), size)
 
         def fill(revision: Revision) -> None:
             for piece in pieces(documents, segment_tokens):
@@ -184,9 +184,16 @@ class CorpusIndex:
             before = generation.prompt_tokens[max(0, len(generation.prompt_tokens) - lead) :]
             self.append([*before, *generation.tokens], scope=scope)
 
-        stop = engine.on_finish(keep)
-        self._recording.append(stop)
-        return stop
+        key = object()
+        self._recording[key] = engine.on_finish(keep)
+
+        def end() -> None:
+            # Not kept: it would keep the engine and its model alive.
+            stop = self._recording.pop(key, None)
+            if stop is not None:
+                stop()
+
+        return end
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
         """Raise StoreError where the corpus was made with another model or tokenizer."""
@@ -206,7 +213,7 @@ class CorpusIndex:
     def evict(self, max_tokens: int, *, scope: str | None = None) -> None:
         """Drop the oldest documents until at most `max_tokens` tokens are left.
 
-        scope: of this scope only; None counts all. Merged text has the age of its oldest part.
+        scope: of this scope only; None counts all. Merged text has the age of its newest part.
         Raises InputError, StoreError.
         """
         if max_tokens < 0:
@@ -252,7 +259,7 @@ class CorpusIndex:
     def close(self) -> None:
         """Stop recording, write what waits, and let go of the files. Raises StoreError."""
         while self._recording:
-            self._recording.pop()()
+            self._recording.popitem()[1]()
         self._writer.close()
 
     def __enter__(self) -> Self:

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ragspec.errors import InputError
 from ragspec.retrievers.continuations import Arrays
-from ragspec.retrievers.corpus_text import token_row
+from ragspec.retrievers.corpus_text import check_ids, token_row
 from ragspec.retrievers.segment import Accelerator, Segment, SegmentSizes
 from ragspec.retrievers.suffix_array import count_first_tokens, sort_suffixes
 
@@ -117,11 +116,7 @@ class AppendLog:
     def append(self, tokens: Sequence[int] | NDArray[Any], scope: str) -> int:
         """Add a document and return what now waits; raises InputError for ids out of range."""
         given = token_row(tokens)
-        if len(given) and (given.min() < 0 or given.max() >= self._vocab_size):
-            raise InputError(
-                f"got ids from {given.min()} to {given.max()}; expected 0 to "
-                f"{self._vocab_size - 1}: tokenize with the tokenizer of the store."
-            )
+        check_ids(given, self._vocab_size, "the document")
         document = given.astype(np.int32)  # a copy: the caller may go on writing to its own
         with self._lock:
             if len(document):

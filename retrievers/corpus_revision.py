@@ -74,16 +74,14 @@ class Revision:
         return SegmentRecord(name, scope, source, sizes.suffixes, sizes.documents)
 
     def put(self, old: Sequence[SegmentRecord], new: SegmentRecord | None) -> None:
-        """List `new` in the place of the first of `old`, or last; drop the others of `old`."""
+        """List `new` in the place of the last of `old`, else at the end; drop all of `old`."""
         kept: list[SegmentRecord] = []
-        placed = new is None
         for record in self.catalogue.segments:
             if record not in old:
                 kept.append(record)
-            elif not placed and new is not None:
+            elif new is not None and record == old[-1]:
                 kept.append(new)
-                placed = True
-        if not placed and new is not None:
+        if new is not None and not old:
             kept.append(new)
         self.catalogue = replace(self.catalogue, segments=tuple(kept))
         for record in old:
@@ -109,7 +107,9 @@ class Revision:
             run.insert(0, record)
             size += record.tokens
         texts = [document for record in run for document in self.documents(record)]
-        self.put(run, self.build([*texts, *documents], scope, Source.APPENDED))
+        new = self.build([*texts, *documents], scope, Source.APPENDED)
+        self.put(run, None)
+        self.put((), new)  # the newest of all scopes: eviction takes the first
 
     def merge(self, largest: int = LARGEST) -> None:
         """Make one segment of all those of one scope and source, or few of the largest size."""
@@ -131,13 +131,15 @@ class Revision:
     def evict(self, max_tokens: int, among: Sequence[SegmentRecord], *, whole: bool) -> None:
         """Drop the oldest text of these segments until at most `max_tokens` are left in them.
 
-        whole: drop segments as they are; else the last one is cut between two documents.
+        whole: drop segments as they are, unless that left less than half of `max_tokens`; else the
+        last one is cut between two documents.
         """
         excess = sum(record.tokens for record in among) - max_tokens
         for record in among:
             if excess <= 0:
                 return
-            if whole or record.tokens <= excess:
+            left = max_tokens + excess - record.tokens
+            if record.tokens <= excess or (whole and 2 * left >= max_tokens):
                 self.put([record], None)
             else:
                 texts = self.documents(record)

@@ -95,12 +95,13 @@ class CorpusWriter:
     @property
     def unsaved(self) -> int:
         """Appended tokens that only this process holds; 0 once closed."""
-        return 0 if self._closed else self.log.tokens
+        return self.log.tokens
 
     def append(self, tokens: Sequence[int] | NDArray[Any], scope: str) -> None:
         """Add a document; where the disk cannot keep up, wait for it."""
-        self._check_open()
-        waiting = self.log.append(tokens, scope)
+        with self._swap:  # or it would come in behind the last seal
+            self._check_open()
+            waiting = self.log.append(tokens, scope)
         if waiting >= self.seal_tokens:
             self._seal_soon()
         most = BEHIND * self.seal_tokens
@@ -120,15 +121,7 @@ class CorpusWriter:
         """Write what waits as segments, merge what that makes small, evict beyond the limit."""
         with self._writing:
             self._check_open()
-            batch = self.log.take()
-            if not batch:
-                return
-            try:
-                revise(self.root, lambda revision: self._add(revision, batch))
-            except BaseException:
-                self.log.give_back()
-                raise
-            self._adopt(sealed=True)
+            self._seal()
 
     def change(self, change: Change) -> None:
         """Make a change of what is on disk and look at the result."""
@@ -159,14 +152,35 @@ class CorpusWriter:
             return True
 
     def close(self) -> None:
-        """Write what waits and refuse whatever comes then."""
-        if self._closed:
-            return
-        sealer = self._sealer
-        if sealer is not None:
-            sealer.join()
-        self.seal()
-        self._closed = True
+        """Refuse what comes from now on, write what waits, and let go of the files.
+
+        Where it cannot be written it stays open, to be closed again.
+        """
+        with self._swap:
+            if self._closed:
+                return
+            self._closed = True
+        try:
+            if self._sealer is not None:
+                self._sealer.join()
+            self._seal()
+        except BaseException:
+            self._closed = False
+            raise
+        with self._swap:
+            self.view = replace(self.view, segments=())
+
+    def _seal(self) -> None:
+        with self._writing:
+            batch = self.log.take()
+            if not batch:
+                return
+            try:
+                revise(self.root, lambda revision: self._add(revision, batch))
+            except BaseException:
+                self.log.give_back()
+                raise
+            self._adopt(sealed=True)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -177,7 +191,7 @@ class CorpusWriter:
         try:
             view = open_view(self.root, self._verify, self._accelerator, last=self.view)
             self._check_same(view.catalogue)
-        except StoreError:
+        except BaseException:  # the batch is on disk all the same, once
             if sealed:
                 self.log.done()
             raise
@@ -188,13 +202,14 @@ class CorpusWriter:
                 self.log.done()
 
     def _check_same(self, found: Catalogue) -> None:
-        """Raise StoreError where somebody built the corpus again for another tokenizer."""
+        """Raise StoreError where somebody built the corpus again for something else."""
         known = self.view.catalogue
-        ids = (known.tokenizer, known.vocab_size)
-        if (found.tokenizer, found.vocab_size) != ids:
+        made = (known.tokenizer, known.vocab_size, known.depth)
+        if (found.tokenizer, found.vocab_size, found.depth) != made:
             raise StoreError(
-                f"{self.root} was built again meanwhile, with another tokenizer or vocabulary "
-                f"(now {found.vocab_size} ids, before {known.vocab_size}); open it again."
+                f"{self.root} was built again meanwhile, with another tokenizer, vocabulary or "
+                f"depth (now {found.vocab_size} ids sorted to {found.depth} tokens, before "
+                f"{known.vocab_size} to {known.depth}); open it again."
             )
 
     def _add(self, revision: Revision, batch: Mapping[str, Sequence[Document]]) -> None:
@@ -230,7 +245,7 @@ class CorpusWriter:
         """Seal until less than a segment waits; what goes wrong is told and tried again later."""
         try:
             while self.log.waiting >= self.seal_tokens:
-                self.seal()
+                self._seal()
         except Exception as error:
             self._retry_at = time.monotonic() + RETRY_SECONDS
             warnings.warn(

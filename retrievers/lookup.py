@@ -26,8 +26,8 @@ class LookupDrafter:
 
     longest, shortest: sizes of the n-grams that are looked for, the longest first (transformers
     and Saxena: 2 and 3 down to 1). tokens: the most that are copied. place: "first" (leftmost, as
-    there) or "last". whole: take only places that `tokens` tokens follow, as Spec-Bench does.
-    Raises InputError for sizes below 1, shortest above longest, and another place.
+    there) or "last". whole: take only places that `tokens` tokens of the same text follow, as
+    Spec-Bench does. Raises InputError for sizes below 1, shortest above longest, and another place.
     """
 
     name = "lookup"
@@ -70,6 +70,7 @@ class LookupSession:
         self._held = self._base
         self._tokens: NDArray[np.int32] = np.zeros(self._base + 256, dtype=np.int32)
         self._tokens[: self._base] = before
+        self._borders = np.flatnonzero(self._tokens[: self._base] == _BORDER)
         self._origins = [
             (text.document, text.offset + i) if i < len(text.tokens) else (-1, -1)
             for text in request.texts
@@ -132,7 +133,9 @@ class LookupSession:
             starts = levels[n - 1] + 1
             starts = starts[held[starts] != _BORDER]
             if drafter.whole:
-                starts = starts[starts + drafter.tokens <= len(held)]
+                ends = np.append(self._borders, len(held))
+                ends = ends[np.searchsorted(self._borders, starts)]
+                starts = starts[starts + drafter.tokens <= ends]
             if len(starts):
                 self.matched = n
                 return int(starts[0 if drafter.place == "first" else -1])

@@ -7,11 +7,12 @@
       starts.bin     i64 [D + 1]      where each document starts in the tokens; the last is T
       segment.json                    sizes and parameters
 
-The files are mapped into memory: opening reads none of them, and look-ups touch few pages. The
-separator is the id after the vocabulary, so no context that a model can write matches across
-documents, and no continuation goes past the end of one. Longest match, exact counts and drafts of
-bounded depth replace the suffix trees of SuffixDecoding (arXiv 2411.04975) and the whole-file reads
-of REST (arXiv 2311.08252) at 6 to 8 bytes a token. Hashes are the business of the store around it.
+The files are mapped into memory: opening reads none but small ones (each map holds a file open, and
+there may be many small segments), and look-ups touch few pages. The separator is the id after the
+vocabulary, so no context that a model can write matches across documents, and no continuation goes
+past the end of one. Longest match, exact counts and drafts of bounded depth replace the suffix
+trees of SuffixDecoding (arXiv 2411.04975) and the whole-file reads of REST (arXiv 2311.08252) at 6
+to 8 bytes a token. Hashes are the business of the store around it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.errors import InputError, MissingExtraError, StoreError
+from ragspec.filesystem import read_file, reserve, unreadable
 from ragspec.retrievers.continuations import Arrays, Draft, DraftOptions, Match, NumpyLookup
+from ragspec.retrievers.corpus_text import check_ids
 from ragspec.retrievers.suffix_array import Progress, count_first_tokens, sort_suffixes
 
 Accelerator = Literal["auto", "numba", "numpy"]
@@ -39,6 +42,7 @@ FILES = (TOKENS, SUFFIXES, BUCKETS, STARTS, SIZES)
 DEPTH = 32
 _LONGEST = 2**31 - 1
 _WRITE = 1 << 18
+_SMALL = 1 << 20  # bytes of a file that is read, not mapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ def build_segment(
     documents: token ids in [0, vocab_size) each; empty ones keep their number. depth: tokens in
     which positions are compared; no match is longer. progress: called
     with (sorted, all) tokens. Raises InputError for ids outside the vocabulary and for more than
-    2^31 - 1 positions: make several segments of these.
+    2^31 - 1 positions (make several segments of these), StoreError where the disk is full.
     """
     if not 1 <= vocab_size < _LONGEST or depth < 2:
         raise InputError(f"got vocabulary {vocab_size}, depth {depth}; expected 1 and 2 or more.")
@@ -95,14 +99,13 @@ def build_segment(
     tokens = np.asarray(np.memmap(folder / TOKENS, dtype=dtype, mode="r"))
     buckets = count_first_tokens(tokens, vocab_size)
     total = int(buckets[-1])
+    reserve(folder / SUFFIXES, 4 * total)
     if total:
-        suffixes = np.memmap(folder / SUFFIXES, dtype="<i4", mode="w+", shape=(total,))
+        suffixes = np.memmap(folder / SUFFIXES, dtype="<i4", mode="r+", shape=(total,))
         sort_suffixes(
             tokens, vocab_size, depth=depth, buckets=buckets, out=suffixes, progress=progress
         )
         suffixes.flush()
-    else:
-        (folder / SUFFIXES).write_bytes(b"")
     buckets.astype("<i8").tofile(folder / BUCKETS)
     starts.astype("<i8").tofile(folder / STARTS)
     sizes = SegmentSizes(len(tokens), total, len(starts) - 1, vocab_size, depth)
@@ -123,11 +126,7 @@ def _write_tokens(
     with path.open("wb") as stream:
         for number, document in enumerate(documents):
             given = np.asarray(document)
-            if len(given) and (given.min() < 0 or given.max() >= separator):
-                raise InputError(
-                    f"document {number} holds ids from {given.min()} to {given.max()}; expected "
-                    f"0 to {separator - 1}: tokenize it with the tokenizer of the store."
-                )
+            check_ids(given, separator, f"document {number}")
             pieces += [given.astype(dtype), border]
             waiting += len(given) + 1
             at += len(given) + 1
@@ -281,11 +280,11 @@ def resolve_accelerator(accelerator: Accelerator) -> Literal["numba", "numpy"]:
 def _read_sizes(path: Path) -> SegmentSizes:
     """Read `segment.json`; raises StoreError where it is damaged or of another format."""
     try:
-        sizes = SegmentSizes(**json.loads(path.read_bytes()))
+        sizes = SegmentSizes(**json.loads(read_file(path)))
         numbers = asdict(sizes)
         if any(type(n) is not int or n < 0 for n in numbers.values()):
             raise ValueError(f"numbers {numbers}")
-    except (OSError, ValueError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise StoreError(
             f"{path} describes no segment ({error}); build the store again."
         ) from error
@@ -297,16 +296,16 @@ def _read_sizes(path: Path) -> SegmentSizes:
 
 
 def _map(path: Path, dtype: str, length: int) -> NDArray[Any]:
-    """Map a file of known length; raises StoreError where it is missing or of another size."""
+    """Return the array in a file, read-only; raises StoreError where it has another length."""
     expected = length * np.dtype(dtype).itemsize
     try:
         size = path.stat().st_size
+        if size == expected and size > _SMALL:
+            return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
         if size == expected:
-            return np.asarray(np.memmap(path, dtype=dtype, mode="r")) if size else _empty(dtype)
+            found = np.fromfile(path, dtype=dtype)
+            found.flags.writeable = False  # as if mapped: one kind of array to compile for
+            return found
     except OSError as error:
-        raise StoreError(f"{path} cannot be read ({error}); build the store again.") from error
+        raise unreadable(path, error) from error
     raise StoreError(f"{path} has {size} bytes, expected {expected}; build the store again.")
-
-
-def _empty(dtype: str) -> NDArray[Any]:
-    return np.empty(0, dtype=dtype)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import warnings
@@ -69,6 +70,8 @@ def test_what_cannot_be_built_is_refused(tmp_path: Path) -> None:
         build(tmp_path / "c", [[1, 97]])
     with pytest.raises(InputError, match="float64"):
         build(tmp_path / "c", [[0.5]])
+    with pytest.raises(InputError, match="document 3 holds ids from 999"):
+        build(tmp_path / "c", [[], [1], [2], [999]], segment_tokens=1)
     with pytest.raises(InputError, match="at least 1"):
         build(tmp_path / "c", [[1]], seal_tokens=0)
     publish(tmp_path / "other", "passages", lambda folder: None)
@@ -204,6 +207,31 @@ def test_what_cannot_be_written_is_kept_bounded_and_told(
     assert text_of(reopen(tmp_path / "c")) == rows(100)[-len(text_of(reopen(tmp_path / "c"))) :]
 
 
+def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = build(tmp_path / "c", rows(1))
+    store.append([1, 2, 3], scope="global")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.posix_fallocate", full, raising=False)
+        for write in (store.seal, store.close):
+            with pytest.raises(StoreError, match="No space left"):
+                write()
+    assert text_of(store) == [*rows(1), [1, 2, 3]]
+    store.close()
+    assert text_of(reopen(tmp_path / "c")) == [*rows(1), [1, 2, 3]]
+
+
+def test_a_batch_larger_than_the_limit_keeps_its_newest(tmp_path: Path) -> None:
+    with build(tmp_path / "c", max_tokens=1000) as store:
+        for number in range(150):
+            store.append([number % 90] * 10, scope="global")
+        store.seal()
+        assert text_of(store) == [[number % 90] * 10 for number in range(50, 150)]
+
+
 def test_text_that_is_lost_is_told(tmp_path: Path) -> None:
     store = build(tmp_path / "c")
     store.append([1, 2, 3], scope="global")
@@ -229,6 +257,9 @@ def test_a_corpus_built_again_for_another_tokenizer_takes_and_gives_nothing(tmp_
             change()
     assert text_of(store) == [[1, 2, 3], [4, 5, 6]]
     assert text_of(reopen(tmp_path / "c")) == [[7, 7]]
+    build(tmp_path / "c", [[7, 7]], depth=8).close()
+    with pytest.raises(StoreError, match="now 97 ids sorted to 8 tokens, before 97 to 32"):
+        store.refresh()
     store._writer.log.take()  # so that nothing is left to be told
 
 

@@ -46,5 +46,7 @@ def test_what_is_no_text_is_refused() -> None:
     for wrong in (["text"], [[1.5]], [[[1]]]):
         with pytest.raises(InputError):
             list(tokenized(wrong, None))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="different lengths"):
+        list(tokenized([[[1, 2], [3]]], None))  # type: ignore[list-item]
     with pytest.raises(InputError, match="one text"):
         next(tokenized("text", tiny.tokenizer()))

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,11 @@ import pytest
 from ragspec.engine import Engine
 from ragspec.errors import InputError, StoreError
 from ragspec.filesystem import writer_lock
+from ragspec.manifest import sha256_file
 from ragspec.retrievers.corpus import CorpusIndex
 from ragspec.retrievers.corpus_catalogue import Source
-from ragspec.retrievers.corpus_revision import Revision
+from ragspec.retrievers.corpus_revision import Revision, revise
+from ragspec.store import OpenStore
 from tests import tiny
 from tests.corpora import build, held, reopen, rows, text_of
 
@@ -174,6 +179,69 @@ def test_a_writer_waits_for_one_in_another_thread(store: CorpusIndex) -> None:
     assert store.info().waiting == 0
 
 
+def test_a_reader_that_is_overtaken_while_it_hashes_begins_again(
+    store: CorpusIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overtakes = [lambda: store.evict(0), store.merge]  # two writers: the generation read is gone
+
+    def hashed(path: Path) -> str:
+        while overtakes:
+            overtakes.pop(0)()
+        return sha256_file(path)
+
+    monkeypatch.setattr("ragspec.manifest.sha256_file", hashed)
+    assert text_of(reopen(store.path)) == []
+
+
+@pytest.mark.parametrize("error", [OSError("too many open files"), KeyboardInterrupt()])
+def test_a_seal_whose_result_cannot_be_looked_at_writes_once_and_goes_on(
+    store: CorpusIndex, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    store.append([4, 5, 6], scope="global")
+    with monkeypatch.context() as patch:
+        patch.setattr("ragspec.retrievers.corpus_writer.open_view", fail)
+        with pytest.raises(type(error)):
+            store.seal()
+    store.append([7, 8, 9], scope="global")
+    store.close()
+    assert text_of(reopen(store.path)) == [*rows(3), [4, 5, 6], [7, 8, 9]]
+
+
+def test_what_comes_while_a_corpus_closes_is_kept_or_refused(
+    store: CorpusIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = [[4, 5, 6]]
+
+    def late() -> None:
+        with suppress(StoreError):
+            store.append([9, 9, 9], scope="global")
+            taken.append([9, 9, 9])
+
+    def slow(*given: Any, **options: Any) -> OpenStore:
+        done = revise(*given, **options)
+        thread = threading.Thread(target=late)
+        thread.start()
+        thread.join()
+        return done
+
+    store.append(taken[0], scope="global")
+    monkeypatch.setattr("ragspec.retrievers.corpus_writer.revise", slow)
+    store.close()
+    assert text_of(reopen(store.path)) == [*rows(3), *taken]
+    assert store.info().waiting == 0
+
+
+def test_closing_lets_go_of_the_files(store: CorpusIndex) -> None:
+    held_on = weakref.ref(store.segments()[0])
+    store.close()
+    gc.collect()
+    assert held_on() is None
+    assert store.info().tokens == 36
+
+
 def _write_some(path: str, number: int) -> None:
     with CorpusIndex.open(path, accelerator="numpy") as store:
         for _ in range(4):
@@ -224,3 +292,14 @@ def test_answers_are_recorded_until_that_is_ended(tmp_path: Path, engine: Engine
     foreign = Engine(tiny.model(), tiny.bpe_tokenizer(), drafter=None)
     with pytest.raises(StoreError, match="another tokenizer"):
         again.record(foreign, scope="tenant-7")
+
+
+def test_an_engine_that_is_recorded_no_more_is_not_kept(store: CorpusIndex) -> None:
+    engine = Engine(tiny.model(), tiny.tokenizer(), drafter=None)
+    kept = weakref.ref(engine)
+    stop = store.record(engine, scope="global")
+    stop()
+    stop()
+    del engine
+    gc.collect()
+    assert kept() is None

@@ -65,6 +65,15 @@ def test_whole_takes_only_places_that_enough_tokens_follow() -> None:
     assert found.tokens.tolist() == [4, 5, 6, 7]
 
 
+def test_whole_ends_with_the_text_that_is_copied_from() -> None:
+    texts = (SourceText((5, 6, 1), 0), SourceText((5, 6, 2, 3, 4), 1))
+    session = LookupDrafter(tokens=3, whole=True).open(DraftRequest((8, 5, 6), 100, texts=texts))
+    tree = session.propose(DraftContext([8, 5, 6], 3, 50), 10)
+    assert tree.tokens.tolist() == [2, 3, 4]
+    shorter = LookupDrafter(tokens=1, whole=True).open(DraftRequest((8, 5, 6), 100, texts=texts))
+    assert shorter.propose(DraftContext([8, 5, 6], 3, 50), 10).tokens.tolist() == [1]
+
+
 def test_further_texts_are_copied_with_their_origin_and_never_run_into_each_other() -> None:
     texts = (SourceText((7, 8, 9), 3, 40), SourceText((1, 2), 4))
     request = DraftRequest((5, 7, 8), 100, texts=texts)

@@ -44,3 +44,18 @@ def test_a_listed_file_outside_the_folder_is_refused(tmp_path: Path) -> None:
     record = FileRecord(1, sha256_file(outside))
     with pytest.raises(StoreError, match="missing"):
         check_file(tmp_path / "gen", "../secret", record, "full")
+
+
+def test_a_file_that_goes_while_it_is_checked_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_text("x")
+    record = FileRecord(1, sha256_file(tmp_path / "a"))
+
+    def overtaken(path: Path) -> str:
+        path.unlink()  # as a writer does with an old generation
+        return sha256_file(path)
+
+    monkeypatch.setattr("ragspec.manifest.sha256_file", overtaken)
+    with pytest.raises(StoreError, match="missing"):
+        check_file(tmp_path, "a", record, "full")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -207,6 +208,40 @@ def test_missing_and_cut_files_are_refused(tmp_path: Path, file: str) -> None:
             Segment.open(tmp_path)
     (tmp_path / file).unlink()
     with pytest.raises(StoreError, match="build the store again"):
+        Segment.open(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no list of open files")
+def test_small_segments_hold_no_files_open(tmp_path: Path) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    segment = make(tmp_path, [[0, 1, 2]] * 5)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert not segment.tokens.flags.writeable
+
+
+def test_the_answers_are_those_of_mapped_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = make(tmp_path, [[0, 1, 2]] * 5)
+    monkeypatch.setattr(module, "_SMALL", 0)
+    mapped = Segment.open(tmp_path, accelerator="numpy")
+    assert isinstance(mapped.tokens.base, np.memmap)
+    assert mapped.tokens.flags.writeable == small.tokens.flags.writeable
+    assert paths(mapped.draft([0], 5)) == paths(small.draft([0], 5)) == [(1,), (1, 2)]
+
+
+@pytest.mark.parametrize("small", [0, 1 << 20])
+def test_too_many_open_files_is_no_reason_to_build_again(
+    tmp_path: Path, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path, [[0, 1, 2]] * 5)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(module, "_SMALL", small)
+    monkeypatch.setattr(np, "fromfile" if small else "memmap", refuse)
+    with pytest.raises(StoreError, match="ulimit -n"):
         Segment.open(tmp_path)
 
 

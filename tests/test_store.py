@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -145,6 +146,16 @@ def test_damaged_pointer_is_refused(tmp_path: Path, text: str) -> None:
         (tmp_path / POINTER).write_text(damaged)
         with pytest.raises(StoreError, match="damaged"):
             open_store(tmp_path, "toy")
+
+
+def test_a_writer_that_misses_the_current_generation_deletes_nothing(tmp_path: Path) -> None:
+    build(tmp_path, "one")
+    shutil.rmtree(build(tmp_path, "two").path)
+    with pytest.raises(StoreError, match="missing"):
+        carried_on(tmp_path, "three")
+    assert (tmp_path / "gen-000001" / "data.txt").read_text() == "one"
+    build(tmp_path, "four")
+    assert read(tmp_path) == "four"
 
 
 def test_other_kind_fingerprint_and_format_are_refused(tmp_path: Path) -> None:

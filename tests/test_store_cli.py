@@ -183,6 +183,6 @@ def test_errors_are_one_message_and_a_code(
 )
 def test_counts_have_units(text: str, number: int) -> None:
     assert store_cli.count_of(text, "--x") == number
-    for wrong in ("", "-1", "1kk", "k"):
+    for wrong in ("", "-1", "1kk", "k", "0.5", "1.5"):
         with pytest.raises(InputError, match="--x"):
             store_cli.count_of(wrong, "--x")

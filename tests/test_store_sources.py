@@ -102,6 +102,15 @@ def test_broken_lines_are_refused_with_their_number(tmp_path: Path, data: bytes)
         read(tmp_path / "x.parquet")
 
 
+def test_a_damaged_gz_file_is_refused(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "x.jsonl.gz", [{"text": str(n) * 9} for n in range(2000)])
+    data = bytearray(path.read_bytes())
+    data[200:260] = bytes(255 - byte for byte in data[200:260])
+    path.write_bytes(data)
+    with pytest.raises(DocumentError, match=r"line \d+: no JSON object"):
+        read(path)
+
+
 def test_prompts_are_texts_turns_or_ids(tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "hi"}]
     rows: list[dict[str, Any]] = [
