@@ -34,9 +34,13 @@ def read_log(path: Path) -> dict[str, Any]:
     }
 
 
+def _count(passages: int) -> str:
+    return "1 passage" if passages == 1 else f"{passages} passages"
+
+
 def gate_table(runs: list[dict[str, Any]]) -> str:
     """Lay the rates of several gate runs out beside what is asked of them."""
-    heads = " | ".join(f"{run['passages']} passages" for run in runs)
+    heads = " | ".join(_count(run["passages"]) for run in runs)
     rows = [f"| measured | asked | {heads} |", "| --- | --- |" + " --- |" * len(runs)]
     for key, text, least in GATE:
         cells = " | ".join(f"{run[key]:.3f}" for run in runs if key in run)
