@@ -22,6 +22,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 
+_HALVES = (torch.bfloat16, torch.float16)
 NAME = "ragspec"
 MaskFunction = Callable[..., torch.Tensor]
 Configs = list[tuple[Any, bool]]
@@ -126,7 +127,12 @@ def tree_attention(
         out = _explicit(query, key, value, attention_mask, causal, scaling, softcap, sinks)
         return out.transpose(1, 2).contiguous(), None
     heads, groups = query.shape[1], key.shape[1]
-    if heads == groups:
+    if heads == groups and _is_slow(query):
+        twice = query.expand(-1, -1, 2, -1)
+        out = functional.scaled_dot_product_attention(
+            twice, key, value, attention_mask, dropout, scale=scaling
+        )[:, :, :1]
+    elif heads == groups:
         out = functional.scaled_dot_product_attention(
             query, key, value, attention_mask, dropout, is_causal=causal, scale=scaling
         )
@@ -137,6 +143,14 @@ def tree_attention(
     else:
         out = _folded(query, key, value, attention_mask, scaling)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _is_slow(query: torch.Tensor) -> bool:
+    """Tell whether two equal queries are faster than one: the CPU's kernel in half precision.
+
+    Measured in bfloat16 over 800 keys: 0.10 ms for two, 0.37 ms for one; over 8,000 2.8 and 6.4.
+    """
+    return query.shape[2] == 1 and query.device.type == "cpu" and query.dtype in _HALVES
 
 
 @dataclass(slots=True)
