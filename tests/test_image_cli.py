@@ -41,7 +41,7 @@ def test_draw_writes_images_and_figures(folder: str, tmp_path: Path, capsys: Cap
     [
         ([], 2, "neither a prompt nor --class"),
         (["cat", "--class", "1"], 2, "got both"),
-        (["--class", "7"], 2, "expected a number from 0 to 2"),
+        (["--class", "7"], 2, "expected a whole number from 0 to 2"),
         (["--class", "violet"], 2, "expected one of red, green/leaf, blue"),
         (["cat"], 2, "expected class_labels"),
         (["--class", "1", "--drafter", "jaccobi"], 2, "Did you mean 'jacobi'"),
