@@ -2,8 +2,7 @@
 
 No generator object carries state, so plain and speculative decoding see the same noise whatever
 the order in which they look. Values come from splitmix64 (Steele, Lea, Flood 2014) in wrapping
-64-bit integers, which every device computes alike; on a
-CPU NumPy takes a third of the time that torch does.
+64-bit integers, which every device computes alike; on a CPU NumPy takes a third of torch's time.
 """
 
 from __future__ import annotations

@@ -60,3 +60,9 @@ def shared(request: pytest.FixtureRequest) -> Path:
         if (candidate / "docqa").is_dir():
             return candidate
     pytest.skip(f"no evaluation data in {folder} (give it with --shared or RAGSPEC_SHARED)")
+
+
+@pytest.fixture
+def training_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the scripts of training/ be imported."""
+    monkeypatch.syspath_prepend(str(ROOT / "training"))

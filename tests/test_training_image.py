@@ -12,21 +12,14 @@ import torch
 
 from ragspec.visual.vq import VQTokenizer
 
+module = importlib.import_module
+pytestmark = pytest.mark.usefixtures("training_path")
 ROOT = Path(__file__).resolve().parent.parent
 EMBEDDER = ROOT / "ragspec" / "starter" / "embedder"
 SMALL = {
     "target": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
     "draft": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1},
 }
-
-
-@pytest.fixture(autouse=True)
-def training_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "training"))
-
-
-def module(name: str) -> Any:
-    return importlib.import_module(name)
 
 
 @pytest.fixture

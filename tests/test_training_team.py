@@ -11,17 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
+module = importlib.import_module
+pytestmark = pytest.mark.usefixtures("training_path")
 
 
 @pytest.fixture(autouse=True)
-def training_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "training"))
+def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-
-
-def module(name: str) -> Any:
-    return importlib.import_module(name)
 
 
 def work(rank: int, folder: Path) -> None:

@@ -14,6 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+module = importlib.import_module
+pytestmark = pytest.mark.usefixtures("training_path")
 ROOT = Path(__file__).resolve().parent.parent
 SENTENCES = (
     "The harbour of Almen was built by Dutch engineers in 1704 after the great flood.",
@@ -23,15 +25,6 @@ SENTENCES = (
     "Three stone bridges cross the canal, and the middle bridge carries a wooden clock.",
     "Visitors can climb the lighthouse when the wind is below thirty kilometres an hour.",
 )
-
-
-@pytest.fixture(autouse=True)
-def training_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "training"))
-
-
-def module(name: str) -> Any:
-    return importlib.import_module(name)
 
 
 def document(title: str, kind: str = "docs") -> Any:
