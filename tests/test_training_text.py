@@ -1,4 +1,4 @@
-"""The scripts that made the starter text models: data, mix, fast kernels, training, gate."""
+"""The scripts that made the starter text models: data, mix, fast kernels, training."""
 
 from __future__ import annotations
 
@@ -262,26 +262,6 @@ def test_the_rate_warms_up_stays_and_falls() -> None:
     assert factor(500, 1e6, 600) == 1.0
     assert factor(500, 300, 600) == 0.5
     assert factor(500, 0, 600) == 0.0
-
-
-def item(evidence: str) -> Any:
-    gate = module("text_gate")
-    passages = [" ".join(SENTENCES[:2]), " ".join(SENTENCES[2:])]
-    text = "\n\n".join(passages)
-    return gate.Item("x", "", passages, text, evidence, ["Dutch engineers"], "Who built it?")
-
-
-def test_the_gate_judges_quotes() -> None:
-    judge = module("text_gate").judge
-    good = judge(item(SENTENCES[0]), f" [1] {SENTENCES[0]}\nAnswer: Dutch engineers", True)
-    assert all(good[key] for key in ("verbatim", "overlap", "ended", "answer", "label"))
-    wrong = judge(item(SENTENCES[0]), f" [1] {SENTENCES[3]}\nAnswer: peat", False)
-    assert wrong["verbatim"]
-    assert not any(wrong[key] for key in ("overlap", "ended", "answer", "label"))
-    made_up = judge(item(SENTENCES[0]), " [1] The harbour of Almen was built by French hands", True)
-    assert not made_up["verbatim"] and not made_up["overlap"]
-    short = judge(item(SENTENCES[0]), " [1] The harbour of Almen\nAnswer: it", True)
-    assert not short["verbatim"]
 
 
 @pytest.mark.parametrize("script", ["tokenizer", "train", "export", "gate"])

@@ -20,6 +20,8 @@ QA_RECORD = re.compile(
     re.S,
 )
 
+QA_BLOCK = re.compile(r"\n\n(?=\[\d\] )")
+
 
 @dataclass(frozen=True)
 class Document:
@@ -79,7 +81,7 @@ def read_questions(shared: Path, split: str = "train") -> list[GoldQuestion]:
         match = QA_RECORD.match(record["text"])
         if match is None:
             continue
-        blocks = re.split(r"\n\n(?=\[\d\] )", match["context"])
+        blocks = QA_BLOCK.split(match["context"])
         title, _, passage = blocks[int(match["gold"]) - 1].partition("\n")
         questions.append(
             GoldQuestion(

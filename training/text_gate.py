@@ -1,7 +1,8 @@
-"""Measure a text model on the valid items of docqa: does it quote, quote the right line, and end?
+"""Measure a text model on the valid documents of docqa: does it quote, the right line, and end?
 
-Prompts hold the passages of the item's own document that BM25 ranks first for the question, in
-the layout of the training text; decoding is greedy.
+Prompts are those of the shared question-answering records (one to four passages, the gold one
+among them), or, with `--passages N`, hold what BM25 ranks first in the item's own document, as in
+use: there the gold passage may be missing. Decoding is greedy.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from text_data import read_jsonl, sentence_spans
+from text_data import QA_BLOCK, QA_RECORD, read_jsonl, sentence_spans
 from text_model import repeat_accuracy
 from text_passages import rank
 
@@ -75,6 +76,30 @@ def read_items(shared: Path, split: str, count: int, words: int = 105) -> list[I
                 record["evidence"],
                 record["answers"],
                 question,
+            )
+        )
+    return items
+
+
+def read_records(shared: Path, split: str) -> list[Item]:
+    """Take the prompts of the shared records about documents of docqa, as they are laid out."""
+    documents = read_jsonl(shared / "data" / "docqa" / "documents.jsonl.gz")
+    titles = {document["title"] for document in documents if document["split"] == split}
+    items = []
+    for record in read_jsonl(shared / "data" / "lm" / f"{split}.jsonl.gz"):
+        match = QA_RECORD.match(record["text"]) if record["kind"] == "qa" else None
+        if match is None:
+            continue
+        blocks = [block.partition("\n") for block in QA_BLOCK.split(match["context"])]
+        if blocks[int(match["gold"]) - 1][0][4:] not in titles:
+            continue
+        passages = [passage for _, _, passage in blocks]
+        prompt = match[0][: match.start("gold") - len(" [")]
+        text = "\n".join(passages)
+        answers = [match["answer"].strip()]
+        items.append(
+            Item(
+                record["id"], prompt, passages, text, match["evidence"], answers, match["question"]
             )
         )
     return items
@@ -180,7 +205,7 @@ def main() -> None:
     parser.add_argument("--draft", type=Path, default=None, help="count the tokens it guesses too")
     parser.add_argument("--shared", type=Path, default=Path("../shared"))
     parser.add_argument("--split", default="valid")
-    parser.add_argument("--passages", type=int, default=4)
+    parser.add_argument("--passages", type=int, default=None, help="retrieve so many; else records")
     parser.add_argument("--words", type=int, default=105, help="of a passage")
     parser.add_argument("--every", type=int, default=1, help="take every n-th item only")
     parser.add_argument("--dtype", default="float32")
@@ -193,11 +218,14 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype)
     draft = AutoModelForCausalLM.from_pretrained(args.draft, dtype=dtype) if args.draft else None
     tokenizer = AutoTokenizer.from_pretrained(args.model)
-    items = read_items(args.shared, args.split, args.passages, args.words)[:: args.every]
+    if args.passages:
+        items = read_items(args.shared, args.split, args.passages, args.words)[:: args.every]
+    else:
+        items = read_records(args.shared, args.split)[:: args.every]
     result = measure(model.eval(), tokenizer, items, draft)
     if args.rows:
         args.rows.write_text(json.dumps(result["rows"], indent=1, ensure_ascii=False))
-    print(json.dumps({"passages": args.passages, "words": args.words, **result["rates"]}))
+    print(json.dumps({"passages": args.passages, **result["rates"]}))
 
 
 if __name__ == "__main__":
