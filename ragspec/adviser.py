@@ -7,6 +7,10 @@ tokens by which the text followed the tree further with the source than without 
 the time that it takes. What was claimed would not do: the larger of two claims is too large on
 average, and along a chain this adds up. Sources that do not pay are asked again now and then.
 
+Whether anything is drafted at all is a matter of the outlook: sources that know at next to no cost
+how likely their best draft is (the length of a match, a known neighbour) say so first, and at
+outlooks at which drafts did not win their own time back, none is made.
+
 The corrections follow SuffixDecoding's view (arXiv 2411.04975) that expected acceptance is the one
 currency of all sources; who is asked is our own design.
 """
@@ -35,6 +39,10 @@ class Adviser(Protocol):
     @property
     def rate(self) -> float:
         """Tokens per millisecond at present, the price of time; 0 where it is not known."""
+        ...
+
+    def promising(self, outlook: float | None) -> bool:
+        """Return whether to draft at all, given how likely the best draft would be accepted."""
         ...
 
     def allowance(self, source: str, budget: int) -> int:
@@ -68,6 +76,10 @@ class Claims:
         """Whether trees of the present step have been appraised."""
         return bool(self._open)
 
+    def promising(self, outlook: float | None) -> bool:
+        """True: a fixed budget is there to be used."""
+        return True
+
     def allowance(self, source: str, budget: int) -> int:
         """Return the budget: a fixed number of nodes is best chosen among all there are."""
         return budget
@@ -95,7 +107,7 @@ class Economy(Claims):
     """An adviser that also weighs what a source adds against the time that it takes.
 
     extra: milliseconds of this step that went to sources which had to be worth it; the time of
-    the others is the price of drafting at all.
+    the others is the price of drafting at all. declined: nothing was drafted at this outlook.
     """
 
     def __init__(self, experience: Experience, probe_share: float, learns: bool = True) -> None:
@@ -107,6 +119,8 @@ class Economy(Claims):
         self._level: int | None = None  # while a source is asked that had to be worth it
         self._trials: list[tuple[str, int, int, int]] = []  # source, level, its trees: from, to
         self.extra = 0.0
+        self.declined = False
+        self._outlook: int | None = None
 
     @property
     def rate(self) -> float:
@@ -117,6 +131,24 @@ class Economy(Claims):
         """Start a step: tokens per millisecond, milliseconds of a plain step, nodes asked for."""
         self._rate, self._plain, self._nodes = rate, plain, budget
         self._level, self._trials, self.extra = None, [], 0.0
+        self._outlook, self.declined = None, False
+
+    def promising(self, outlook: float | None) -> bool:
+        """Return False where drafts at such an outlook did not pay and no trial of it is due."""
+        if outlook is None:
+            return True
+        worth, self._outlook = self._experience.asking, bisect_right(LEVELS, outlook)
+        price = self._experience.draft.of(self._nodes) / max(self._plain, 1e-9)
+        share = self._probe_share
+        self.declined = not worth.unknown(self._outlook) and not worth.pays(
+            self._outlook, price, price / share if share else inf, self.learns
+        )
+        return not self.declined
+
+    def learn_gain(self, gain: float) -> None:
+        """Learn what drafting won at this outlook, in plain steps and less the price of nodes."""
+        if self._outlook is not None and not self.declined and self.learns:
+            self._experience.asking.learn(self._outlook, gain)
 
     def allowance(self, source: str, budget: int) -> int:
         """Return 0 unless the source is cheap, little known, worth its time, or due for a probe."""

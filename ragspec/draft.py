@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 ROOT = -1
 NO_ORIGIN = (-1, -1)
 PREDICTION = -2  # the document of an origin in a predicted output
+LAYOUT = -3  # and in the words that a prompt asks for around the answer
 
 Ints = NDArray[np.int64]
 
@@ -124,7 +125,7 @@ class SourceText:
     """A text that a drafter may copy from: a retrieved passage, a prediction, a document.
 
     tokens: the ids of the text. document: an index that comes back in `origin` and citations;
-    below 0 where it is no document and nothing may be cited from it, as PREDICTION.
+    below 0 where it is no document and nothing may be cited from it, as PREDICTION and LAYOUT.
     offset: the token offset of `tokens[0]` in the document (0 where the text is the document).
     """
 
@@ -196,7 +197,11 @@ class Step:
 
 
 class DraftSession(Protocol):
-    """The state of one drafter for one row of text."""
+    """The state of one drafter for one row of text.
+
+    A session that can tell at next to no cost how likely its best draft of the next token would be
+    accepted may also have `outlook(context)`: that probability. Where it is poor, nobody drafts.
+    """
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return at most `budget` nodes below the last token of `context`; state may advance."""

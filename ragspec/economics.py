@@ -142,12 +142,14 @@ class Experience:
     steps. drafted: expected tokens and time of the steps in which the drafter was asked.
     worth: net tokens that a bucket added over the ones below it. asked: index of the bucket that
     the drafter is asked for. credit: plain steps whose time the probes of all rows may still cost.
-    draft: cost of a step's proposal; sources: of each of its sources.
+    draft: cost of a step's proposal; sources: of each of its sources. asking: what drafting
+    brought by the outlook.
     """
 
     calibration: Calibration = field(default_factory=Calibration)
     draft: DraftCost = field(default_factory=DraftCost)
     sources: dict[str, SourceWorth] = field(default_factory=dict)
+    asking: SourceWorth = field(default_factory=SourceWorth)
     overall: Rate = field(default_factory=Rate)
     drafted: Rate = field(default_factory=Rate)
     host: float = 0.0
@@ -200,6 +202,7 @@ class Experience:
             "calibration": self.calibration.to_dict(),
             "draft": self.draft.sums,
             "sources": {name: worth.to_dict() for name, worth in list(self.sources.items())},
+            "asking": self.asking.to_dict(),
             "overall": [self.overall.tokens, self.overall.milliseconds, self.overall.steps],
             "drafted": [self.drafted.tokens, self.drafted.milliseconds, self.drafted.steps],
             "host": self.host,
@@ -224,6 +227,7 @@ class Experience:
                 str(name): SourceWorth.from_dict(worth)
                 for name, worth in fields["sources"].items()  # type: ignore[attr-defined]
             },
+            asking=SourceWorth.from_dict(fields["asking"]),  # type: ignore[arg-type]
             overall=_rate(fields["overall"]),
             drafted=_rate(fields["drafted"]),
             host=float(fields["host"]),  # type: ignore[arg-type]

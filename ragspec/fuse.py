@@ -81,6 +81,15 @@ class _Source:
     session: DraftSession | None = None
     faults: int = 0
 
+    def outlook(self, context: DraftContext) -> float | None:
+        """Return how likely its best draft is, before it drafts; None where it cannot tell."""
+        look = getattr(self.session, "outlook", None)
+        try:
+            return None if look is None else look(context)  # type: ignore[no-any-return]
+        except Exception as error:
+            _fault(self, error)
+            return None
+
 
 class FuseSession:
     """The sources of one row. `faults` counts, by name, what went wrong."""
@@ -115,10 +124,12 @@ class FuseSession:
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return the at most `budget` nodes of largest reach that the sources propose.
 
-        With an adviser in the context, claims are corrected source by source, and costly sources
-        are asked only where they pay.
+        With an adviser in the context, claims are corrected source by source, costly sources are
+        asked only where they pay, and none where the outlook is too poor.
         """
         adviser = context.adviser
+        if adviser and not adviser.promising(self.outlook(context)):
+            return DraftTree.empty(self._kind)
         if len(self._sources) == 1:
             tree = self._ask(self._sources[0], context, budget)
             if tree is None or not len(tree):
@@ -135,6 +146,11 @@ class FuseSession:
         fused = self._merged(parts)
         # The kind that was declared, also where only some of the sources spoke.
         return replace(keep_best(fused, budget), kind=self._kind)
+
+    def outlook(self, context: DraftContext) -> float | None:
+        """Return the best of the sources' outlooks; None where none can tell."""
+        told = [source.outlook(context) for source in self._sources]
+        return max((each for each in told if each is not None), default=None)
 
     def observe(self, step: Step) -> None:
         """Tell every source; `step.tree` is the fused tree as it was verified."""

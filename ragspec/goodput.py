@@ -22,11 +22,12 @@ from ragspec.adviser import Economy
 from ragspec.calibration import UNKNOWN
 from ragspec.cost import CostCurve
 from ragspec.draft import DraftTree, Step
-from ragspec.economics import BUCKETS, CHEAP, FREE, Experience
+from ragspec.economics import BUCKETS, CHEAP, FREE, OUTLIER, Experience
 from ragspec.tree import select
 
 LONGEST_PAUSE = 16  # in pauses that the share for probes would allow
 PROBE = BUCKETS.index(4)
+SELDOM = 4  # of the steps without a draft, one in so many refines the cost of a forward
 SLOW, QUICK = 0.2, 0.34  # weights of a step in the rate of drafting: in use, in a probe
 
 
@@ -72,7 +73,9 @@ class GoodputSession:
         self._off: bool | None = None
         self._pause, self._countdown = 1, 2
         self._regret = 0.0
-        self._before: dict[str, float] = {}
+        self._passed = 0
+        self._late = 0.0  # milliseconds by which drafting lengthened the host's part of a step
+        self._before: tuple[dict[str, float], bool] = ({}, False)
 
     @property
     def reason(self) -> str | None:
@@ -109,7 +112,11 @@ class GoodputSession:
     def fit(self, tree: DraftTree, length: int) -> DraftTree:
         """Return the part of the tree of most tokens per time; possibly the empty tree."""
         experience = self.experience
+        if self.adviser.declined:
+            self._asked = 0  # as if drafting were off
+            return tree
         if not len(tree):
+            self.adviser.learn_gain(0.0)
             if self.settings.learns:
                 experience.learn_worth([0.0] * (self._asked + 1), 0)
             return tree
@@ -127,6 +134,8 @@ class GoodputSession:
         self._proposed = self._proposed or last > 0
         size = min(BUCKETS[best], last)
         self._expected = gains[size]
+        nodes = self.cost.seconds(size + 1, length) - self.cost.seconds(1, length)
+        self.adviser.learn_gain(gains[size] - max(0.0, 1000.0 * nodes / self._plain))
         return cut(tree, order, size)
 
     def _nets(
@@ -151,6 +160,9 @@ class GoodputSession:
         """Learn from a step, and switch speculation off or on."""
         size = len(step.tree)
         self.chosen[size] = self.chosen.get(size, 0) + 1
+        if not self._asked and not size:
+            self._pass(step, length)
+            return
         followed = self.adviser.learn_step(step, self._node_price(size, length))
         if not self.settings.learns:
             return
@@ -159,16 +171,14 @@ class GoodputSession:
             experience.calibration.look_back(step.tree, step.tokens)
         if "verify" in spent:
             self.cost.refine(size + 1, length, spent["verify"] / 1000.0)
-        host = self._before if "host" not in spent else spent  # it may be known a step late
-        if "host" in host:
-            experience.learn_host(host["host"] + host.get("commit", 0.0))
-        self._before = spent
+        self._learn_host(spent)
         self._plain = 1000.0 * self.cost.seconds(1, length) + experience.host
         time = 1000.0 * self.cost.seconds(size + 1, length) + experience.host
         if self._asked:
             self._calls += 1
             if "draft" in spent and self._calls > 1:  # the first may hold a prefill
-                experience.draft.learn(BUCKETS[self._asked], spent["draft"] - self.adviser.extra)
+                drafting = spent["draft"] - self.adviser.extra + self._late
+                experience.draft.learn(BUCKETS[self._asked], drafting)
             time += experience.draft.of(BUCKETS[self._asked])
             weight = QUICK if self._off else SLOW
             experience.drafted.learn(1.0 + self._expected, time, weight)
@@ -190,6 +200,31 @@ class GoodputSession:
         if self._asked:
             experience.choose_asked(self._rate(), self.settings.largest)
         self._asked, self._expected = 0, 0.0
+
+    def _pass(self, step: Step, length: int) -> None:
+        """Learn from a step for which nobody drafted: little, in little time."""
+        experience, spent = self.experience, step.milliseconds
+        if not self.settings.learns:
+            return
+        self._passed += 1
+        if self._passed % SELDOM == 0 and "verify" in spent:
+            self.cost.refine(1, length, spent["verify"] / 1000.0)
+        self._learn_host(spent)
+        experience.earn(self.settings.probe_share, self._probe_price())
+        experience.overall.learn(len(step.tokens), self._plain, 0.05)
+
+    def _learn_host(self, spent: dict[str, float]) -> None:
+        """Learn the host time of a step; what a draft adds to it is part of the draft's price."""
+        known, drafted = (spent, self._asked > 0) if "host" in spent else self._before
+        if "host" in known:  # it may be known a step late
+            host = known["host"] + known.get("commit", 0.0)
+            if drafted and self.experience.host:
+                self._late = max(
+                    0.0, min(host, OUTLIER * self.experience.host) - self.experience.host
+                )
+            else:
+                self.experience.learn_host(host)
+        self._before = (spent, self._asked > 0)
 
     def _node_price(self, size: int, length: int) -> float:
         """Return the tokens that could be had in the time that a node adds to a forward."""

@@ -10,7 +10,7 @@ match can find, is sought among the sentence starts of the document just named (
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -136,6 +136,21 @@ class ContextSession:
         self._drafted = self._grow(budget, context.remaining - 1)
         return self._tree(self._drafted)
 
+    def outlook(self, context: DraftContext) -> float:
+        """Return how likely the best continuation of the longest match is."""
+        self._texts.follow(context.tokens)
+        index = self._index
+        state = index.match()
+        if state <= ROOT_STATE:
+            return 0.0
+        length = index.length[state]
+        label = self._starts is not None and length > 1 and index.cited[state] < 0
+        if label and (starts := self._quoted(self._in_prompt(state))):
+            return starts[0][1] * self._acceptance.expect(_QUOTE_KEY, QUOTES)
+        key = min(length, _LONGEST)
+        share = max((offer[0] for offer in self._offers(state, [])), default=0.0)
+        return share * self._acceptance.expect(key, FOLLOWS[key])
+
     def observe(self, step: Step) -> None:
         """Correct the acceptance table by what became of the last proposal."""
         self._texts.commit(len(step.tokens))
@@ -230,13 +245,16 @@ class ContextSession:
             state = index.link[state]
         return index.latest[state]
 
+    def _quoted(self, position: int) -> Sequence[tuple[int, float]]:
+        """Return where a quotation may start after a label that ends at `position`, with shares."""
+        prompt = position >= self._texts.base
+        return self._starts.after(position) if self._starts is not None and prompt else ()
+
     def _quotations(
         self, heap: list[_Offer], parent: int, level: int, position: int, reach: float
     ) -> float:
         """Offer sentence starts of a document whose label ends at `position`; return the rest."""
-        starts = (
-            self._starts.after(position) if self._starts and position >= self._texts.base else ()
-        )
+        starts = self._quoted(position)
         if not starts:
             return reach
         p = self._acceptance.expect(_QUOTE_KEY, QUOTES)

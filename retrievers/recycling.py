@@ -34,6 +34,7 @@ from ragspec.tree import keep_best
 PAPER_LEVELS = (8, 21, 25, 15, 8, 3)
 
 _FLOOR = 0.002
+_LATE = 16  # steps without a draft that are learned together
 
 Scope = Literal["request", "global"]
 
@@ -116,9 +117,13 @@ class NeighbourSession:
         self._rates = rates
         self._template = template
         self._place: Place | None = None
+        # Steps without a draft are learned together, which takes less time, if only one text cares.
+        self._untold: list[Step] = []
+        self._patience = _LATE if isinstance(table, NeighbourLayer) else 1
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return the at most `budget` nodes of largest reach, or of the template."""
+        self._catch_up()
         self._place = _last_place(context.tokens)
         deepest = context.remaining - 1
         if budget < 1 or deepest < 1:
@@ -127,12 +132,27 @@ class NeighbourSession:
             return keep_best(self._filled(self._template, deepest), budget)
         return self._grown(budget, deepest)
 
+    def outlook(self, context: DraftContext) -> float:
+        """Return how likely the first of the row that is known here is."""
+        found = self._table.find(_last_place(context.tokens))
+        return 0.0 if found is None else self._rates.of(found, 0)[0]
+
     def observe_prompt(self, tokens: Ints, top: Ints) -> None:
         """Learn the best tokens i64 [T, k] after the prompt's tokens i64 [T]."""
         learn_text(self._table, tokens.tolist(), top[:, : self._table.k].tolist())
 
     def observe(self, step: Step) -> None:
-        """Learn how good the ranks are, then the rows of all verified tokens."""
+        """Learn how good the ranks are, then the rows of all verified tokens; some time later."""
+        self._untold.append(Step(step.tree, step.path, step.tokens, top=step.top))
+        if len(step.tree) or len(self._untold) >= self._patience:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        for step in self._untold:
+            self._learn_step(step)
+        self._untold.clear()
+
+    def _learn_step(self, step: Step) -> None:
         place = self._place
         if place is None:
             return
@@ -154,6 +174,7 @@ class NeighbourSession:
 
     def rollback(self, n: int) -> None:
         """Forget where the text ended; what the target thinks of tokens stays true."""
+        self._catch_up()
         self._place = None
 
     def _learn(self, places: list[Place], visited: list[int], top: Ints | None) -> None:

@@ -149,3 +149,46 @@ def test_a_source_pays_for_the_nodes_that_only_it_offered() -> None:
     economy = curious(experience)
     ask(economy, NONE, OTHER, (5, 6, 9), node=0.25)
     assert experience.source("model").gains[0] == pytest.approx(2 - 3 * 0.25)
+
+
+def draft_at(economy: Economy, outlook: float | None, gain: float) -> bool:
+    """Play one step that wins `gain` plain steps where it drafts, at 0.1 plain steps a draft."""
+    economy.begin(rate=1.0 / PLAIN, plain=PLAIN, budget=8)
+    asked = economy.promising(outlook)
+    economy.learn_gain(gain)
+    return asked
+
+
+def drafting(milliseconds: float) -> Experience:
+    experience = Experience()
+    for _ in range(20):
+        experience.draft.learn(8, milliseconds)
+    return experience
+
+
+def test_where_drafts_did_not_pay_none_is_made_but_now_and_then() -> None:
+    economy = Economy(drafting(0.1 * PLAIN), probe_share=0.02)
+    poor = [draft_at(economy, 0.05, 0.0) for _ in range(300)]
+    rich = [draft_at(economy, 0.95, 1.5) for _ in range(300)]
+    assert all(poor[:3]), "little is known yet"
+    assert sum(poor[3:]) == pytest.approx(297 * 0.02 / 0.1, abs=12)
+    assert all(rich)
+    assert all(draft_at(economy, None, 0.0) for _ in range(9)), "nobody can tell"
+
+
+def test_a_draft_that_was_not_made_teaches_nothing() -> None:
+    experience = drafting(0.1 * PLAIN)
+    economy = Economy(experience, probe_share=0.0)
+    while draft_at(economy, 0.4, 0.05):
+        pass
+    before = experience.asking.to_dict()
+    assert not draft_at(economy, 0.4, 9.0) and economy.declined
+    assert experience.asking.to_dict() == before
+
+
+def test_outlooks_that_began_to_pay_are_drafted_at_again() -> None:
+    economy = Economy(drafting(0.1 * PLAIN), probe_share=0.02)
+    for _ in range(100):
+        draft_at(economy, 0.4, 0.0)
+    later = [draft_at(economy, 0.4, 2.0) for _ in range(40)]
+    assert all(later[-20:])

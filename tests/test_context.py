@@ -272,3 +272,14 @@ def test_fewer_steps_than_prompt_lookup_on_quoted_evidence(shared: Path) -> None
         ours += steps(session, prompt, truth, 10)
         theirs += lookup_steps(prompt, truth, 10)
     assert ours <= 0.9 * theirs
+
+
+@given(st.lists(tokens, min_size=1, max_size=40), st.lists(tokens, max_size=10))
+def test_the_outlook_is_the_reach_of_the_best_draft_of_the_longest_match(
+    prompt: list[int], output: list[int]
+) -> None:
+    session = ContextDrafter(NO_STARTS).open(DraftRequest(tuple(prompt), VOCAB))
+    place = context(prompt, output)
+    outlook = session.outlook(place)
+    tree = session.propose(place, 1)
+    assert outlook == np.float32(tree.reach[0]) if len(tree) else outlook == 0.0

@@ -157,3 +157,54 @@ def test_sources_of_one_name_are_told_apart() -> None:
     }
     assert tree.sources == ("rest", "rest 2")
     assert session.faults == {"rest 3": FAULTS_ALLOWED}
+
+
+class Looking(Fixed):
+    """Tells what its best draft is worth before it drafts; a callable may raise."""
+
+    def __init__(self, tree: DraftTree, outlook: Callable[[], float], name: str) -> None:
+        super().__init__(tree, name)
+        self._outlook = outlook
+
+    def outlook(self, context: DraftContext) -> float:
+        return self._outlook()
+
+
+class Choosy(Claims):
+    """Drafts where the outlook is not too poor, and keeps what it was told."""
+
+    def __init__(self, least: float) -> None:
+        super().__init__(Calibration())
+        self.least = least
+        self.told: list[float | None] = []
+
+    def promising(self, outlook: float | None) -> bool:
+        self.told.append(outlook)
+        return outlook is None or outlook >= self.least
+
+
+def test_nobody_drafts_where_even_the_best_outlook_is_too_poor() -> None:
+    one = Looking(chain([3], "one", [0.2]), lambda: 0.2, "one")
+    two = Looking(chain([4], "two", [0.6]), lambda: 0.6, "two")
+    mute = Fixed(chain([5], "mute", [0.9]), "mute")
+    session = Fuse([one, two, mute]).open(REQUEST)
+    choosy = Choosy(0.7)
+    assert not len(session.propose(replace(PLACE, adviser=choosy), 8))
+    assert one.asked == two.asked == mute.asked == 0
+    choosy.least = 0.5
+    assert len(session.propose(replace(PLACE, adviser=choosy), 8)) == 3
+    assert choosy.told == [0.6, 0.6]
+    alone = Fuse([mute]).open(REQUEST)
+    assert len(alone.propose(replace(PLACE, adviser=choosy), 8)) == 1
+    assert choosy.told[-1] is None
+
+
+def test_an_outlook_that_fails_counts_as_a_fault() -> None:
+    def broken() -> float:
+        raise ValueError("blind")
+
+    session = Fuse([Looking(chain([3], "a", [0.2]), broken, "a")]).open(REQUEST)
+    with pytest.warns(RuntimeWarning, match="switched off"):
+        for _ in range(FAULTS_ALLOWED):
+            session.propose(replace(PLACE, adviser=Choosy(0.5)), 8)
+    assert session.faults == {"a": FAULTS_ALLOWED}

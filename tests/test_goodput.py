@@ -247,3 +247,21 @@ def test_a_tree_is_cut_by_what_such_claims_came_to_not_by_what_they_say() -> Non
         session.allowance(128)
         sizes.append(len(session.fit(claimed, 128)))
     assert sizes == [2, 0]
+
+
+def test_a_step_at_a_poor_outlook_counts_as_one_without_a_draft() -> None:
+    experience = Experience()
+    session = GoodputSession(Settings(probe_share=0.0), experience, linear())
+    for _ in range(3):
+        session.allowance(128)
+        assert session.adviser.promising(0.05)
+        session.fit(DraftTree.empty(), 128)
+        session.observe(Step(DraftTree.empty(), (), (5,), {"draft": 1.0, "verify": 10.0}), 128)
+    known = experience.draft.sums
+    session.allowance(128)
+    assert not session.adviser.promising(0.05)
+    session.fit(DraftTree.empty(), 128)
+    session.observe(Step(DraftTree.empty(), (), (5,), {"draft": 9.0, "verify": 10.0}), 128)
+    assert experience.draft.sums == known
+    session.allowance(128)
+    assert session.adviser.promising(0.95), "another outlook is not to suffer for it"

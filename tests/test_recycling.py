@@ -190,3 +190,22 @@ def test_settings_are_checked(tmp_path: Path) -> None:
         NeighbourDrafter(table({})).open(DraftRequest((1,), VOCAB + 1))
     assert NeighbourDrafter(k=5).top_logits == 5
     assert NeighbourDrafter(table({}, 4)).top_logits == 4
+
+
+def test_the_outlook_is_the_reach_of_the_first_draft() -> None:
+    session = NeighbourDrafter(table({2: [5, 6, 7]})).open(REQUEST)
+    tree = session.propose(at([1, 2]), 4)
+    assert session.outlook(at([1, 2])) == pytest.approx(float(tree.reach[0]))
+    assert session.outlook(at([1, 9])) == 0.0
+
+
+def test_steps_without_a_draft_teach_by_the_time_of_the_next_one() -> None:
+    session = NeighbourDrafter(table({2: [4, 5, 6]})).open(REQUEST)
+    session.propose(at([1, 2]), 4)
+    text = [1, 2]
+    for token in [7, 3] * 20:
+        top = [[token, 8, 9]]
+        session.observe(step(DraftTree.empty(), (), token, top))
+        text.append(token)
+    tree = session.propose(at(text), 2)
+    assert tree.tokens.tolist() == [7, 3]
