@@ -17,6 +17,7 @@ FIRST_ASKED = BUCKETS.index(8)
 OUTLIER = 3.0
 FREE = 0.01  # what costs less of a plain step than this is always asked
 CHEAP = 0.1  # what costs more is asked for few nodes at a time
+MOST_VAIN = 2
 LEVELS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the best claim for the next token, before a source speaks
 
 
@@ -71,17 +72,20 @@ class SourceWorth:
     """What asking one source costs, and what it brought by the level of promise before it.
 
     gains: tokens as fading means; trials: how often the source was asked at that level;
-    passed: how often it was not since.
+    passed: how often it was not since; vain: how often in a row it then brought nothing.
     """
 
     cost: DraftCost = field(default_factory=DraftCost)
     gains: list[float] = field(default_factory=lambda: [0.0] * (len(LEVELS) + 1))
     trials: list[int] = field(default_factory=lambda: [0] * (len(LEVELS) + 1))
     passed: list[int] = field(default_factory=lambda: [0] * (len(LEVELS) + 1))
+    vain: list[int] = field(default_factory=lambda: [0] * (len(LEVELS) + 1))
 
     def learn(self, level: int, gain: float) -> None:
         """Add the tokens that the source brought in one step."""
         self.trials[level] += 1
+        vain = gain <= 0.0 and not self.unknown(level)
+        self.vain[level] = min(self.vain[level] + 1, MOST_VAIN) if vain else 0
         self.gains[level] += max(0.1, 1.0 / self.trials[level]) * (gain - self.gains[level])
 
     def unknown(self, level: int) -> bool:
@@ -89,11 +93,14 @@ class SourceWorth:
         return self.trials[level] < 3
 
     def pays(self, level: int, price: float, pause: float, probes: bool) -> bool:
-        """Tell whether to ask at a price in tokens, or else for once after `pause` refusals."""
+        """Tell whether to ask at a price in tokens, or else for once after `pause` refusals.
+
+        Pauses double while such trials are in vain, up to four times as long.
+        """
         if self.gains[level] > price:
             return True
         self.passed[level] += 1
-        if not probes or self.passed[level] <= pause:
+        if not probes or self.passed[level] <= pause * 2 ** self.vain[level]:
             return False
         self.passed[level] = 0
         return True

@@ -74,6 +74,7 @@ class GoodputSession:
         self._pause, self._countdown = 1, 2
         self._regret = 0.0
         self._passed = 0
+        self._added = 0.0  # milliseconds by which the present draft lengthens the forward
         self._late = 0.0  # milliseconds by which drafting lengthened the host's part of a step
         self._before: tuple[dict[str, float], bool] = ({}, False)
 
@@ -124,7 +125,8 @@ class GoodputSession:
             tree = self.adviser.appraise(tree, UNKNOWN)
         reach = experience.calibration.foresee(tree)
         order = best_first(reach)
-        gains, net = self._nets(reach, order, length)
+        costs = self.cost.upto(length)
+        gains, net = self._nets(reach, order, costs)
         best = max(range(len(net)), key=net.__getitem__)
         if net[best] < net[0] + self.settings.margin:
             best = 0
@@ -134,21 +136,22 @@ class GoodputSession:
         self._proposed = self._proposed or last > 0
         size = min(BUCKETS[best], last)
         self._expected = gains[size]
-        nodes = self.cost.seconds(size + 1, length) - self.cost.seconds(1, length)
-        self.adviser.learn_gain(gains[size] - max(0.0, 1000.0 * nodes / self._plain))
+        self._added = 1000.0 * max(0.0, costs[size] - costs[0])
+        self.adviser.learn_gain(gains[size] - self._added / max(self._plain, 1e-9))
         return cut(tree, order, size)
 
     def _nets(
-        self, reach: Sequence[float], order: Sequence[int], length: int
+        self, reach: Sequence[float], order: Sequence[int], costs: Sequence[float]
     ) -> tuple[list[float], list[float]]:
         """Return the expected tokens by number of nodes, and by bucket the tokens less the time.
 
-        Time counts at the best rate that any size of this tree would reach.
+        Time counts at the best rate that any size of this tree would reach. costs: seconds of
+        forwards of 1, 2, ... rows.
         """
         gains = [0.0]
         for node in order:
             gains.append(gains[-1] + reach[node])
-        costs, last = self.cost.upto(length), len(order)
+        last = len(order)
         top = self._asked or self.settings.largest
         sizes = [min(size, last) for size in BUCKETS[: top + 1]]
         fixed = self.experience.host + self.experience.draft.of(BUCKETS[self._asked])
@@ -163,7 +166,7 @@ class GoodputSession:
         if not self._asked and not size:
             self._pass(step, length)
             return
-        followed = self.adviser.learn_step(step, self._node_price(size, length))
+        followed = self.adviser.learn_step(step, self._node_price(size))
         if not self.settings.learns:
             return
         experience, settings, spent = self.experience, self.settings, step.milliseconds
@@ -226,12 +229,9 @@ class GoodputSession:
                 self.experience.learn_host(host)
         self._before = (spent, self._asked > 0)
 
-    def _node_price(self, size: int, length: int) -> float:
+    def _node_price(self, size: int) -> float:
         """Return the tokens that could be had in the time that a node adds to a forward."""
-        if size == 0:
-            return 0.0
-        added = self.cost.seconds(size + 1, length) - self.cost.seconds(1, length)
-        return 1000.0 * self._rate() * max(0.0, added) / size
+        return self._rate() * self._added / size if size else 0.0
 
     def _rate(self) -> float:
         """Return the present tokens per millisecond, never below those of plain decoding."""

@@ -51,7 +51,7 @@ def test_a_costly_source_that_adds_nothing_is_asked_seldom() -> None:
     asked = [ask(economy, NONE, OTHER, (9, 9, 9)) for _ in range(400)]
     assert asked[0] == 32, "its cost is not known yet"
     assert sum(map(bool, asked[1:60])) == 3, "little is known of it, so it is tried more often"
-    assert sum(map(bool, asked[60:])) == pytest.approx(340 * 0.02, abs=3)
+    assert 340 * 0.02 / 4 <= sum(map(bool, asked[60:])) <= 340 * 0.02, "pauses grow"
 
 
 def test_a_source_that_proposes_nothing_adds_nothing() -> None:
@@ -171,7 +171,7 @@ def test_where_drafts_did_not_pay_none_is_made_but_now_and_then() -> None:
     poor = [draft_at(economy, 0.05, 0.0) for _ in range(300)]
     rich = [draft_at(economy, 0.95, 1.5) for _ in range(300)]
     assert all(poor[:3]), "little is known yet"
-    assert sum(poor[3:]) == pytest.approx(297 * 0.02 / 0.1, abs=12)
+    assert 297 * 0.2 / 4 - 2 <= sum(poor[3:]) <= 297 * 0.2, "pauses grow"
     assert all(rich)
     assert all(draft_at(economy, None, 0.0) for _ in range(9)), "nobody can tell"
 
