@@ -37,7 +37,7 @@ def read_log(path: Path) -> dict[str, Any]:
 def _count(passages: int | None) -> str:
     if passages is None:
         return "records, 1 to 4 passages"
-    return "1 passage retrieved" if passages == 1 else f"{passages} retrieved"
+    return f"{passages} retrieved"
 
 
 def gate_table(runs: list[dict[str, Any]]) -> str:
