@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ragspec.errors import InputError, ModelError, ModelNotFoundError
+from ragspec.errors import InputError, ModelError
 from ragspec.visual.checkpoints import load_llamagen
 from tests import image_models
 
@@ -97,45 +97,8 @@ def test_a_file_of_the_training_script_is_refused_until_it_is_allowed(tmp_path: 
         load_llamagen(file, num_attention_heads=2)
 
 
-class Hostile:
-    """Touches a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Path.touch, (self.path,))
-
-
-@pytest.mark.parametrize("allow", [True, False])
-def test_other_objects_are_never_opened(allow: bool, tmp_path: Path) -> None:
-    mark, file = tmp_path / "was run", tmp_path / "c.pt"
-    weights = published(image_models.model())
-    settings = argparse.Namespace(hook=Hostile(mark))
-    for content in (
-        {"model": weights, "hook": Hostile(mark)},
-        {"model": weights, "args": settings},
-    ):
-        torch.save(content, file)
-        with pytest.raises(ModelError, match=r"expected tensors and plain containers"):
-            load_llamagen(file, **SIZES, allow_namespace=allow)
-    assert not mark.exists()
-
-
-def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
+def test_foreign_files_are_refused(tmp_path: Path) -> None:
     file, weights = tmp_path / "c.pt", published(image_models.model())
-    with pytest.raises(ModelNotFoundError, match="is no file"):
-        load_llamagen(file)
-    file.write_bytes(b"no checkpoint")
-    with pytest.raises(ModelError, match="cannot be read"):
-        load_llamagen(file)
-    for content in (b"no checkpoint", b""):
-        (tmp_path / "c.safetensors").write_bytes(content)
-        with pytest.raises(ModelError, match="cannot be read"):
-            load_llamagen(tmp_path / "c.safetensors")
-    torch.save([1, 2], file)
-    with pytest.raises(ModelError, match="holds a list"):
-        load_llamagen(file)
     torch.save({"model": {"encoder.conv_in.weight": torch.zeros(2)}}, file)
     with pytest.raises(ModelError, match=r"holds encoder\.conv_in\.weight; expected tok_embed"):
         load_llamagen(file)

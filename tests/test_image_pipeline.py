@@ -154,6 +154,42 @@ def test_the_callback_sees_every_pass_and_may_interrupt(folder: Path) -> None:
     assert (part.acceptance_map.reshape(2, -1)[:, written:] == 0).all()
 
 
+def test_the_callback_is_told_the_tensors_that_it_asks_for(folder: Path) -> None:
+    pipe, seen = opened(folder), []
+
+    def look(pipe: Any, step: int, codes: int, kwargs: dict[str, Any]) -> None:
+        seen.append(sorted(kwargs))
+
+    for names in (["codes"], []):
+        pipe(
+            class_labels=0,
+            callback_on_step_end=look,
+            callback_on_step_end_tensor_inputs=names,
+        )
+        assert seen[-1] == names
+    assert pipe._callback_tensor_inputs == ["codes"]
+    with pytest.raises(InputError, match=r"\['codes'\]"):
+        pipe(class_labels=0, callback_on_step_end_tensor_inputs=["latents"])
+
+
+def test_without_a_generator_the_global_seed_decides(folder: Path) -> None:
+    pipe = opened(folder)
+    with torch.random.fork_rng(devices=[]):
+        drawn = []
+        for _ in range(2):
+            torch.manual_seed(0)
+            drawn.append(pipe(class_labels=[0, 1]))
+        later = pipe(class_labels=[0, 1])
+    assert torch.equal(drawn[0].codes, drawn[1].codes)
+    assert drawn[0].stats.seeds == drawn[1].stats.seeds != later.stats.seeds
+
+
+def test_a_dtype_may_be_asked_for_by_both_names(folder: Path) -> None:
+    for name in ("dtype", "torch_dtype"):
+        assert opened(folder, **{name: torch.bfloat16}).model.dtype == torch.bfloat16
+    assert opened(folder, torch_dtype=None).model.dtype == torch.float32
+
+
 def test_a_saved_pipeline_draws_the_same(folder: Path, tmp_path: Path) -> None:
     pipe = opened(folder)
     pipe.save_pretrained(tmp_path / "saved")
@@ -195,6 +231,9 @@ def test_what_does_not_fit_is_refused(folder: Path) -> None:
         ImagePipeline(model, tokenizer, None, "lantern", lam=2.0)
     with pytest.raises(InputError, match="settings by a name"):
         ImagePipeline(model, tokenizer, None, Walk(), delta=0.1)
+    for rule in (42, None, Walk):
+        with pytest.raises(InputError, match="or a Rule, which has"):
+            opened(folder, rule=rule)
     with pytest.raises(RuleError, match="cannot judge"):
         opened(folder, rule="rejection", draft_mode="coupled")(class_labels=0)
     pipe = opened(folder)

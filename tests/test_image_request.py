@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from ragspec.errors import InputError
+from ragspec.rules import Walk
 from ragspec.visual.image_request import (
+    checked_callback,
     checked_count,
     checked_features,
+    checked_rule,
     checked_texts,
     class_number,
     seeds_of,
@@ -53,13 +56,52 @@ def test_seeds_are_drawn_one_an_image_whatever_follows() -> None:
 
     assert seeds_of(dice(), 5)[:2] == seeds_of(dice(), 2)
     assert seeds_of([dice(), dice()], 2) == [seeds_of(dice(), 1)[0]] * 2
-    assert len(set(seeds_of(None, 20))) > 1
+    assert len(set(seeds_of(None, 20))) == 20
     with pytest.raises(InputError, match="2 generators for 3 images"):
         seeds_of([dice(), dice()], 3)
     given: list[Any] = [0, [0, 1], [dice(), 1], "ab", torch.tensor(3)]
     for wrong in given:
         with pytest.raises(InputError, match=r"Pass torch\.Generator\(\)\.manual_seed\(0\)"):
             seeds_of(wrong, 2)
+
+
+def test_without_a_generator_seeds_come_from_the_global_one() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        first = [seeds_of(None, 2), seeds_of(None, 2)]
+        torch.manual_seed(3)
+        again = [seeds_of(None, 2), seeds_of(None, 2)]
+    assert first == again and first[0] != first[1]
+    assert first[0] == seeds_of(torch.Generator().manual_seed(3), 2)
+
+
+def test_a_rule_is_what_judges() -> None:
+    rule = Walk()
+    assert checked_rule(rule) is rule
+    wrong: list[Any] = [42, None, Walk, object()]
+    for given in wrong:
+        with pytest.raises(InputError, match="name, label, accepts and judge"):
+            checked_rule(given)
+
+
+def test_a_callback_is_told_what_it_asks_for() -> None:
+    seen: list[Any] = []
+
+    def look(*given: Any) -> str:
+        seen.append(given)
+        return "returned"
+
+    codes = torch.arange(3)
+    for names, told in ((None, {"codes": codes}), (["codes"], {"codes": codes}), ([], {})):
+        callback = checked_callback(look, names)
+        assert callback is not None
+        assert callback("pipe", 1, 2, {"codes": codes}) == "returned"
+        assert seen[-1] == ("pipe", 1, 2, told)
+    assert checked_callback(None, ["codes"]) is None
+    wrong: list[Any] = [["latents"], ["codes", "latents"], "codes"]
+    for names in wrong:
+        with pytest.raises(InputError, match=r"expected a list of what there is: \['codes'\]"):
+            checked_callback(None, names)
 
 
 def test_counts_and_texts_are_checked() -> None:

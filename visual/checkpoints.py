@@ -1,28 +1,22 @@
 """Published LlamaGen checkpoints, and those its training scripts write, as `LlamaGenModel`.
 
-The weights lie under "model" (DDP), "module" (DeepSpeed), "state_dict" or at the top (FSDP), in a
-torch pickle or in safetensors. Sizes are read off the shapes; what shapes do not tell (heads, side
-of the grid) comes from the caller, a rotary table, the training settings, or the published sizes.
-Pickles are opened with weights_only=True, so that nothing in them is ever run.
+Sizes are read off the shapes; what shapes do not tell (heads, side of the grid) comes from the
+caller, a rotary table, the training settings, or the published sizes. How such a file is opened,
+see `checkpoint_file`.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ragspec.errors import InputError, ModelError, ModelNotFoundError
+from ragspec.errors import InputError, ModelError
+from ragspec.visual.checkpoint_file import PLACES, Tensors, read_checkpoint
 from ragspec.visual.llamagen import LlamaGenConfig, LlamaGenModel
 
-Tensors = dict[str, torch.Tensor]
-
-_PLACES = ("model", "module", "state_dict")
-_PREFIXES = ("_orig_mod.", "module.")  # of torch.compile and of wrappers
 _DROPPED = ("freqs_cis", "quantize.codebook_used", "causal_mask")
 _HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}
 _NAMES = {
@@ -62,11 +56,9 @@ def load_llamagen(
     hold other objects or other weights, InputError for sizes that cannot be known.
     """
     file = Path(path)
-    if not file.is_file():
-        raise ModelNotFoundError(f"got {path}, which is no file; expected a .pt or .safetensors.")
-    content = _open(file, allow_namespace)
-    weights, dropped = _renamed(_weights(content, file), file)
-    config = _config(weights, dropped, content.get("args"), grid_size, num_attention_heads)
+    published, settings = read_checkpoint(file, allow_namespace)
+    weights, dropped = _renamed(published, file)
+    config = _config(weights, dropped, settings, grid_size, num_attention_heads)
     kind = dtype or weights["lm_head.weight"].dtype
     with torch.device("meta"):
         model: LlamaGenModel = LlamaGenModel(config)
@@ -81,62 +73,14 @@ def load_llamagen(
     return model.eval()  # type: ignore[no-any-return, unused-ignore]
 
 
-def _open(file: Path, allow_namespace: bool) -> Mapping[str, Any]:
-    """Return what the file holds; nothing but tensors and plain containers gets through."""
-    if file.suffix == ".safetensors":
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        try:
-            return load_file(file)
-        except (SafetensorError, OSError) as error:
-            raise ModelError(
-                f"{file.name} cannot be read as a safetensors file: {error}. Copy it again."
-            ) from error
-    allowed: list[Any] = [argparse.Namespace] if allow_namespace else []
-    try:
-        with torch.serialization.safe_globals(allowed):
-            content = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # a refusal, or whatever a damaged file may raise
-        found = re.search(r"GLOBAL (\S+) was not an allowed global", str(error))
-        if found is None:
-            raise ModelError(
-                f"{file.name} cannot be read as a torch file of tensors: {error}. Copy it again."
-            ) from error
-        what = found.group(1)
-        advice = (
-            "If you trust its source, pass allow_namespace=True: it is opened as plain settings."
-            if what == "argparse.Namespace"
-            else "It will not be opened: such objects can run code. Save its weights alone."
-        )
-        raise ModelError(
-            f"{file.name} holds {what}; expected tensors and plain containers. {advice}"
-        ) from error
-    if not isinstance(content, Mapping):
-        raise ModelError(f"{file.name} holds a {type(content).__name__}; expected named weights.")
-    return content
-
-
-def _weights(content: Mapping[str, Any], file: Path) -> Tensors:
-    """Return the weights by their published names, wherever they lie."""
-    inner = next((content[p] for p in _PLACES if isinstance(content.get(p), Mapping)), content)
-    found = {}
-    for name, value in inner.items():
-        for prefix in _PREFIXES:
-            name = str(name).removeprefix(prefix)
-        if isinstance(value, torch.Tensor):
-            found[name] = value
-    if "tok_embeddings.weight" not in found:
-        told = ", ".join(sorted(found)[:3]) or "no tensors"
-        raise ModelError(
-            f"{file.name} is no LlamaGen generator: it holds {told}; expected tok_embeddings.weight"
-            f" under {', '.join(_PLACES)} or at the top."
-        )
-    return found
-
-
 def _renamed(weights: Tensors, file: Path) -> tuple[Tensors, Tensors]:
     """Return the weights by our names, and those that a model does not need by their own."""
+    if "tok_embeddings.weight" not in weights:
+        told = ", ".join(sorted(weights)[:3]) or "no tensors"
+        raise ModelError(
+            f"{file.name} is no LlamaGen generator: it holds {told}; expected tok_embeddings.weight"
+            f" under {', '.join(PLACES)} or at the top."
+        )
     renamed: Tensors = {}
     dropped = {name: value for name, value in weights.items() if name.endswith(_DROPPED)}
     halves: dict[str, Tensors] = {}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from diffusers import DiffusionPipeline
@@ -40,8 +40,11 @@ from ragspec.visual.image_folder import (
 from ragspec.visual.image_output import ImageStats, acceptance_of, codes_of, stats_of, weakest
 from ragspec.visual.image_progress import Progress
 from ragspec.visual.image_request import (
+    TENSORS,
+    checked_callback,
     checked_count,
     checked_features,
+    checked_rule,
     checked_texts,
     class_number,
     seeds_of,
@@ -84,6 +87,9 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
     ModelNotFoundError, UnknownNameError, InputError, RuleError.
     """
 
+    # Where diffusers tells what a callback may ask for.
+    _callback_tensor_inputs: ClassVar[list[str]] = list(TENSORS)
+
     def __init__(
         self,
         model: Any,
@@ -106,8 +112,8 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
             rule = make_rule(rule, tokenizer.codebook(), positions=codes, **settings)
         elif settings:
             raise InputError(f"got a Rule and {', '.join(settings)}; expected settings by a name.")
-        self.rule: Rule = rule
-        self.source = draft_source(drafter, rule, model, folder, draft_mode)
+        self.rule: Rule = checked_rule(rule)
+        self.source = draft_source(drafter, self.rule, model, folder, draft_mode)
         self.budget = make_budget(budget)
         self.batch_size = batch_size
         self.folder = folder
@@ -132,9 +138,10 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
     ) -> Self:
         """Return a pipeline over a bundled set ("tiles", "emoji") or a folder.
 
-        tokenizer: where the folder has none. settings: see `ImagePipeline`. Raises what that
-        does, and ModelError for a model that does not load.
+        tokenizer: where the folder has none. dtype: also as torch_dtype. settings: see
+        `ImagePipeline`. Raises what that does, and ModelError for a model that does not load.
         """
+        dtype = settings.pop("torch_dtype", None) or dtype
         folder = find_folder(name)
         place = pick_device(device)
         model = load_model(folder.target, place, dtype)
@@ -184,21 +191,24 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         output_type: str = "pil",
         return_dict: bool = True,
         callback_on_step_end: Callable[..., Any] | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] | None = TENSORS,
     ) -> Any:
         """Return an `ImageOutput`, or a tuple of its fields where return_dict is False.
 
         prompt: for a text-conditional model; class_labels: numbers or names, for one of classes;
         prompt_embeds [R, L, d]: features in place of prompts. num_images_per_prompt: images of
-        each, next to each other. generator: seeds are drawn from it, or from one an image; None
-        takes fresh ones (`stats.seeds`). temperature 0 is greedy. guidance_interval: generated
-        indices between which guidance is on. callback_on_step_end(pipeline, step, codes,
+        each, next to each other. generator: seeds are drawn from it, or from one an image; None is
+        torch's global one (`stats.seeds` tells them). temperature 0 is greedy. guidance_interval:
+        generated indices between which guidance is on. callback_on_step_end(pipeline, step, codes,
         {"codes": i64 [B, h * w]}): called after every pass, -1 where no code stands yet; `codes`
-        is their number in the image that is furthest behind. Raises InputError, SamplingError.
+        is their number in the image that is furthest behind. callback_on_step_end_tensor_inputs:
+        what it is told, [] for nothing. Raises InputError, SamplingError.
         """
         if output_type not in OUTPUTS:
             raise InputError(
                 f"got output_type {output_type!r}; expected one of {', '.join(OUTPUTS)}."
             )
+        callback = checked_callback(callback_on_step_end, callback_on_step_end_tensor_inputs)
         conditions = self._conditions(prompt, class_labels, prompt_embeds)
         count = checked_count(num_images_per_prompt, "num_images_per_prompt")
         rows = [row for row in range(len(conditions.given)) for _ in range(count)]
@@ -216,7 +226,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         sampling = Sampling(temperature=temperature, top_k=top_k, seed=seeds)
         prompts = [target.prompt(row) for row in rows]
         began = time.perf_counter()
-        drawn = self._draw(engine, prompts, sampling, callback_on_step_end)
+        drawn = self._draw(engine, prompts, sampling, callback)
         made = self._output(drawn, time.perf_counter() - began, output_type)
         return made if return_dict else made.to_tuple()
 

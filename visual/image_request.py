@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import index
 from typing import Any
 
 import torch
 
 from ragspec.errors import InputError
-from ragspec.noise import fresh_seed
+from ragspec.rules import Rule
+
+TENSORS = ("codes",)  # what a callback may ask for
 
 
 def whole(given: Any) -> int | None:
@@ -55,12 +57,10 @@ def seeds_of(
 ) -> list[int]:
     """Return a seed for each image, drawn from the generator, or from one an image.
 
-    The seeds of the first images do not depend on how many follow. Raises InputError for a wrong
-    number of generators, or for something else.
+    None is torch's global generator. The seeds of the first images do not depend on how many
+    follow. Raises InputError for a wrong number of generators, or for something else.
     """
-    if generator is None:
-        return [fresh_seed() for _ in range(count)]
-    given: Any = generator
+    given: Any = torch.default_generator if generator is None else generator
     generators = [given] * count if _is_one(given) else [*given]
     if not all(isinstance(each, torch.Generator) for each in generators):
         raise InputError(
@@ -110,3 +110,36 @@ def checked_texts(texts: list[Any]) -> list[str]:
                 f"got the prompt {text!r}; expected a few words such as 'red heart', not nothing."
             )
     return texts
+
+
+def checked_rule(rule: Any) -> Rule:
+    """Return the rule; raises InputError for what judges no drafts, or a class of rules."""
+    if isinstance(rule, Rule) and not isinstance(rule, type):
+        return rule
+    raise InputError(
+        f"got rule={rule!r}; expected a name such as 'exact' or 'lantern', or a Rule, which has "
+        "name, label, accepts and judge."
+    )
+
+
+def checked_callback(
+    callback: Callable[..., Any] | None, names: Sequence[str] | None
+) -> Callable[..., Any] | None:
+    """Return the callback as it is told of these tensors alone, or None where there is none.
+
+    names: of `TENSORS`; None for all. Raises InputError for others.
+    """
+    given = [names] if isinstance(names, str) else list(TENSORS if names is None else names)
+    foreign = [name for name in given if name not in TENSORS]
+    if foreign or isinstance(names, str):
+        raise InputError(
+            f"got callback_on_step_end_tensor_inputs={names!r}; expected a list of what there is: "
+            f"{list(TENSORS)}."
+        )
+    if callback is None:
+        return None
+
+    def told(pipeline: Any, step: int, codes: int, tensors: dict[str, torch.Tensor]) -> Any:
+        return callback(pipeline, step, codes, {name: tensors[name] for name in given})
+
+    return told

@@ -1,5 +1,8 @@
 """Pictures to codes and back: a VQ tokenizer over diffusers' `VQModel`.
 
+Published LlamaGen files and the `JanusVQVAE` of transformers are read into that layout, see
+`vq_checkpoint`.
+
 The look-up is LlamaGen's (Sun et al., arXiv 2406.06525, after Yu et al., arXiv 2110.04627): codes
 and latents are made unit length first, so that the nearest code is the one of largest cosine.
 diffusers' own look-up does not do that, hence the few lines here.
@@ -14,46 +17,59 @@ import torch
 from torch.nn import functional
 
 from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
+from ragspec.visual.vq_checkpoint import JANUS, from_janus, load_llamagen_vq
 
 PICTURE_AXES = 4
+_PARTS = ("encoder", "quant_conv", "quantize", "post_quant_conv", "decoder")
+_SIZES = ("in_channels", "block_out_channels", "sample_size", "norm_type")
 
 
 class VQTokenizer:
     """Turns pictures f32 [B, C, H, W] in [-1, 1] into codes i64 [B, h * w], row by row, and back.
 
-    model: a `VQModel`. normalised: False for books that are searched by plain Euclidean distance.
-    Raises UnsupportedModelError for a model without code-book, encoder or decoder.
+    model: a `VQModel`, or a `JanusVQVAE`, of which `self.model` is a `VQModel` of the same weights.
+    normalised: False for books that are searched by plain Euclidean distance. Raises
+    UnsupportedModelError for a model without code-book, encoder or decoder.
     """
 
     def __init__(self, model: Any, normalised: bool = True) -> None:
-        missing = [
-            part
-            for part in ("encoder", "quant_conv", "quantize", "post_quant_conv", "decoder")
-            if not hasattr(model, part)
-        ]
+        config = getattr(model, "config", None)
+        if getattr(config, "model_type", None) == JANUS:
+            model = from_janus(model)
+            config = model.config
+        missing = [part for part in _PARTS if not hasattr(model, part)]
+        missing += [f"config.{size}" for size in _SIZES if not hasattr(config, size)]
         if missing:
             raise UnsupportedModelError(
                 f"got {type(model).__name__} without {', '.join(missing)}; expected a diffusers "
-                "VQModel. Convert the checkpoint to that layout first."
+                "VQModel or a JanusVQVAE. Convert the checkpoint to the layout of a VQModel first."
             )
         self.model = model.eval().requires_grad_(False)
         self.normalised = normalised
 
     @classmethod
     def from_pretrained(
-        cls, path: str | Path, dtype: torch.dtype = torch.float32, normalised: bool = True
+        cls,
+        path: str | Path,
+        dtype: torch.dtype = torch.float32,
+        normalised: bool = True,
+        allow_namespace: bool = False,
     ) -> VQTokenizer:
-        """Load a folder written by `save_pretrained` (diffusers layout, safetensors only).
+        """Load a folder written by `save_pretrained`, or a published file (`vq_ds16_c2i.pt`).
 
-        Raises ModelNotFoundError for a folder without config.json, ModelError for one whose
-        weights are missing or do not fit.
+        A folder is in diffusers' layout, safetensors only. allow_namespace: of files, as in
+        `load_llamagen`. Raises ModelNotFoundError for a path without either, ModelError for
+        weights that are missing, do not fit or are not to be opened.
         """
         from diffusers import VQModel
 
         folder = Path(path)
+        if folder.is_file():
+            return cls(load_llamagen_vq(folder, dtype, allow_namespace), normalised)
         if not (folder / "config.json").is_file():
             raise ModelNotFoundError(
-                f"got {str(path)!r}, which holds no config.json; expected a folder with a VQModel."
+                f"got {str(path)!r}, which is no file and holds no config.json; expected a folder "
+                "with a VQModel, or a published file such as vq_ds16_c2i.pt."
             )
         try:
             model = VQModel.from_pretrained(

@@ -1,0 +1,81 @@
+"""Files of published weights: opened without running anything in them, wherever the weights lie.
+
+The weights lie under "model" (DDP), "module" (DeepSpeed), "state_dict" or at the top (FSDP), in a
+torch pickle or in safetensors. Pickles are opened with weights_only=True.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ragspec.errors import ModelError, ModelNotFoundError
+
+Tensors = dict[str, torch.Tensor]
+
+PLACES = ("model", "module", "state_dict")
+_PREFIXES = ("_orig_mod.", "module.")  # of torch.compile and of wrappers
+
+
+def read_checkpoint(path: str | Path, allow_namespace: bool = False) -> tuple[Tensors, Any]:
+    """Return the weights of a file by their published names, and its training settings or None.
+
+    allow_namespace: also open files of training scripts, which hold their settings as an
+    argparse.Namespace (plain data, no code). Raises ModelNotFoundError, and ModelError for files
+    that cannot be read or hold other objects.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise ModelNotFoundError(f"got {path}, which is no file; expected a .pt or .safetensors.")
+    content = _open_safetensors(file) if file.suffix == ".safetensors" else None
+    content = _open_pickle(file, allow_namespace) if content is None else content
+    if not isinstance(content, Mapping):
+        raise ModelError(f"{file.name} holds a {type(content).__name__}; expected named weights.")
+    inner = next((content[p] for p in PLACES if isinstance(content.get(p), Mapping)), content)
+    found = {}
+    for name, value in inner.items():
+        for prefix in _PREFIXES:
+            name = str(name).removeprefix(prefix)
+        if isinstance(value, torch.Tensor):
+            found[name] = value
+    return found, content.get("args")
+
+
+def _open_safetensors(file: Path) -> Any:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(
+            f"{file.name} cannot be read as a safetensors file: {error}. Copy it again."
+        ) from error
+
+
+def _open_pickle(file: Path, allow_namespace: bool) -> Any:
+    """Return what the file holds; nothing but tensors and plain containers gets through."""
+    allowed: list[Any] = [argparse.Namespace] if allow_namespace else []
+    try:
+        with torch.serialization.safe_globals(allowed):
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # a refusal, or whatever a damaged file may raise
+        found = re.search(r"GLOBAL (\S+) was not an allowed global", str(error))
+        if found is None:
+            raise ModelError(
+                f"{file.name} cannot be read as a torch file of tensors: {error}. Copy it again."
+            ) from error
+        what = found.group(1)
+        advice = (
+            "If you trust its source, pass allow_namespace=True: it is opened as plain settings."
+            if what == "argparse.Namespace"
+            else "It will not be opened: such objects can run code. Save its weights alone."
+        )
+        raise ModelError(
+            f"{file.name} holds {what}; expected tensors and plain containers. {advice}"
+        ) from error
