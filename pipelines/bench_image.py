@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ragspec.visual.image_pipeline import ImagePipeline
 
 TABLE_WIDTH = 170
+_SEEDS = 1 << 63  # torch takes twice as many upwards: the images that follow have seeds too
 # Names of the Unicode emoji list that a text-conditional model is asked for in turn.
 PROMPTS = (
     *("cat face", "dog face", "red heart", "red apple", "sun", "star", "house", "rose"),
@@ -48,6 +49,20 @@ class ImageBench:
     device: str
     dtype: str
     features: str | None
+
+    def __post_init__(self) -> None:
+        from ragspec.errors import InputError
+        from ragspec.visual.frechet import AXES
+
+        if not (self.quality == 0 or self.quality > AXES):
+            raise InputError(
+                f"--quality is {self.quality}; expected 0 for none, or more than {AXES} images: "
+                "fewer have no Frechet distance. Try 400."
+            )
+        if not -_SEEDS <= self.seed < _SEEDS:
+            raise InputError(
+                f"--seed is {self.seed}; expected a whole number from -2^63 to 2^63 - 1."
+            )
 
 
 def image(

@@ -132,9 +132,9 @@ def judge_ways(
     for batch in range(batches):
         progress(f"quality: plain batch {batch + 1} of {batches}")
         drawn.append(_batch(plain, drawing, images, batch + 1)[0])
-    labels = np.tile(np.arange(images) % len(drawing.subjects), batches)
-    features = net(np.concatenate(drawn), labels)
-    reference = PlainReference([features.features(batch) for batch in drawn])
+    subjects = np.arange(images) % len(drawing.subjects)
+    features = net(np.concatenate(drawn), np.tile(subjects, batches))
+    reference = PlainReference([features.features(batch) for batch in drawn], subjects)
     distances, excess = {}, {}
     for way, pipe in pipes.items():
         if way.name == PLAIN:

@@ -3,8 +3,9 @@
 A way is `RULE[@VALUE[kNEAR][gGAIN]][:DRAFTER[/MODE]]`: `exact`, `lantern@0.05`,
 `lantern++@3:head`, `lantern@0.3k100g2:head/deterministic`, `exact:jacobi+model`. VALUE is delta,
 lambda or the number of clusters, whichever the rule has; NEAR the codes that count as near; GAIN
-the codes that a draft must promise below one that stands for others. `sjd` and `scd` are Jacobi
-decoding and its coupled form; `draft-only` is the draft model without a target, where all
+the codes that a draft must promise below one that stands for others. DRAFTER may be a path; one
+whose last folder has the name of a MODE is written with a slash at its end. `sjd` and `scd` are
+Jacobi decoding and its coupled form; `draft-only` is the draft model without a target, where all
 relaxation ends.
 """
 
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from ragspec.draft import DraftKind
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.names import unknown
 
@@ -35,10 +37,9 @@ VALUES: Mapping[str, str] = MappingProxyType(
     }
 )
 RULES = ("exact", "rejection", "without-replacement", *VALUES)
-_FORM = re.compile(
-    r"(?P<rule>[a-z+-]+)(@(?P<value>[0-9.]+)(k(?P<near>[0-9]+))?(g(?P<gain>[0-9.]+))?)?"
-    r"(:(?P<drafter>[^/]+)(/(?P<mode>.+))?)?"
-)
+_SETTING = r"(?P<value>[0-9.]+)(k(?P<near>[0-9]+))?(g(?P<gain>[0-9.]+))?"
+_DRAFTER = rf"(?P<drafter>.+?)(/(?P<mode>{'|'.join(DraftKind)}))?"
+_FORM = re.compile(rf"(?P<rule>[a-z+-]+)(@(?P<setting>{_SETTING}))?(?P<draft>:{_DRAFTER})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +55,14 @@ class Way:
     @property
     def series(self) -> str:
         """What joins ways that differ in one value, for curves."""
-        return re.sub(r"@[0-9.kg]+", "", self.name)
+        found = _FORM.fullmatch(self.name)
+        return f"{found['rule']}{found['draft'] or ''}" if found else self.name
 
     @property
     def value(self) -> str:
         """The value in which the ways of a series differ, as it was written."""
-        found = re.search(r"@([0-9.kg]+)", self.name)
-        return found[1] if found else ""
+        found = _FORM.fullmatch(self.name)
+        return (found["setting"] or "") if found else ""
 
 
 def parse_way(text: str) -> Way:
@@ -74,19 +76,37 @@ def parse_way(text: str) -> Way:
             f"got the way {name!r}; expected RULE[@VALUE][:DRAFTER[/MODE]] such as lantern@0.05 "
             "or exact:head."
         )
-    rule, value = found["rule"], found["value"]
+    rule = found["rule"]
+    if rule in (PLAIN, DRAFT_ONLY, *ALIASES):
+        raise InputError(
+            f"got the way {name!r}; {rule} takes neither a value nor a drafter, leave "
+            f"{name.removeprefix(rule)} out."
+        )
     if rule not in RULES:
         raise UnknownNameError(unknown("way", rule, [PLAIN, DRAFT_ONLY, *ALIASES, *RULES]))
+    return Way(name, rule, found["drafter"] or "starter", _settings(name, found), found["mode"])
+
+
+def _settings(name: str, found: re.Match[str]) -> dict[str, Any]:
+    """Return the settings of a rule that stand in a name; raises InputError."""
+    rule, setting = found["rule"], found["setting"]
+    if setting is None:
+        return {}
+    if rule not in VALUES:
+        raise InputError(f"got the way {name!r}; {rule} takes no value, leave @{setting} out.")
+    kinds = {"value": int if rule == "gsd" else float, "near": int, "gain": float}
+    names = {"value": VALUES[rule], "near": "neighbours", "gain": "least_gain"}
     settings: dict[str, Any] = {}
-    if value is not None:
-        if rule not in VALUES:
-            raise InputError(f"got the way {name!r}; {rule} takes no value, leave @{value} out.")
-        settings[VALUES[rule]] = int(value) if rule == "gsd" else float(value)
-    if found["near"] is not None:
-        settings["neighbours"] = int(found["near"])
-    if found["gain"] is not None:
-        settings["least_gain"] = float(found["gain"])
-    return Way(name, rule, found["drafter"] or "starter", settings, found["mode"])
+    for part, kind in kinds.items():
+        try:
+            if found[part] is not None:
+                settings[names[part]] = kind(found[part])
+        except ValueError as error:
+            wanted = "a whole number" if kind is int else "a number"
+            raise InputError(
+                f"got the way {name!r}; {found[part]!r} is no {names[part]}, expected {wanted}."
+            ) from error
+    return settings
 
 
 def default_ways(codes: int, has_draft: bool, has_head: bool) -> tuple[str, ...]:

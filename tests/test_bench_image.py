@@ -59,6 +59,11 @@ def test_prompts_are_drawn_where_the_model_reads_them(tmp_path: Path) -> None:
     assert len(set(PROMPTS)) == len(PROMPTS) == 32
 
 
+@pytest.mark.parametrize("seed", [(1 << 63) - 1, -(1 << 63)])
+def test_the_outermost_seeds_draw_all_that_follow(folder: Path, seed: int) -> None:
+    assert bench(folder, "--ways", "scd", "--images", "2", "--seed", str(seed)) == 0
+
+
 def test_bad_requests_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="lantrn"):
         bench(folder, "--ways", "lantrn")
@@ -66,6 +71,11 @@ def test_bad_requests_are_refused(folder: Path, tmp_path: Path) -> None:
         bench(folder, "--picture", str(tmp_path / "a.png"))
     with pytest.raises(InputError, match="there is no folder"):
         bench(folder, "--json", str(tmp_path / "no" / "rows.json"))
+    with pytest.raises(InputError, match=r"expected 0 for none, or more than 32"):
+        bench(tmp_path / "absent", "--quality", "32")  # before there is anything to load
+    for seed in (1 << 63, -(1 << 63) - 1):
+        with pytest.raises(InputError, match=f"--seed is {seed}; expected"):
+            bench(tmp_path / "absent", "--seed", str(seed))
     with pytest.raises(InputError, match="--set and --model"):
         bench(folder, "--set", "tiles")
     with pytest.raises(ModelNotFoundError, match="no image model"):

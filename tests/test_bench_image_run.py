@@ -97,6 +97,24 @@ def test_quality_batches_have_seeds_of_their_own_and_the_same_subjects() -> None
     assert quality.excess["exact"] == 0.5
 
 
+def test_distances_are_told_without_the_chance_of_a_mixture_of_subjects() -> None:
+    """One subject's images are bright: how many are drawn is no matter of chance."""
+
+    class TwoKinds(FakePipe):
+        def __call__(self, class_labels: list[int], generator: list[Any], **more: Any) -> Any:
+            made = super().__call__(class_labels, generator, **more)
+            bright = np.array(class_labels) == 10
+            made.images = 0.1 * made.images + 0.8 * bright[:, None, None, None]
+            return made
+
+    ways = parse_ways(["exact"])
+    two: Any = {way: TwoKinds(way.name, []) for way in ways}
+    net: Any = FakeNet()
+    quality = judge_ways(two, DRAWING, 60, 5, lambda *given: net, lambda line: None)
+    found = quality.distances["exact"]
+    assert max(quality.null.high, found.high - found.low) < 0.1
+
+
 @pytest.mark.parametrize(("by_class", "name"), [(True, "class_labels"), (False, "prompt")])
 def test_subjects_go_round(by_class: bool, name: str) -> None:
     drawing = Drawing(["a", "b"], by_class, 1.5, 0.9, 7, 3)

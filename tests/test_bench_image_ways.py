@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ragspec.draft import DraftKind
-from ragspec.errors import InputError, UnknownNameError
+from ragspec.errors import InputError, ModelNotFoundError, UnknownNameError
 from ragspec.pipelines.bench_image_ways import (
     DRAFT_ONLY,
     PLAIN,
@@ -44,6 +44,9 @@ from tests import tiny_images
                 "lantern@0.1:head/deterministic", "lantern", "head", {"delta": 0.1}, "deterministic"
             ),
         ),
+        ("exact:/my/head", Way("exact:/my/head", "exact", "/my/head")),
+        ("exact:~/a@3/coupled", Way("exact:~/a@3/coupled", "exact", "~/a@3", {}, "coupled")),
+        ("exact:./coupled/", Way("exact:./coupled/", "exact", "./coupled/")),
     ],
 )
 def test_a_name_stands_for_a_way(text: str, way: Way) -> None:
@@ -54,6 +57,13 @@ def test_ways_that_differ_in_a_value_are_one_series() -> None:
     one, two = parse_way("lantern@0.05:head"), parse_way("lantern@0.1:head")
     assert one.series == two.series == "lantern:head"
     assert (one.value, two.value, parse_way("exact").value) == ("0.05", "0.1", "")
+    assert parse_way("lantern@0.3k9g2").value == "0.3k9g2"
+    far = parse_way("lantern@0.1:/my/a@3k")
+    assert (far.series, far.value) == ("lantern:/my/a@3k", "0.1")
+    assert parse_way("exact:/my/a@3k").value == ""
+    assert [parse_way(name).series for name in (PLAIN, DRAFT_ONLY, "sjd")] == [
+        *(PLAIN, DRAFT_ONLY, "sjd")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -62,6 +72,13 @@ def test_ways_that_differ_in_a_value_are_one_series() -> None:
         ("lantrn@0.1", UnknownNameError, "Did you mean 'lantern'"),
         ("exact@3", InputError, "takes no value"),
         ("lantern@", InputError, "expected RULE"),
+        ("gsd@0.5", InputError, "'0.5' is no partition, expected a whole number"),
+        ("lantern@1.2.3", InputError, "'1.2.3' is no delta, expected a number"),
+        ("lantern++@.", InputError, "'.' is no lam, expected a number"),
+        ("lantern@0.1g.", InputError, "'.' is no least_gain, expected a number"),
+        ("sjd@3", InputError, "sjd takes neither a value nor a drafter, leave @3 out"),
+        ("scd:head", InputError, "leave :head out"),
+        ("draft-only@3", InputError, "leave @3 out"),
     ],
 )
 def test_other_names_are_refused(text: str, kind: type[Exception], message: str) -> None:
@@ -99,6 +116,18 @@ def test_pipelines_share_the_models(tmp_path: Path) -> None:
     }
     coupled, sampled = DraftKind.COUPLED, DraftKind.SAMPLED
     assert kinds == {PLAIN: None, "exact": coupled, "rejection": sampled, "scd": coupled}
+
+
+def test_a_drafter_is_found_by_its_path(tmp_path: Path) -> None:
+    folder = tiny_images.save(tmp_path)
+    base = ImagePipeline.from_pretrained(folder, None)
+    near: Any = build_way(parse_way("exact"), base, {}, 4, 1)
+    far: Any = build_way(parse_way(f"exact:{folder / 'draft'}/sampled"), base, {}, 4, 1)
+    assert near.source.mode == "coupled" and far.source.mode == "sampled"
+    weights = near.draft.state_dict(), far.draft.state_dict()
+    assert all(bool((weights[0][name] == weights[1][name]).all()) for name in weights[0])
+    with pytest.raises(ModelNotFoundError, match="no draft model at"):
+        build_way(parse_way(f"exact:{folder / 'absent'}"), base, {}, 4, 1)
 
 
 def test_draft_only_needs_a_draft(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
@@ -13,12 +12,14 @@ import pytest
 from ragspec.errors import InputError
 from ragspec.visual import curves
 from ragspec.visual.curves import Axes, CurvePoint, quality_curve
+from ragspec.visual.pictures import font
 
 POINTS = [
     CurvePoint("walk", "", 1.4, 1.5, 1.0, 2.0),
     CurvePoint("lantern", "0.05", 1.6, 4.0, 3.0, 5.0),
     CurvePoint("lantern", "0.1", 1.9, 9.0, 7.0, 12.0),
 ]
+POINT = "(a point)"
 
 
 def test_faster_is_further_right_and_nearer_is_lower() -> None:
@@ -51,31 +52,55 @@ def test_points_without_numbers_are_left_out_and_none_is_refused() -> None:
         quality_curve([lost], (0.8, 2.5))
 
 
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, curves.Box]]:
+    """Return a list that fills with what is drawn: texts and discs in turn, with their box."""
+    found: list[tuple[str, curves.Box]] = []
+    write, dot = curves._text, curves._disc
+
+    def text(draw: Any, at: Any, said: str, size: int, colour: Any, anchor: str = "la") -> None:
+        left, top, right, bottom = font(size).getbbox(said, anchor=anchor)
+        found.append((said, (at[0] + left, at[1] + top, at[0] + right, at[1] + bottom)))
+        write(draw, at, said, size, colour, anchor)
+
+    def disc(draw: Any, x: float, y: float, radius: float, colour: Any) -> None:
+        found.append((POINT, (x - radius, y - radius, x + radius, y + radius)))
+        dot(draw, x, y, radius, colour)
+
+    monkeypatch.setattr(curves, "_text", text)
+    monkeypatch.setattr(curves, "_disc", disc)
+    return found
+
+
+@pytest.mark.parametrize("setting", ["", "0.4", "0.99k200g2"])
 @pytest.mark.parametrize("speed", [1.0, 1.4, 3.0])
 @pytest.mark.parametrize("distance", [1.0, 9.0, 80.0])
-def test_names_do_not_lie_on_each_other(
-    monkeypatch: pytest.MonkeyPatch, speed: float, distance: float
+def test_labels_lie_neither_on_each_other_nor_on_points(
+    monkeypatch: pytest.MonkeyPatch, speed: float, distance: float, setting: str
 ) -> None:
     """Eight series end at about one place, in every part of the picture."""
-    write, placed = curves._name, list[curves.Box]()
-
-    def name(draw: Any, at: Any, text: str, colour: Any, taken: Sequence[curves.Box]) -> curves.Box:
-        box = write(draw, at, text, colour, taken)
-        assert not [other for other in taken if curves._meet(box, other)]
-        placed.append(box)
-        return box
-
-    monkeypatch.setattr(curves, "_name", name)
     ends = [CurvePoint("end", "", s, d, d, d) for s, d in ((1.0, 1.0), (3.0, 80.0))]
     crowd = [
-        CurvePoint(f"lantern++ {n}", "5", speed + 0.002 * n, distance, distance, distance)
+        CurvePoint(f"lantern++ {n}", setting, speed + 0.002 * n, distance, distance, distance)
         for n in range(8)
     ]
+    found = recorded(monkeypatch)
     quality_curve([*ends, *crowd], (0.8, 2.5))
-    assert len(placed) == 9
+    points = [box for text, box in found if text == POINT]
+    said = {point.series for point in crowd} | {"end", setting, "plain against plain"}
+    placed = [box for text, box in found if text in said - {""}]
+    assert (len(points), len(placed)) == (10, 18 if setting else 10)
     assert all(left > 0 and right < curves.WIDTH for left, _, right, _ in placed)
     assert all(top > 0 and bottom < curves.HEIGHT for _, top, _, bottom in placed)
     assert not any(curves._meet(*pair) for pair in combinations(placed, 2))
+    assert not any(curves._meet(box, point) for box in placed for point in points)
+
+
+def test_no_point_is_drawn_over_a_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = recorded(monkeypatch)
+    quality_curve(POINTS, (0.8, 2.5))
+    order = [text for text, _ in found]
+    first = min(order.index(text) for text in ("walk", "lantern", "0.05", "0.1"))
+    assert POINT not in order[first:] and order.count(POINT) == len(POINTS)
 
 
 def test_boxes_meet_where_they_share_a_place() -> None:

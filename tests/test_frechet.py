@@ -57,6 +57,47 @@ def test_plain_lies_inside_its_own_interval_and_a_shift_outside() -> None:
     assert far.low < far.value < far.high
 
 
+KINDS = np.arange(200) % 2
+
+
+def in_turn(rng: np.random.Generator, shift: float = 0.0) -> np.ndarray:
+    """Return 200 images of two kinds in turn, which lie far apart."""
+    found: np.ndarray = normal(rng, len(KINDS), shift) + 8.0 * KINDS[:, None]
+    return found
+
+
+def test_batches_that_share_their_subjects_are_judged_without_the_chance_of_a_mixture() -> None:
+    rng = np.random.default_rng(7)
+    reference = PlainReference([in_turn(rng) for _ in range(5)], KINDS)
+    fresh = [reference.distance(in_turn(rng)) for _ in range(20)]
+    null = reference.null
+    assert sum(reference.inside(found) for found in fresh) >= 18
+    assert sum(null.low <= found.value <= null.high for found in fresh) >= 16
+    shifted = [reference.distance(in_turn(rng, 0.4)) for _ in range(4)]
+    assert not any(reference.inside(found) for found in shifted)
+
+
+def test_the_interval_of_a_distance_is_that_of_images_with_the_same_subjects() -> None:
+    rng = np.random.default_rng(8)
+    batches = [in_turn(rng) for _ in range(5)]
+    known, unknown = PlainReference(batches, KINDS), PlainReference(batches)
+    tried = [known.distance(in_turn(rng, 0.4)) for _ in range(10)]
+    spread = np.std([found.value for found in tried])
+    told = np.mean([found.high - found.value for found in tried]) / 1.96
+    blind = unknown.distance(in_turn(rng, 0.4))
+    assert 0.7 * spread < told < 3.0 * spread < (blind.high - blind.value) / 1.96
+
+
+def test_subjects_of_few_images_are_resampled_together() -> None:
+    from ragspec.visual.frechet import _groups
+
+    subjects = np.array([5, 3, 3, 3, 3, 3, 9, 9])
+    assert [group.tolist() for group in _groups(subjects, 8)] == [[1, 2, 3, 4, 5], [0, 6, 7]]
+    assert [group.tolist() for group in _groups(None, 3)] == [[0, 1, 2]]
+    with pytest.raises(InputError, match=r"subjects of shape \(8,\) for batches of 9"):
+        _groups(subjects, 9)
+
+
 def test_a_reference_refuses_too_little() -> None:
     rng = np.random.default_rng(0)
     with pytest.raises(InputError, match="at least 5"):

@@ -86,18 +86,20 @@ def quality_curve(
     axes = _axes(shown, plain)
     canvas = Image.new("RGB", (WIDTH * _SHARP, HEIGHT * _SHARP), GROUND)
     draw = ImageDraw.Draw(canvas)
-    _band(draw, axes, plain)
+    band = _band(draw, axes, plain)
     _grid(draw, axes)
     _text(draw, (LEFT, 16), title, 20, INK)
     _text(draw, (LEFT, 42), note, 13, SOFT)
-    names = list(dict.fromkeys(point.series for point in shown))
-    taken: list[Box] = []
-    for number, name in enumerate(names):
-        colour = COLOURS[number % len(COLOURS)]
-        taken += _series(draw, axes, [p for p in shown if p.series == name], colour)
-    for number, name in enumerate(names):
-        last = max((axes.x(p.speed), axes.y(p.distance)) for p in shown if p.series == name)
-        taken.append(_name(draw, last, name, COLOURS[number % len(COLOURS)], taken))
+    names = dict.fromkeys(point.series for point in shown)
+    groups = [
+        ([point for point in shown if point.series == name], COLOURS[number % len(COLOURS)])
+        for number, name in enumerate(names)
+    ]
+    for group, colour in groups:
+        _intervals(draw, axes, group, colour)
+    taken = [box for group, colour in groups for box in _series(draw, axes, group, colour)]
+    taken.append(_band_name(draw, band, taken))
+    _labels(draw, axes, groups, taken)
     return canvas.resize((WIDTH, HEIGHT), Image.Resampling.LANCZOS)
 
 
@@ -111,10 +113,24 @@ def _axes(points: Sequence[CurvePoint], plain: tuple[float, float]) -> Axes:
     return Axes((slowest - room, fastest + room), (low, max(high, 2 * low)))
 
 
-def _band(draw: ImageDraw.ImageDraw, axes: Axes, plain: tuple[float, float]) -> None:
+def _band(draw: ImageDraw.ImageDraw, axes: Axes, plain: tuple[float, float]) -> Box:
+    """Draw where plain decoding lies, and return it."""
     top, bottom = axes.y(plain[1]), axes.y(max(plain[0], axes.distances[0]))
-    _box(draw, (LEFT, top, WIDTH - RIGHT, bottom), BAND)
-    _text(draw, (WIDTH - RIGHT - 6, bottom - 4), "plain against plain", 12, SOFT, "rb")
+    band = (LEFT, top, WIDTH - RIGHT, bottom)
+    _box(draw, band, BAND)
+    return band
+
+
+def _band_name(draw: ImageDraw.ImageDraw, band: Box, taken: Sequence[Box]) -> Box:
+    """Write what the band is into the first of its corners that is free."""
+    name, (left, top, right, bottom) = "plain against plain", band
+    wide, high = _wide(name, 12), 14
+    columns, lines = (right - 6 - wide, left + 6), (bottom - 4 - high, top + 4)
+    corners = [(x, y, x + wide, y + high) for y in lines for x in columns]
+    free = (box for box in corners if not any(_meet(box, other) for other in taken))
+    chosen = next(free, corners[0])
+    _text(draw, (chosen[0], (chosen[1] + chosen[3]) / 2), name, 12, SOFT, "lm")
+    return chosen
 
 
 def _grid(draw: ImageDraw.ImageDraw, axes: Axes) -> None:
@@ -133,48 +149,73 @@ def _grid(draw: ImageDraw.ImageDraw, axes: Axes) -> None:
     _text(draw, (14, TOP - 10), "Frechet distance to plain", 13, INK, "ls")
 
 
+def _intervals(
+    draw: ImageDraw.ImageDraw, axes: Axes, points: Sequence[CurvePoint], colour: Colour
+) -> None:
+    """Draw the interval of each point's distance."""
+    for point in points:
+        x = axes.x(point.speed)
+        if math.isfinite(point.low) and math.isfinite(point.high):
+            _line(draw, [(x, axes.y(point.low)), (x, axes.y(point.high))], _paler(colour))
+
+
 def _series(
     draw: ImageDraw.ImageDraw, axes: Axes, points: Sequence[CurvePoint], colour: Colour
 ) -> list[Box]:
-    """Draw the points of a series; return the room that they and their settings take."""
+    """Draw the points of a series; return the room that they take."""
     places = [(axes.x(point.speed), axes.y(point.distance)) for point in points]
-    for point, (x, _) in zip(points, places, strict=True):
-        if math.isfinite(point.low) and math.isfinite(point.high):
-            _line(draw, [(x, axes.y(point.low)), (x, axes.y(point.high))], _paler(colour))
     _line(draw, places, colour, 2.0)
-    taken = [box for start, end in pairwise(places) for box in _along(start, end)]
-    for point, (x, y) in zip(points, places, strict=True):
+    for x, y in places:
         _disc(draw, x, y, 4.5, colour)
-        _text(draw, (x + 6, y + 3), point.setting, 11, colour)
-        taken.append((x - 6, y - 6, x + 6, y + 6))
-        taken.append((x + 6, y + 3, x + 6 + 7 * len(point.setting), y + 14))
-    return taken
+    taken = [box for start, end in pairwise(places) for box in _along(start, end)]
+    return taken + [(x - 6, y - 6, x + 6, y + 6) for x, y in places]
 
 
-def _name(
+def _labels(
+    draw: ImageDraw.ImageDraw,
+    axes: Axes,
+    groups: Sequence[tuple[Sequence[CurvePoint], Colour]],
+    taken: list[Box],
+) -> None:
+    """Write the setting of each point, then the name of each series beside its fastest point."""
+    for points, colour in groups:
+        for point in points:
+            if point.setting:
+                at = axes.x(point.speed), axes.y(point.distance)
+                taken.append(_label(draw, at, point.setting, (11, colour), taken))
+    for points, colour in groups:
+        last = max((axes.x(point.speed), axes.y(point.distance)) for point in points)
+        taken.append(_label(draw, last, points[0].series, (13, colour), taken))
+
+
+def _label(
     draw: ImageDraw.ImageDraw,
     at: tuple[float, float],
-    name: str,
-    colour: Colour,
+    text: str,
+    style: tuple[int, Colour],
     taken: Sequence[Box],
 ) -> Box:
-    """Write the name of a series beside its fastest point, where there is room for it."""
-    wide = font(13 * _SHARP).getlength(name) / _SHARP
-    boxes = _places(*at, wide)
+    """Write a text of some size and colour beside a point, where there is room for it."""
+    size, colour = style
+    boxes = _places(*at, _wide(text, size) + 3, size + 2)  # or two texts in a line run together
     inside = [box for box in boxes if _inside(box)]
     free = (box for box in inside if not any(_meet(box, other) for other in taken))
     chosen = next(free, [*inside, boxes[0]][0])
-    _text(draw, (chosen[0], chosen[1] + 7.5), name, 13, colour, "lm")
+    _text(draw, (chosen[0], (chosen[1] + chosen[3]) / 2), text, size, colour, "lm")
     return chosen
 
 
-def _places(x: float, y: float, wide: float) -> list[Box]:
-    """Return where a name may stand, the best first: close by, then in columns up and down."""
+def _places(x: float, y: float, wide: float, high: float) -> list[Box]:
+    """Return where a text may stand, the best first: close by, then in columns up and down."""
     columns = (x + 11, x - 11 - wide, x - wide / 2)
     corners = [(x + 11, y - 8), (x + 9, y - 21), (x - 11 - wide, y - 8), (x - wide / 2, y - 25)]
     for away in range(16, HEIGHT, 16):  # a line of text, and a little between them
         corners += [(left, y - 8 + side * away) for side in (1, -1) for left in columns]
-    return [(left, top, left + wide, top + 15) for left, top in corners]
+    return [(left, top, left + wide, top + high) for left, top in corners]
+
+
+def _wide(text: str, size: int) -> float:
+    return float(font(size * _SHARP).getlength(text)) / _SHARP
 
 
 def _inside(box: Box) -> bool:

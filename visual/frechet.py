@@ -27,6 +27,7 @@ FEATURES = 64
 AXES = 32
 SHRINKAGE = 0.02
 FEWEST_BATCHES = 5
+_FEWEST_OF_A_SUBJECT = 5  # resampling fewer would miss more than a tenth of their spread
 _ROUNDS = 200
 _BATCH = 256
 
@@ -151,13 +152,20 @@ def train_features(
 class PlainReference:
     """Features of several independent batches of plain images: what others are compared with.
 
-    batches: f64 [n, 64] each, all of one size, at least five. A set of n images is compared with
-    the pool of all batches but one, in turn; plain decoding itself is compared by splitting the
-    pool the same way at random. Raises InputError for fewer batches, unequal ones, and numbers that
-    are not finite.
+    batches: f64 [n, 64] each, all of one size, at least five; image i is of the same subject in
+    each. subjects: i64 [n], what the images are of. A set of n images is compared with the pool of
+    all batches but one, in turn; plain decoding itself is compared by dealing the images of each i
+    to the batches anew, so that a batch keeps its mixture of subjects. Raises InputError for fewer
+    batches, unequal ones, and numbers that are not finite.
     """
 
-    def __init__(self, batches: Sequence[Floats], seed: int = 0) -> None:
+    def __init__(
+        self,
+        batches: Sequence[Floats],
+        subjects: NDArray[np.int64] | None = None,
+        *,
+        seed: int = 0,
+    ) -> None:
         batches = [_checked(batch) for batch in batches]
         sizes = {batch.shape for batch in batches}
         if len(batches) < FEWEST_BATCHES or len(sizes) > 1 or len(batches[0]) <= AXES:
@@ -166,6 +174,7 @@ class PlainReference:
                 f"{FEWEST_BATCHES} of one shape, with more than {AXES} images each: the distance "
                 "has heavy tails."
             )
+        self._groups = _groups(subjects, len(batches[0]))
         pool = np.concatenate(batches)
         self._centre = pool.mean(0)
         values, vectors = np.linalg.eigh(np.cov(pool, rowvar=False))
@@ -178,7 +187,10 @@ class PlainReference:
     def distance(self, features: Floats) -> Interval:
         """Return the distance of images' features f64 [n, 64] from plain, with its interval.
 
-        n: the size of a plain batch. The interval is that of the bootstrap over the images.
+        n: the size of a plain batch, with its subjects in its order. The interval is that of the
+        bootstrap over the images of each subject. Subjects of fewer than five images are resampled
+        together, and so are all where the subjects are not known: that is too wide, since the
+        mixture then varies as in no real batch.
         Raises InputError for features of another shape, or that are not finite.
         """
         if len(features) != len(self._batches[0]):
@@ -190,8 +202,8 @@ class PlainReference:
         mine = self._project(features)
         pools = self._pools()
         value = float(np.mean([between(moments(mine), pool) for pool in pools]))
-        draws = self._dice.integers(len(mine), size=(_ROUNDS, len(mine)))
-        spread = float(np.std([between(moments(mine[draw]), pools[0]) for draw in draws]))
+        found = [between(moments(mine[self._draw()]), pools[0]) for _ in range(_ROUNDS)]
+        spread = float(np.std(found))
         return Interval(value, max(0.0, value - 1.96 * spread), value + 1.96 * spread)
 
     @property
@@ -210,14 +222,19 @@ class PlainReference:
         return [moments(np.concatenate([self._batches[j] for j in count if j != i])) for i in count]
 
     def _own(self) -> Interval:
-        """Return what plain images score: median and 95 % of random splits of the pool."""
-        pool, size = np.concatenate(self._batches), len(self._batches[0])
+        """Return what plain images score: median and 95 % of random exchanges between batches."""
+        stack = np.stack(self._batches)  # [batches, n, d]
+        turns, places = np.indices(stack.shape[:2])
         found = []
         for _ in range(_ROUNDS):
-            order = self._dice.permutation(len(pool))
-            found.append(between(moments(pool[order[:size]]), moments(pool[order[size:]])))
+            one, *rest = stack[self._dice.permuted(turns, axis=0), places]
+            found.append(between(moments(one), moments(np.concatenate(rest))))
         low, middle, high = np.quantile(found, (0.025, 0.5, 0.975))
         return Interval(float(middle), float(low), float(high))
+
+    def _draw(self) -> NDArray[np.int64]:
+        """Return n images drawn with replacement, as many of each group as it has."""
+        return np.concatenate([self._dice.choice(group, len(group)) for group in self._groups])
 
     def _project(self, features: Floats) -> Floats:
         projected: Floats = (features - self._centre) @ self._axes
@@ -247,6 +264,21 @@ def between(one: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> float:
     apart = float(((one[0] - other[0]) ** 2).sum())
     overlap = 2.0 * float(np.sqrt(cross).sum())
     return max(0.0, apart + float(np.trace(one[1]) + np.trace(other[1])) - overlap)
+
+
+def _groups(subjects: NDArray[np.int64] | None, size: int) -> list[NDArray[np.int64]]:
+    """Return which of `size` images are resampled among each other: of one subject, or of few."""
+    if subjects is None:
+        return [np.arange(size)]
+    if np.shape(subjects) != (size,):
+        raise InputError(
+            f"got subjects of shape {np.shape(subjects)} for batches of {size} images; expected "
+            "one an image."
+        )
+    own = [np.flatnonzero(subjects == subject) for subject in np.unique(subjects)]
+    large = [group for group in own if len(group) >= _FEWEST_OF_A_SUBJECT]
+    small = [group for group in own if len(group) < _FEWEST_OF_A_SUBJECT]
+    return large + ([np.concatenate(small)] if small else [])
 
 
 def _checked(features: Floats) -> Floats:
