@@ -38,7 +38,7 @@ def build(
     out: OutOption,
     model: o.ModelOption = "starter",
     field: FieldOption = None,
-    split: Annotated[str, typer.Option(help="Part of a data set.")] = "train",
+    split: Annotated[str | None, typer.Option(help="Part of a data set; else train.")] = None,
     config: Annotated[str | None, typer.Option(help="Configuration of a data set.")] = None,
     max_tokens: Annotated[
         str | None, typer.Option(help="Read about so many tokens at most: 500k, 10M.")
@@ -55,6 +55,8 @@ def build(
         terminal.note(f"not read: {path} {reason}")
 
     limit = None if max_tokens is None else count_of(max_tokens, "--max-tokens")
+    if limit == 0:
+        raise InputError("--max-tokens is 0; expected at least 1.")
     wanted = Wanted(field, split, config, skipped)
     _show(build_store(sources, model, out, wanted, terminal, limit), terminal, json)
 

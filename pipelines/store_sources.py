@@ -22,8 +22,16 @@ ID_FIELDS = ("ids", "input_ids", "tokens")
 PROMPT_FIELDS = ("prompt", "messages", "question", "ids")
 DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # What `Dataset.save_to_disk` leaves in a folder.
-SAVED = ("dataset_dict.json", "state.json")
+SPLITS, SAVED = "dataset_dict.json", "state.json"
+# What the hub's layout of a folder shows in: files named by split, or the data card's settings.
+SPLIT_FILE = re.compile(
+    r"(train|training|test|testing|valid|validation|val|dev|eval|evaluation)([-_.].*)?"
+    r"\.(parquet|jsonl?|ndjson|csv|arrow)(\.\w+)?",
+    re.IGNORECASE,
+)
+CARD = re.compile(r"---\n(?:(?!---).*\n)*?(configs|dataset_info):")
 ROWS = 1024
+TRAIN = "train"
 
 Item = str | list[int]
 
@@ -32,11 +40,11 @@ Item = str | list[int]
 class Wanted:
     """What to read of rows: field None for the usual names; split and config of a data set.
 
-    skipped: called with a file that was left out and why.
+    split: None for "train". skipped: called with a file that was left out and why.
     """
 
     field: str | None = None
-    split: str = "train"
+    split: str | None = None
     config: str | None = None
     skipped: Callable[[str, str], None] = lambda path, reason: None
 
@@ -45,9 +53,17 @@ def read_texts(sources: Iterable[str], wanted: Wanted) -> Iterator[Item]:
     """Yield the texts (or token ids) of folders, files and data sets, one after the other.
 
     A folder gives its documents and its files of rows, in order of path; what cannot be read there
-    is skipped. Anything that is no path is the name of a Hugging Face data set. Raises
-    DocumentError and InputError.
+    is skipped. Anything that is no path is the name of a Hugging Face data set, which may lie in a
+    folder too. Raises DocumentError, and InputError also for a split or config that no source has.
     """
+    sources = list(sources)
+    for option in ("split", "config"):
+        value = getattr(wanted, option)
+        if value is not None and not any(_has(option, source) for source in sources):
+            raise InputError(
+                f"--{option} is {value!r}, but {', '.join(sources)} has no {option}s: data sets "
+                "have; leave it out."
+            )
     for source in sources:
         path = Path(source)
         if path.is_dir():
@@ -58,6 +74,16 @@ def read_texts(sources: Iterable[str], wanted: Wanted) -> Iterator[Item]:
             raise DocumentError(f"{source} is missing; check the path.")
         else:
             yield from _texts(_hub_rows(source, wanted), source, wanted)
+
+
+def _has(option: str, source: str) -> bool:
+    """Say whether a split or a config means something for a source."""
+    path = Path(source)
+    if not path.is_dir():
+        return not path.exists()  # a name; what is missing is told when it is read
+    if (path / SPLITS).is_file():
+        return option == "split"
+    return not (path / SAVED).is_file() and _in_hub_layout(path)
 
 
 def read_prompts(path: Path, field: str | None = None) -> Iterator[Any]:
@@ -86,8 +112,12 @@ def _is_prompt(value: Any) -> bool:
 
 
 def _folder(folder: Path, wanted: Wanted) -> Iterator[Item]:
-    if any((folder / name).is_file() for name in SAVED):
+    if any((folder / name).is_file() for name in (SPLITS, SAVED)):
         yield from _texts(_saved_rows(folder, wanted), str(folder), wanted)
+        return
+    if _in_hub_layout(folder):
+        wanted.skipped(str(folder), "file by file, but as a data set.")
+        yield from _texts(_laid_out_rows(folder, wanted), str(folder), wanted)
         return
     from ragspec.retrievers.documents import list_files
 
@@ -170,26 +200,56 @@ def _hub_rows(name: str, wanted: Wanted) -> Iterator[Mapping[str, Any]]:
     options: dict[str, Any] = {"streaming": True}
     if not online:
         options = {"download_config": datasets.DownloadConfig(local_files_only=True)}
+    where = "on the hub" if online else "in the cache, and the hub does not answer"
+    yield from _loaded(name, wanted, options, f"is no file, no folder, and no data set {where}")
+
+
+def _laid_out_rows(folder: Path, wanted: Wanted) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of a data set that lies in a folder as on the hub, streamed."""
+    name = str(folder.resolve())
+    yield from _loaded(name, wanted, {"streaming": True}, "cannot be read as a data set")
+
+
+def _loaded(
+    name: str, wanted: Wanted, options: Mapping[str, Any], wrong: str
+) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of what datasets loads; wrong: what to say of the name where it does not."""
+    import datasets
+
     try:
-        found = datasets.load_dataset(name, wanted.config, split=wanted.split, **options)
+        split = wanted.split or TRAIN
+        found = datasets.load_dataset(name, wanted.config, split=split, **options)
     except Exception as error:  # it raises many kinds, of several libraries
-        where = "on the hub" if online else "in the cache, and the hub does not answer"
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise InputError(
-            f"{name} is no file, no folder, and no data set {where} "
-            f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}); check "
-            "the name, --config and --split."
+            f"{name} {wrong} ({reason}); check the name, --config and --split."
         ) from error
-    yield from found
+    try:
+        yield from found
+    except Exception as error:
+        raise DocumentError(f"{name} cannot be read to its end ({error}).") from error
+
+
+def _in_hub_layout(folder: Path) -> bool:
+    """Say whether a folder is a data set as the hub keeps them."""
+    files = [*folder.glob("*"), *folder.glob("data/*")]
+    if any(SPLIT_FILE.fullmatch(path.name) and path.is_file() for path in files):
+        return True
+    card = folder / "README.md"
+    try:
+        return CARD.match(card.read_text(encoding="utf-8", errors="replace")) is not None
+    except OSError:
+        return False
 
 
 def _of_split(found: Any, name: str, wanted: Wanted) -> Iterator[Mapping[str, Any]]:
     if hasattr(found, "keys"):
-        if wanted.split not in found:
+        split = wanted.split or TRAIN
+        if split not in found:
             raise InputError(
-                f"{name} has no split {wanted.split!r}; it has {', '.join(found)}: name it with "
-                "--split."
+                f"{name} has no split {split!r}; it has {', '.join(found)}: name it with --split."
             )
-        found = found[wanted.split]
+        found = found[split]
     yield from found
 
 

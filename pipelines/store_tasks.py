@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragspec.errors import InputError, ModelError, PromptTooLongError
+from ragspec.errors import DocumentError, InputError, ModelError, PromptTooLongError
 from ragspec.pipelines.store_sources import Wanted, read_prompts, read_texts
 from ragspec.pipelines.terminal import Terminal
 
@@ -53,16 +53,20 @@ def build_store(
     terminal: Terminal,
     limit: int | None = None,
 ) -> CorpusInfo:
-    """Build a corpus from sources of text, streamed; limit: about how many tokens at most."""
+    """Build a corpus from sources of text, streamed; limit: about how many tokens at most.
+
+    Raises DocumentError where there is no text in them; an older corpus stays then.
+    """
     from ragspec.retrievers.corpus import CorpusIndex
     from ragspec.retrievers.corpus_text import tokenized
 
+    sources = list(sources)
     tokenizer = load_tokenizer(model)
     with counting(terminal, "reading") as told:
         rows: Iterator[Any] = tokenized(read_texts(sources, wanted), tokenizer, told)
         if limit is not None:
             rows = _at_most(rows, limit)
-        with CorpusIndex.build(rows, tokenizer, out) as store:
+        with CorpusIndex.build(_some(rows, sources), tokenizer, out) as store:
             return store.info()
 
 
@@ -180,6 +184,19 @@ def counting(terminal: Terminal, what: str, unit: str = "documents") -> Iterator
             progress.update(task, description=f"{what}: {documents:,} {unit}, {tokens:,} tokens")
 
         yield told
+
+
+def _some(rows: Iterable[Any], sources: Iterable[str]) -> Iterator[Any]:
+    """Yield the rows; raises DocumentError where there was no token in any."""
+    tokens = 0
+    for row in rows:
+        yield row
+        tokens += len(row)
+    if not tokens:
+        raise DocumentError(
+            f"{', '.join(sources)} holds no usable text; no store was written. Name documents, "
+            "files of rows or a data set with text."
+        )
 
 
 def _at_most(rows: Iterable[Any], limit: int) -> Iterator[Any]:

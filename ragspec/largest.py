@@ -19,9 +19,7 @@ def best_token(scores: torch.Tensor) -> torch.Tensor:
     """Return the place of the largest score, the first among equals: [..., V] -> i64 [...]."""
     if scores.device.type != "cpu":
         return scores.argmax(-1)
-    scores = scores.detach()
-    held = scores.float() if scores.dtype in _HALVES else scores
-    return torch.from_numpy(np.asarray(held.numpy().argmax(-1)))
+    return torch.from_numpy(np.asarray(_widened(scores).numpy().argmax(-1)))
 
 
 def best_tokens(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,6 +33,9 @@ def best_tokens(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tenso
     if scores.numel() < SMALL or blocks < 2 * k:
         values, places = scores.topk(k, -1)
         return values, places
+    kind = scores.dtype
+    if scores.device.type == "cpu":
+        scores = _widened(scores)
     head = scores[..., : blocks * BLOCK].reshape(*scores.shape[:-1], blocks, BLOCK)
     held = head.amax(-1).topk(k, -1).indices
     where = held[..., None].expand(*held.shape, BLOCK)
@@ -45,4 +46,10 @@ def best_tokens(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tenso
         values = torch.cat((values, scores[..., blocks * BLOCK :]), -1)
         places = torch.cat((places, rest.expand(*places.shape[:-1], -1)), -1)
     values, best = values.topk(k, -1)
-    return values, places.gather(-1, best)
+    return values.to(kind), places.gather(-1, best)
+
+
+def _widened(scores: torch.Tensor) -> torch.Tensor:
+    """Return scores of half precision in single, for which a CPU has the faster kernels."""
+    scores = scores.detach()
+    return scores.float() if scores.dtype in _HALVES else scores

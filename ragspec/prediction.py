@@ -13,6 +13,7 @@ from typing import Any
 
 from ragspec.draft import PREDICTION, SourceText
 from ragspec.errors import InputError
+from ragspec.text import well_formed
 
 ANCHOR = 4  # tokens of the prompt; more would make a first match look surer than it is
 
@@ -54,12 +55,14 @@ def _one_each(
     )
 
 
-def anchored(prompt: Sequence[int], ids: Sequence[int]) -> SourceText | None:
+def anchored(
+    prompt: Sequence[int], ids: Sequence[int], document: int = PREDICTION
+) -> SourceText | None:
     """Return the ids as a text to draft from right after the prompt; None for no ids."""
     if not ids:
         return None
     anchor = tuple(prompt[-ANCHOR:])
-    return SourceText((*anchor, *ids), PREDICTION, -len(anchor))
+    return SourceText((*anchor, *ids), document, -len(anchor))
 
 
 def _encode(prediction: Any, tokenizer: Any, vocab_size: int) -> list[int]:
@@ -70,7 +73,7 @@ def _encode(prediction: Any, tokenizer: Any, vocab_size: int) -> list[int]:
             raise InputError(
                 "got a text as a prediction but the engine has no tokenizer; pass one, or token ids"
             )
-        return [int(i) for i in tokenizer(text, add_special_tokens=False)["input_ids"]]
+        return [int(i) for i in tokenizer(well_formed(text), add_special_tokens=False)["input_ids"]]
     ids_given = isinstance(text, Sequence) and not isinstance(text, (bytes, bytearray))
     if not ids_given or not all(isinstance(i, Integral) for i in text):
         raise InputError(f"got {type(prediction).__name__} as a prediction; {_FORMS}.")

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ragspec.errors import InputError, PromptTooLongError
+from ragspec.text import well_formed
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message] | torch.Tensor
@@ -139,7 +140,7 @@ def _encode(text: str, tokenizer: Any) -> list[int]:
             "got a text as a prompt but the engine has no tokenizer; pass "
             "Engine(model, tokenizer) or token ids"
         )
-    return list(tokenizer(text)["input_ids"])
+    return list(tokenizer(well_formed(text))["input_ids"])
 
 
 def _chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
@@ -149,9 +150,20 @@ def _chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
             "tokenizer.chat_template"
         )
     ids = tokenizer.apply_chat_template(
-        list(messages), add_generation_prompt=True, tokenize=True, return_dict=True
+        _well_formed(list(messages)), add_generation_prompt=True, tokenize=True, return_dict=True
     )["input_ids"]
     return list(ids)
+
+
+def _well_formed(messages: Any) -> Any:
+    """Return messages with every text in them well formed; a content may come in parts."""
+    if isinstance(messages, str):
+        return well_formed(messages)
+    if isinstance(messages, list):
+        return [_well_formed(each) for each in messages]
+    if isinstance(messages, Mapping):
+        return {name: _well_formed(value) for name, value in messages.items()}
+    return messages
 
 
 def _check(ids: list[int], number: int, input_size: int) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.errors import InputError
+from ragspec.text import well_formed
 
 Texts = Iterable[str | Sequence[int] | NDArray[Any]]
 Told = Callable[[int, int], None]
@@ -22,8 +23,8 @@ def tokenized(
 ) -> Iterator[NDArray[Any]]:
     """Yield the token ids of every document [T], those that are token ids already as they are.
 
-    No special tokens are added. progress: called with the documents and tokens so far, once a
-    batch. Raises InputError for a text without a tokenizer.
+    No special tokens are added; lone surrogates become U+FFFD. progress: called with the documents
+    and tokens so far, once a batch. Raises InputError for a text without a tokenizer.
     """
     if isinstance(texts, str):
         raise InputError("got one text; expected a list or a stream of texts or of token ids.")
@@ -52,7 +53,7 @@ def _piece(first: NDArray[Any], rest: Iterator[NDArray[Any]], most: int) -> Iter
 
 
 def _rows(batch: list[Any], tokenizer: Any) -> Iterator[NDArray[Any]]:
-    texts = [item for item in batch if isinstance(item, str)]
+    texts = [well_formed(item) for item in batch if isinstance(item, str)]
     if texts and tokenizer is None:
         raise InputError("got a text but no tokenizer; pass one, or token ids.")
     found: Iterator[Any] = iter(())

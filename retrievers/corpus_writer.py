@@ -30,6 +30,7 @@ from ragspec.retrievers.corpus_catalogue import (
 )
 from ragspec.retrievers.corpus_log import AppendLog, segment_in_memory
 from ragspec.retrievers.corpus_revision import LARGEST, Document, Revision, revise
+from ragspec.retrievers.fingerprints import same_print
 from ragspec.retrievers.segment import Accelerator, Segment
 
 SEAL_TOKENS = 1 << 16
@@ -115,7 +116,7 @@ class CorpusWriter:
     def set_model(self, fingerprint: str) -> None:
         """Say whose outputs are appended from now on; raises StoreError for a second model."""
         check_model(self.root, self.model, fingerprint)
-        self.model = fingerprint
+        self.model = self.model or fingerprint  # the one of the store knows more dtypes
 
     def seal(self) -> None:
         """Write what waits as segments, merge what that makes small, evict beyond the limit."""
@@ -217,7 +218,7 @@ class CorpusWriter:
         self._check_same(known)
         if self.model is not None:
             check_model(self.root, known.model, self.model)
-            revision.catalogue = replace(known, model=self.model)
+            revision.catalogue = replace(known, model=known.model or self.model)
         limit = self.max_tokens
         largest = LARGEST if limit is None else max(self.seal_tokens, limit // SHARE)
         for scope, documents in batch.items():
@@ -258,7 +259,7 @@ class CorpusWriter:
 
 def check_model(root: Path, found: str | None, expected: str) -> None:
     """Raise StoreError where a corpus holds the outputs of another model."""
-    if found is not None and found != expected:
+    if found is not None and not same_print(found, expected):
         raise StoreError(
             f"{root} holds outputs of another model (fingerprint {found[:12]}, expected "
             f"{expected[:12]}): they draft badly for this one. Make a store of this model's own "

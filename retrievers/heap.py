@@ -1,4 +1,4 @@
-"""A heap of draft nodes in flat arrays, compiled with numba where that is installed.
+"""A heap of draft nodes in flat arrays, compiled with numba where that can be imported.
 
 Nodes are candidates by number: reach f64 [C] and nodes i32 [C, 2 or more] (level, first row, ...).
 numba looks for changes only in the file of a function: touch `kernels` after a change here.
@@ -13,16 +13,30 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ragspec.errors import MissingExtraError
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 Floats = NDArray[np.float64]
 Table = NDArray[np.int32]
 
 
-def compiled(function: Function) -> Function:
-    """Return the function as numba compiles it when first called; as it is without numba."""
+def load_numba() -> Any:
+    """Return the module numba; raises MissingExtraError with the reason where it cannot be had."""
     try:
-        numba = import_module("numba")
-    except ImportError:
+        return import_module("numba")
+    except Exception as error:  # one that is installed and broken raises many kinds
+        if isinstance(error, ModuleNotFoundError) and error.name == "numba":
+            reason = "numba is not installed"
+        else:
+            reason = f"numba is installed but cannot be imported ({error})"
+        raise MissingExtraError(f'{reason}; run: pip install "ragspec[fast]"') from error
+
+
+def compiled(function: Function) -> Function:
+    """Return the function as numba compiles it when first called; as it is without."""
+    try:
+        numba = load_numba()
+    except MissingExtraError:
         return function
     try:
         made = numba.njit(cache=True, nogil=True, error_model="numpy")(function)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from ragspec.errors import StoreError
-from ragspec.retrievers.fingerprints import model_fingerprint, tokenizer_fingerprint
+from ragspec.retrievers.fingerprints import model_fingerprint, same_print, tokenizer_fingerprint
 
 
 @runtime_checkable
@@ -40,7 +40,7 @@ def check_prints(what: str, found: Mapping[str, str | None], expected: Mapping[s
     """
     for name, value in expected.items():
         known = found.get(name)
-        if known and known != value:
+        if known and not same_print(known, value):
             raise StoreError(
                 f"{what} was made with another {name} (fingerprint {known[:12]}, expected "
                 f"{value[:12]}); make it again with this {name}, or leave it out."

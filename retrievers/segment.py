@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -31,6 +30,7 @@ from ragspec.errors import InputError, MissingExtraError, StoreError
 from ragspec.filesystem import read_file, reserve, unreadable
 from ragspec.retrievers.continuations import Arrays, Draft, DraftOptions, Match, NumpyLookup
 from ragspec.retrievers.corpus_text import check_ids
+from ragspec.retrievers.heap import load_numba
 from ragspec.retrievers.suffix_array import Progress, count_first_tokens, sort_suffixes
 
 Accelerator = Literal["auto", "numba", "numpy"]
@@ -154,13 +154,19 @@ class Segment:
         self.tokens = arrays.tokens
         self.suffixes = arrays.suffixes
         self.starts = arrays.starts
-        self.accelerator = resolve_accelerator(accelerator)
+        # What "auto" means is asked when first needed: numba takes long to import.
+        self._asked = accelerator if accelerator == "auto" else resolve_accelerator(accelerator)
         self._arrays = arrays
         self._lookup: Lookup | None = None
 
     def __len__(self) -> int:
         """Return the number of tokens, without separators."""
         return self.sizes.suffixes
+
+    @property
+    def accelerator(self) -> Literal["numba", "numpy"]:
+        """What look-ups use."""
+        return resolve_accelerator(self._asked)
 
     @property
     def document_count(self) -> int:
@@ -171,9 +177,9 @@ class Segment:
     def open(cls, folder: Path, *, accelerator: Accelerator = "auto") -> Segment:
         """Map the files of a segment; nothing but sizes is read or checked here.
 
-        accelerator: "numba", "numpy", or "auto" for numba where it is installed. Raises StoreError
-        where a file is missing or of another size, MissingExtraError where numba is asked for and
-        missing.
+        accelerator: "numba", "numpy", or "auto" for numba where it can be imported. Raises
+        StoreError where a file is missing or of another size, MissingExtraError where numba is
+        asked for and cannot be imported.
         """
         folder = Path(folder)
         sizes = _read_sizes(folder / SIZES)
@@ -265,16 +271,18 @@ _DEFAULTS = DraftOptions()
 
 
 def resolve_accelerator(accelerator: Accelerator) -> Literal["numba", "numpy"]:
-    """Say what "auto" means here; raises MissingExtraError where numba is wanted and missing."""
+    """Say what "auto" means here; raises MissingExtraError where numba cannot be had."""
     if accelerator not in ("auto", "numba", "numpy"):
         raise InputError(f"accelerator is {accelerator!r}; expected 'auto', 'numba' or 'numpy'.")
     if accelerator == "numpy":
         return "numpy"
-    if find_spec("numba") is not None:
-        return "numba"
-    if accelerator == "numba":
-        raise MissingExtraError('numba is not installed; run: pip install "ragspec[fast]"')
-    return "numpy"
+    try:
+        load_numba()
+    except MissingExtraError:
+        if accelerator == "numba":
+            raise
+        return "numpy"
+    return "numba"
 
 
 def _read_sizes(path: Path) -> SegmentSizes:

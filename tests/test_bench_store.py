@@ -8,9 +8,18 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from ragspec.errors import InputError
+from ragspec.errors import InputError, StoreError
 from ragspec.pipelines import bench_store
-from ragspec.pipelines.bench_store import LENGTH, parse_tokens, read_text, write_text
+from ragspec.pipelines.bench_store import (
+    LENGTH,
+    measure_open,
+    parse_tokens,
+    publish_segment,
+    read_text,
+    write_text,
+)
+from ragspec.retrievers.corpus import CorpusIndex
+from ragspec.retrievers.segment import Segment, build_segment
 
 KEYS = {
     "build_seconds",
@@ -67,3 +76,18 @@ def test_a_run_gives_all_figures(tmp_path: Path) -> None:
     assert all(figures[key] >= 0 for key in KEYS)
     assert "lookup_p99_us" in done.output
     assert [path.name for path in tmp_path.iterdir()] == ["store.json"]
+
+
+def test_what_is_opened_is_a_published_corpus_with_its_checks(tmp_path: Path) -> None:
+    (tmp_path / "segment").mkdir()
+    build_segment(tmp_path / "segment", [[1, 2, 3], [4]], 9)
+    folder = publish_segment(tmp_path / "corpus", tmp_path / "segment")
+    assert len(Segment.open(folder, accelerator="numpy")) == 4
+    assert CorpusIndex.open(tmp_path / "corpus", verify="full").info().documents == 2
+    assert measure_open(tmp_path / "corpus")["tokens"] == 4
+    tokens = folder / "tokens.bin"
+    tokens.write_bytes(bytes(len(tokens.read_bytes())))
+    assert measure_open(tmp_path / "corpus")["tokens"] == 4  # sizes are compared, not hashes
+    (folder / "starts.bin").unlink()
+    with pytest.raises(StoreError):
+        measure_open(tmp_path / "corpus")

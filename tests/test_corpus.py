@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import errno
 import subprocess
 import sys
@@ -10,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from ragspec.engine import Engine
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.corpus import CorpusIndex
 from ragspec.store import publish
@@ -293,3 +296,16 @@ def test_the_drafter_compiles_before_the_first_text(tmp_path: Path) -> None:
     store.drafter(longest=4, shortest=1, depth=4)
     assert calls == [(1, 1)]
     store.close()
+
+
+def test_loads_of_one_checkpoint_in_several_dtypes_are_one_model(tmp_path: Path) -> None:
+    full, half, brain = (
+        Engine(copy.deepcopy(tiny.model()).to(dtype), None, drafter=None)
+        for dtype in (torch.float32, torch.float16, torch.bfloat16)
+    )
+    build(tmp_path / "c", model=full).close()
+    with reopen(tmp_path / "c", model=half) as store:
+        store.fits(half.model)
+        store.record(half, scope="global")
+        store.append([1, 2, 3], scope="global")
+    reopen(tmp_path / "c", model=brain).close()  # what was recorded took no print away

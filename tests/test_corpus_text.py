@@ -50,3 +50,9 @@ def test_what_is_no_text_is_refused() -> None:
         list(tokenized([[[1, 2], [3]]], None))  # type: ignore[list-item]
     with pytest.raises(InputError, match="one text"):
         next(tokenized("text", tiny.tokenizer()))
+
+
+def test_half_a_surrogate_pair_is_no_reason_to_stop() -> None:
+    tokenizer = tiny.bpe_tokenizer()
+    found = [row.tolist() for row in tokenized(["fine", "broken \ud83d emoji"], tokenizer)]
+    assert found == tokenizer(["fine", "broken \ufffd emoji"])["input_ids"]

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 
-from ragspec.retrievers.fingerprints import model_fingerprint, tokenizer_fingerprint
+from ragspec.retrievers.fingerprints import model_fingerprint, same_print, tokenizer_fingerprint
 from tests import tiny
 
 
@@ -41,3 +42,27 @@ def test_a_model_is_its_weights_and_not_its_dtype() -> None:
     with torch.no_grad():
         next(wide.parameters())[0, 0] += 1.0
     assert model_fingerprint(wide) != found
+
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_loads_of_one_checkpoint_are_one_model(dtype: torch.dtype) -> None:
+    checkpoint = copy.deepcopy(tiny.model()).to(dtype)
+    with torch.no_grad():
+        for weight in checkpoint.parameters():
+            weight.mul_(1e-3)  # some are less than float16 holds in full
+    prints = [model_fingerprint(copy.deepcopy(checkpoint).to(each)) for each in DTYPES]
+    other = model_fingerprint(tiny.model(seed=1, dtype=dtype))
+    for one in range(len(DTYPES)):
+        assert not same_print(prints[one], other)
+        for two in range(one):
+            halves = {DTYPES[one], DTYPES[two]} == {torch.float16, torch.bfloat16}
+            if not (halves and dtype in (torch.float32, torch.float64)):
+                assert same_print(prints[one], prints[two])
+
+
+def test_prints_are_the_same_where_they_share_a_part() -> None:
+    assert same_print("a+b", "c+b") and same_print("a", "a+b") and same_print(None, None)
+    assert not same_print("a+b", "c") and not same_print("a", None) and not same_print(None, "a")

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ragspec.errors import MissingExtraError
 from ragspec.retrievers import heap as module
 from ragspec.retrievers.heap import compiled, pop, push
 
@@ -50,8 +51,12 @@ def test_a_function_is_compiled_where_numba_is_and_left_alone_where_not(
     assert made == ("compiled", one)
     assert asked == [True, False]
 
-    def missing(name: str) -> None:
-        raise ImportError(name)
+    for error in (ModuleNotFoundError("numba", name="numba"), OSError("no llvmlite.so")):
 
-    monkeypatch.setattr(module, "import_module", missing)
-    assert compiled(one) is one
+        def missing(name: str, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(module, "import_module", missing)
+        assert compiled(one) is one
+        with pytest.raises(MissingExtraError, match=r"not installed|no llvmlite\.so"):
+            module.load_numba()

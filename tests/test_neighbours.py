@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from ragspec.retrievers.neighbours import (
     Place,
     learn_text,
 )
+from tests.test_corpus_damage import DAMAGES, TIMES
 
 VOCAB, K = 6, 3
 tokens = st.integers(0, VOCAB - 1)
@@ -145,26 +147,26 @@ def test_a_table_of_another_model_is_refused(tmp_path: Path) -> None:
         NeighbourTable.open(tmp_path / "n.store", model="m2")
 
 
-def truncated(data: bytes) -> bytes:
-    return data[: len(data) // 2]
+def damages(whole: bytes, seed: str) -> Iterator[bytes]:
+    """Yield the bytes of a file, damaged in many ways."""
+    draw = random.Random(seed)
+    for _ in range(TIMES):
+        damaged = draw.choice(DAMAGES)(whole, draw)
+        if damaged != whole:
+            yield damaged
 
 
-def flipped(data: bytes) -> bytes:
-    return data[:-1] + bytes([data[-1] ^ 1])
+ARRAYS = ("rows", "sure", "keys", "key_rows", "key_orders", "key_sure")
 
 
-def empty(data: bytes) -> bytes:
-    return b""
-
-
-@pytest.mark.parametrize("damage", [truncated, flipped, empty])
-@pytest.mark.parametrize("name", ["rows", "sure", "keys", "key_rows", "key_orders", "key_sure"])
-def test_damage_is_noticed(tmp_path: Path, name: str, damage: Callable[[bytes], bytes]) -> None:
+@pytest.mark.parametrize("file", ["CURRENT", "manifest.json", *(f"{a}.npy" for a in ARRAYS)])
+def test_damage_is_noticed(tmp_path: Path, file: str) -> None:
     full().save(tmp_path / "n.store")
-    (path,) = tmp_path.rglob(f"{name}.npy")
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(StoreError):
-        NeighbourTable.open(tmp_path / "n.store")
+    (path,) = tmp_path.rglob(file)
+    for damaged in damages(path.read_bytes(), file):
+        path.write_bytes(damaged)
+        with pytest.raises(StoreError):
+            NeighbourTable.open(tmp_path / "n.store")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.ngrams import NGramDrafter, NGramPool, ngrams_of
 from ragspec.tree import check, depths, paths
 from tests.identities import BATCHES, SAMPLINGS, check_identity
+from tests.test_neighbours import damages
 
 VOCAB = 30
 tokens = st.integers(0, 4)
@@ -194,17 +195,16 @@ def test_a_pool_comes_back_as_it_was(tmp_path: Path) -> None:
     assert len(NGramPool.open(tmp_path / "empty.store")) == 0
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda data: data[:-4], lambda data: data[:-1] + b"\x09", lambda data: b""]
-)
-def test_damage_is_noticed(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+@pytest.mark.parametrize("file", ["CURRENT", "manifest.json", "ngrams.npy"])
+def test_damage_is_noticed(tmp_path: Path, file: str) -> None:
     pool = NGramPool(level=3)
     pool.add((1, 2, 3))
     pool.save(tmp_path / "p.store")
-    (path,) = tmp_path.rglob("ngrams.npy")
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(StoreError):
-        NGramPool.open(tmp_path / "p.store")
+    (path,) = tmp_path.rglob(file)
+    for damaged in damages(path.read_bytes(), file):
+        path.write_bytes(damaged)
+        with pytest.raises(StoreError):
+            NGramPool.open(tmp_path / "p.store")
 
 
 def test_settings_are_checked() -> None:

@@ -5,13 +5,23 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.draft import PREDICTION
+from ragspec.combined import within
+from ragspec.draft import PREDICTION, DraftKind
+from ragspec.drafting import with_prediction
 from ragspec.engine import Engine
 from ragspec.errors import InputError
+from ragspec.fuse import Fuse
 from ragspec.output import Generation
 from ragspec.prediction import ANCHOR, read_prediction
+from ragspec.rejection import ChainRejection
+from ragspec.retrievers.cascade import Cascade
+from ragspec.retrievers.context import ContextDrafter
+from ragspec.retrievers.hierarchy import HierarchyDrafter
+from ragspec.retrievers.recycling import NeighbourDrafter
+from ragspec.rules import Walk
 from ragspec.sampling import Sampling
 from tests import tiny
+from tests.fixed import FixedDrafter
 
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8, top_p=0.95)}
 PROMPT = tiny.prompt(12)
@@ -97,6 +107,26 @@ def test_a_right_prediction_saves_forwards_and_a_wrong_one_changes_nothing(setti
     assert generate(half, sampling, drafter=None).tokens == plain.tokens
 
 
+def test_it_is_a_source_where_the_drafter_reads_no_texts() -> None:
+    plain = generate(None, Sampling(), drafter=None)
+    for drafter in ("recycling", "rasd", "hierarchy"):
+        right = generate(plain.tokens, Sampling(), drafter=drafter)
+        assert right.tokens == plain.tokens
+        assert right.report.accepted_prediction_tokens >= NEW - 8
+        assert right.report.accepted_by_source["context"] >= NEW - 8
+
+
+def test_it_is_joined_only_where_nothing_else_reads_it_and_the_rule_can_judge_both() -> None:
+    walk, chain = Walk(), ChainRejection()
+    context, recycling = ContextDrafter(), NeighbourDrafter()
+    joined = with_prediction(Fuse([recycling]), walk)
+    assert [each.name for each in within(joined)] == ["fuse", "context", "recycling"]
+    for reads in (Fuse([context]), Fuse([recycling, Cascade([context])]), HierarchyDrafter()):
+        assert with_prediction(reads, walk) is reads
+    drawn = Fuse([FixedDrafter([1], kind=DraftKind.SAMPLED)])
+    assert with_prediction(drawn, chain) is drawn
+
+
 def test_each_prompt_of_a_batch_has_its_own() -> None:
     model = tiny.model("llama", dtype=torch.float64)
     prompts = [tiny.prompt(9, seed=seed) for seed in range(3)]
@@ -114,3 +144,11 @@ def test_nothing_of_a_prediction_is_cited() -> None:
     documents = {int(step.tree.origin[node][0]) for step in steps for node in step.path}
     assert documents <= {-1, PREDICTION}
     assert PREDICTION in documents
+
+
+def test_half_a_surrogate_pair_is_no_reason_to_stop() -> None:
+    tokenizer = tiny.bpe_tokenizer()
+    expected = read("a\ufffdb", tokenizer=tokenizer)
+    assert read("a\ud83db", tokenizer=tokenizer) == expected
+    parts = {"type": "content", "content": [{"type": "text", "text": "a\ud83db"}]}
+    assert read(parts, tokenizer=tokenizer) == expected

@@ -165,3 +165,10 @@ def test_texts_that_outgrow_the_context() -> None:
         check_length(10, 7, 16)
     with pytest.raises(PromptTooLongError, match=r"by 1 tokens\."):
         check_length(16, 1, 16)
+
+
+def test_half_a_surrogate_pair_is_no_reason_to_stop() -> None:
+    assert encoded("a\ud83db") == encoded("a\ufffdb")
+    for wrap in (lambda text: text, lambda text: [{"type": "text", "text": text}]):
+        broken, whole = ([{"role": "user", "content": wrap(t)}] for t in ("a\ud83d", "a\ufffd"))
+        assert encoded(broken, chat=True) == encoded(whole, chat=True)

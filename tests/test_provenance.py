@@ -47,6 +47,7 @@ def test_a_store_of_nobody_fits_all_and_others_only_their_own() -> None:
     check_prints("it", {}, {"model": "a"})
     check_prints("it", {"model": None}, {"model": "a"})
     check_prints("it", {"model": "a", "tokenizer": "t"}, {"model": "a"})
+    check_prints("it", {"model": "a+b"}, {"model": "b"})  # one of two is enough
     with pytest.raises(StoreError, match="it was made with another tokenizer"):
         check_prints("it", {"model": "a", "tokenizer": "t"}, {"model": "a", "tokenizer": "u"})
 

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import errno
 import json
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -53,16 +55,21 @@ def paths(draft: Draft) -> list[tuple[int, ...]]:
     return found
 
 
+def followers(text: Text, at: int, depth: int) -> list[tuple[int, ...]]:
+    """Every path of up to `depth` tokens that starts behind a place of a document."""
+    following = text[at : at + depth]
+    return [tuple(following[:n]) for n in range(1, len(following) + 1)]
+
+
 def naive_counts(texts: Sequence[Text], phrase: Text, depth: int) -> Counter[tuple[int, ...]]:
     """How often each path of up to `depth` tokens follows the phrase, inside a document."""
     counts: Counter[tuple[int, ...]] = Counter()
     for number, at in ends(texts, phrase):
-        following = texts[number][at : at + depth]
-        counts.update(tuple(following[:n]) for n in range(1, len(following) + 1))
+        counts.update(followers(texts[number], at, depth))
     return counts
 
 
-@settings(max_examples=1000)
+@settings(max_examples=200)
 @given(documents, contexts)
 def test_counts_and_matches_are_those_of_naive_counting(texts: list[Text], context: Text) -> None:
     with TemporaryDirectory() as name:
@@ -257,12 +264,35 @@ def test_wrong_sizes_are_refused(tmp_path: Path, changes: dict[str, Any]) -> Non
 
 def test_the_accelerator_is_an_argument(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_accelerator("numpy") == "numpy"
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
-    assert resolve_accelerator("auto") == "numpy"
-    with pytest.raises(MissingExtraError, match=r"ragspec\[fast\]"):
-        resolve_accelerator("numba")
+    monkeypatch.setitem(sys.modules, "numba", ModuleType("numba"))
+    assert resolve_accelerator("auto") == resolve_accelerator("numba") == "numba"
     with pytest.raises(InputError, match="accelerator is 'c'"):
         resolve_accelerator("c")  # type: ignore[arg-type]
+
+
+BROKEN = "raise ImportError('numba needs another NumPy')"
+
+
+@pytest.mark.parametrize(
+    ("numba", "reason"),
+    [(None, "not installed"), (BROKEN, "needs another NumPy"), ("import absent", "'absent'")],
+)
+def test_numba_that_cannot_be_imported_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numba: str | None, reason: str
+) -> None:
+    monkeypatch.delitem(sys.modules, "numba", raising=False)
+    if numba is None:
+        monkeypatch.setitem(sys.modules, "numba", None)
+    else:
+        (tmp_path / "numba.py").write_text(numba)
+        monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "segment").mkdir()
+    make(tmp_path / "segment", [[0, 1]])
+    segment = Segment.open(tmp_path / "segment")
+    assert segment.accelerator == "numpy"
+    assert isinstance(segment.lookup, NumpyLookup)
+    with pytest.raises(MissingExtraError, match=rf"{reason}.*ragspec\[fast\]"):
+        Segment.open(tmp_path / "segment", accelerator="numba")
 
 
 def test_an_empty_segment_answers_nothing(tmp_path: Path) -> None:

@@ -110,6 +110,17 @@ def test_reading_stops_at_the_limit(tmp_path: Path, model: str, capsys: Capture)
     assert found(capsys, *arguments, "--field", "body")["tokens"] == 120
 
 
+def test_a_build_without_text_leaves_the_older_store(
+    texts: Path, tmp_path: Path, model: str, capsys: Capture
+) -> None:
+    out, empty = tmp_path / "c.store", tmp_path / "empty.jsonl"
+    assert run("build", str(texts), "-m", model, "-o", str(out)) == 0
+    empty.write_text("")
+    assert run("build", str(empty), "-m", model, "-o", str(out)) == 7
+    assert "no usable text" in capsys.readouterr().err
+    assert len(held(out)) == 3
+
+
 def test_answers_are_kept_with_the_fingerprint_of_their_model(
     tmp_path: Path, model: str, capsys: Capture
 ) -> None:
@@ -153,6 +164,9 @@ def test_a_prompt_that_is_too_long_is_left_out(tmp_path: Path, model: str, capsy
         (["build", "no/where", "-o", "{out}"], 2, "no data set"),
         (["build", "{rows}", "-o", "{out}", "--field", "b"], 2, "no column 'b'; it has a"),
         (["build", "{rows}", "-o", "{rows}"], 8, "is a file"),
+        (["build", "{empty}", "-o", "{out}"], 7, "no usable text"),
+        (["build", "{rows}", "-o", "{out}", "--split", "test"], 2, "--split is 'test'"),
+        (["build", "{rows}", "-o", "{out}", "--field", "a", "--max-tokens", "0"], 2, "at least 1"),
         (["build", "{rows}", "-m", "./absent", "-o", "{out}"], 5, "./absent"),
         (["build", "{rows}", "-o", "{out}", "--max-tokens", "many"], 2, "'many'"),
         (["from-answers", "absent.jsonl", "-o", "{out}"], 7, "missing"),
@@ -169,7 +183,9 @@ def test_errors_are_one_message_and_a_code(
 ) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"a": "x", "c": "y"}\n')
+    (tmp_path / "empty.jsonl").write_text('{"text": null}\n')
     places = {"out": str(tmp_path / "c.store"), "rows": str(rows)}
+    places["empty"] = str(tmp_path / "empty.jsonl")
     given = [word.format(**places) for word in arguments]
     if given[0] in ("build", "from-answers") and "-m" not in given:
         given += ["-m", model]

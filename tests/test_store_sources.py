@@ -135,3 +135,66 @@ def test_what_is_no_prompt_is_told_with_its_row(tmp_path: Path, wrong: Any) -> N
     path = write_rows(tmp_path / "p.jsonl", [{"prompt": "a"}, {"prompt": wrong}])
     with pytest.raises((DocumentError, InputError), match="row 2"):
         list(read_prompts(path))
+
+
+def in_hub_layout(folder: Path) -> Path:
+    """Write a data set as `push_to_hub` does, with a split for each of its two rows."""
+    import datasets
+
+    (folder / "data").mkdir(parents=True)
+    for split, row in (("train", ROWS[0]), ("test", ROWS[2])):
+        path = folder / "data" / f"{split}-00000-of-00001.parquet"
+        datasets.Dataset.from_list([row]).to_parquet(str(path))
+    (folder / "README.md").write_text("---\nlicense: mit\n---\nThe data card.\n")
+    return folder
+
+
+def test_a_folder_in_hub_layout_is_a_data_set(tmp_path: Path) -> None:
+    folder = in_hub_layout(tmp_path / "a")
+    noted: list[str] = []
+    assert read(folder, skipped=lambda path, reason: noted.append(path)) == ["one"]
+    assert noted == [str(folder)]
+    assert read(folder, split="test") == ["two"]
+    with pytest.raises(InputError, match=r"Bad split: dev.*'train', 'test'"):
+        read(folder, split="dev")
+    with pytest.raises(InputError, match="'nope' not found"):
+        read(folder, config="nope")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "train.json").write_text(json.dumps([{"text": "one"}, {"text": "two"}]))
+    assert read(tmp_path / "b") == ["one", "two"]
+    (tmp_path / "b" / "train.json").write_text("{broken")
+    with pytest.raises(DocumentError, match="cannot be read to its end"):
+        read(tmp_path / "b")
+
+
+def test_the_data_card_says_what_a_data_set_is_made_of(tmp_path: Path) -> None:
+    card = ["---", "configs:"]
+    for name in ("de", "en"):
+        (tmp_path / name).mkdir()
+        write_rows(tmp_path / name / "rows.jsonl", [{"text": name}])
+        card += [f"- config_name: {name}", f"  data_files: {name}/*.jsonl"]
+    (tmp_path / "README.md").write_text("\n".join([*card, "---", "The data card."]))
+    assert read(tmp_path, config="en") == ["en"]
+    with pytest.raises(InputError, match="'de', 'en'"):
+        read(tmp_path)
+    (tmp_path / "README.md").write_text("---\ntitle: notes\n---\nconfigs:\n")
+    assert read(tmp_path) == ["---\ntitle: notes\n---\nconfigs:\n", "de", "en"]
+
+
+def test_a_split_or_config_that_no_source_has_is_refused(tmp_path: Path) -> None:
+    import datasets
+
+    rows = write_rows(tmp_path / "rows.jsonl", ROWS)
+    datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "saved"))
+    datasets.DatasetDict({"test": datasets.Dataset.from_list(ROWS)}).save_to_disk(
+        str(tmp_path / "splits")
+    )
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.md").write_text("text")
+    for source in (rows, tmp_path / "saved", tmp_path / "texts"):
+        for given in ({"split": "train"}, {"config": "en"}):
+            with pytest.raises(InputError, match=f"--{next(iter(given))} is .* leave it out"):
+                read(source, **given)
+    with pytest.raises(InputError, match="--config is 'en'"):
+        read(tmp_path / "splits", split="test", config="en")
+    assert read(rows, tmp_path / "splits", split="test") == ["one", "two"] * 2
