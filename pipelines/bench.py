@@ -10,11 +10,13 @@ draft, and the difference of two equal times is noise.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
+from uuid import uuid4
 
 from ragspec.pipelines.bench_data import BenchItem, by_category
 from ragspec.pipelines.bench_modes import Mode, Outcome
@@ -96,22 +98,31 @@ def write_json(path: Path, rows: Sequence[Row], facts: dict[str, Any]) -> None:
 
 
 def write_spec_bench(path: Path, benchmark: Benchmark, mode: str, tokenizer: Any) -> None:
-    """Write the answers of one mode in Spec-Bench's own format, one line a question."""
+    """Write the answers of one mode in Spec-Bench's own format, one line a question.
+
+    A question has one turn; accept_lengths has the tokens of every step.
+    """
     lines = []
     for item in benchmark.items:
         found = benchmark.measured[(item.category, item.id)][mode]
-        tokens = found.outcome.tokens
+        tokens, given = found.outcome.tokens, found.outcome.step_tokens
         choice = {
             "index": 0,
             "turns": [tokenizer.decode(tokens, skip_special_tokens=True)],
-            "decoding_steps": [found.outcome.forwards],
+            "decoding_steps": [len(given)],
             "new_tokens": [len(tokens)],
             "wall_time": [median(found.seconds)],
-            "accept_lengths": [len(tokens) / max(1, found.outcome.forwards)],
+            "accept_lengths": given,
         }
-        category = item.extra.get("category", item.category)  # Spec-Bench's own name of it
-        row = {"question_id": item.id, "category": category, "model_id": mode}
-        lines.append(json.dumps({**row, "choices": [choice]}))
+        row = {  # as they stood in the file: the number, and Spec-Bench's own name
+            "question_id": item.extra.get("question_id", item.id),
+            "category": item.extra.get("category", item.category),
+            "answer_id": uuid4().hex,
+            "model_id": mode,
+            "choices": [choice],
+            "tstamp": time.time(),
+        }
+        lines.append(json.dumps(row))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

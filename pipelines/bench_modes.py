@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -31,11 +32,15 @@ KNOWN = (*PEERS, "plain", *METHODS)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One run: generated tokens, target forwards (prefill included), wall seconds."""
+    """One run: generated tokens, target forwards (prefill included), wall seconds.
+
+    step_tokens: how many tokens each step gave, the target's own included.
+    """
 
     tokens: list[int]
     forwards: int
     seconds: float
+    step_tokens: list[int] = field(default_factory=list)
 
 
 class Mode(Protocol):
@@ -67,8 +72,9 @@ class OurMode:
             ignore_eos=item.fixed,
         )
         seconds = time.perf_counter() - began
-        report = result.report
-        return Outcome(result.tokens, report.forwards + report.prefill_forwards, seconds)
+        forwards = result.report.forwards + result.report.prefill_forwards
+        given = [len(step.tokens) for step in result.steps]
+        return Outcome(result.tokens, forwards, seconds, given)
 
 
 class HFMode:
@@ -78,15 +84,15 @@ class HFMode:
         self.name = name
         self.model = model
         self.arguments = arguments
-        self._forwards = 0
-        model.register_forward_pre_hook(self._count)
+        self._begun: list[int] = []  # by forward, the tokens in the cache
+        model.register_forward_pre_hook(self._count, with_kwargs=True)
 
     def run(self, item: BenchItem, new_tokens: int) -> Outcome:
         """Return what `generate` makes of the item."""
         config = self.model.generation_config
         end = config.eos_token_id
         ids = torch.tensor([item.prompt], device=self.model.device)
-        self._forwards = 0
+        self._begun = []
         config.eos_token_id = None if item.fixed else end
         began = time.perf_counter()
         try:
@@ -100,10 +106,18 @@ class HFMode:
         finally:
             config.eos_token_id = end
         seconds = time.perf_counter() - began
-        return Outcome(out[0, len(item.prompt) :].tolist(), self._forwards, seconds)
+        given = _step_tokens(self._begun, len(item.prompt), out.shape[1])
+        return Outcome(out[0, len(item.prompt) :].tolist(), len(self._begun), seconds, given)
 
-    def _count(self, module: Any, arguments: Any) -> None:
-        self._forwards += 1
+    def _count(self, module: Any, arguments: Any, options: dict[str, Any]) -> None:
+        cache = options.get("past_key_values")
+        self._begun.append(0 if cache is None else int(cache.get_seq_length()))
+
+
+def _step_tokens(begun: Sequence[int], prompt: int, whole: int) -> list[int]:
+    """Return what each forward gave, as the next one shows: its cache lacks the last token only."""
+    ends = (prompt, *(length + 1 for length in begun[1:]), whole)
+    return [end - start for start, end in pairwise(ends) if end > start]
 
 
 def check_modes(names: Sequence[str]) -> None:

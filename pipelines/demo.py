@@ -97,10 +97,13 @@ def run_demo(
 ) -> None:
     """Ask, compare, show the table and write the page.
 
-    Raises InputError without questions, UnequalTextError where a text differs.
+    Raises InputError without questions or where the page cannot be written, UnequalTextError where
+    a text differs.
     """
     from ragspec.pipelines.docqa import DocQA
+    from ragspec.pipelines.options import checked_output
 
+    checked_output(out)
     folder = docs or guide()
     with terminal.working("loading the model and reading the documents"):
         engine = demo_engine(model)
@@ -108,12 +111,12 @@ def run_demo(
         questions = questions_of(folder, qa)[:count]
     items = list(_shown(ask_all(qa, questions), len(questions), terminal))
     summary = Summary.of(items)
-    write_report(items, summary, folder, qa, out)
     if as_json:
         terminal.json({"summary": asdict(summary), "items": [item.to_dict() for item in items]})
     else:
         show_table(items, summary, terminal)
-        terminal.note(f"wrote {out}")
+    write_report(items, summary, folder, qa, out)  # last: a full disk must not cost the figures
+    terminal.note(f"wrote {out}")
     refuse_unequal(items)
 
 

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from zlib import crc32
 
-from ragspec.draft import PREDICTION, Step
+from ragspec.draft import LAYOUT, PREDICTION, Step
 
 TARGET = "target model"
-PREDICTED = "prediction"
+# Texts that are no documents count for themselves, whichever drafter copied from them.
+COPIED: Mapping[int, str] = MappingProxyType({PREDICTION: "prediction", LAYOUT: "layout"})
 COLOURS = 8
 # Names that share a colour seldom meet; where they do, the first keeps it.
 PREFERRED: Mapping[str, int] = MappingProxyType(
@@ -26,12 +27,13 @@ PREFERRED: Mapping[str, int] = MappingProxyType(
         "hierarchy": 4,
         "suffix": 5,
         "rasd": 6,
-        PREDICTED: 7,
+        COPIED[PREDICTION]: 7,
         "corpus": 1,
         "history": 4,
         "answers": 4,
         "match": 5,
         "statistics": 6,
+        COPIED[LAYOUT]: 6,
         "lookup": 7,
         "ngrams": 0,
     }
@@ -39,10 +41,10 @@ PREFERRED: Mapping[str, int] = MappingProxyType(
 
 
 def sources_of(step: Step) -> list[str]:
-    """Return the source of every node [N]; "prediction" where it was copied from one."""
+    """Return the source of every node [N]: its drafter, or what COPIED calls its text."""
     tree = step.tree
     return [
-        PREDICTED if document == PREDICTION else tree.sources[source]
+        COPIED.get(document, tree.sources[source])
         for source, document in zip(tree.source.tolist(), tree.origin[:, 0].tolist(), strict=True)
     ]
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ragspec.draft import PREDICTION, SourceText
+from ragspec.draft import LAYOUT, SourceText
 from ragspec.errors import InputError
 from ragspec.prediction import anchored
 from ragspec.retrievers.search import Hit
@@ -110,9 +110,9 @@ def _layout(
 ) -> tuple[SourceText, ...]:
     """Return how the two lines begin; the better the passage, the more often its label."""
     labels = [f"{opening} [{k}]" for k in range(1, passages + 1) for _ in range(k, passages + 1)]
-    texts = [anchored(ids, _plain_ids(tokenizer, label)) for label in labels]
+    texts = [anchored(ids, _plain_ids(tokenizer, label), LAYOUT) for label in labels]
     for ending in SENTENCE_ENDS:
-        texts.append(SourceText(tuple(_plain_ids(tokenizer, f"{ending}\nAnswer:")), PREDICTION))
+        texts.append(SourceText(tuple(_plain_ids(tokenizer, f"{ending}\nAnswer:")), LAYOUT))
     return tuple(text for text in texts if text is not None)
 
 

@@ -70,7 +70,7 @@ def where(names: Sequence[str], origin: Sequence[int], length: int = 1) -> str:
     """Return where drafted tokens were copied from, "" where that is not known."""
     document, offset = origin
     to = f"–{offset + length - 1}" if length > 1 else ""
-    if document == PREDICTION:
+    if document == PREDICTION and offset >= 0:  # before it stands the end of the prompt
         return f" · token {offset}{to}"
     if document < 0:
         return ""

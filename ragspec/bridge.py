@@ -5,13 +5,15 @@
     spec.reports[0].summary()
 
 With a callable `custom_generate`, transformers drops `streamer`, `tokenizer`, `assistant_model`
-and `synced_gpus` without a word, and a streamer given to `generate` waits for ever. They are
-fields of `Speculation` instead; `generate` of this module accepts them in the usual place.
+and `synced_gpus` without a word: a streamer given to `generate` waits for ever, and stop_strings
+fail for want of a tokenizer. They are fields of `Speculation` instead; `generate` of this module
+accepts them, and stop_strings, in the usual place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +30,14 @@ _HARMLESS = frozenset(
     {"past_key_values", "use_cache", "logits_to_keep", "cache_position", "position_ids"}
 )
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+# What asks for another way of decoding, which custom_generate would drop without a word.
+_OTHER_WAYS = {
+    "penalty_alpha": "contrastive search cannot be speculated",
+    "dola_layers": "DoLa contrasts layers, which cannot be speculated",
+    "force_words_ids": "constrained beams cannot be speculated",
+    "constraints": "constrained beams cannot be speculated",
+    "prompt_lookup_num_tokens": "Speculation(drafter='context') drafts from the prompt",
+}
 _WARPERS = {
     "TemperatureLogitsWarper": "temperature",
     "TopKLogitsWarper": "top_k",
@@ -85,7 +95,7 @@ def generate(
     """Return what `model.generate(inputs, ...)` returns, sooner.
 
     streamer, tokenizer and assistant_model work as in transformers; the assistant becomes one
-    more drafter. stop_strings need the tokenizer.
+    more drafter. stop_strings need the tokenizer, those of generation_config or the model too.
     """
     given = speculation or Speculation()
     spec = replace(
@@ -94,10 +104,7 @@ def generate(
         tokenizer=tokenizer or given.tokenizer,
         draft_model=assistant_model or given.draft_model,
     )
-    if stop_strings is not None:
-        kwargs["stopping_criteria"] = _with_stop_strings(
-            stop_strings, spec.tokenizer, kwargs.get("stopping_criteria")
-        )
+    kwargs = _with_stop_strings(stop_strings, spec.tokenizer, model.generation_config, kwargs)
     result = model.generate(inputs, custom_generate=speculative, speculation=spec, **kwargs)
     given.generations = spec.generations
     given._engine, given._made_from = spec._engine, spec._made_from
@@ -170,16 +177,9 @@ def _settings(config: Any, processors: Any, seed: int | None) -> tuple[Sampling,
     n = max(getattr(config, "num_return_sequences", 1) or 1, 1)
     if (getattr(config, "num_beams", 1) or 1) > 1:
         raise InputError(f"num_beams={config.num_beams}; expected 1: beams cannot be speculated")
-    if getattr(config, "penalty_alpha", None):
-        raise InputError(
-            f"penalty_alpha={config.penalty_alpha}; expected none: contrastive search is another "
-            "way of decoding, which custom_generate would drop without a word"
-        )
-    if getattr(config, "prompt_lookup_num_tokens", None):
-        raise InputError(
-            f"prompt_lookup_num_tokens={config.prompt_lookup_num_tokens}; expected none: it would "
-            "be dropped. Speculation(drafter='context') drafts from the prompt"
-        )
+    for name, why in _OTHER_WAYS.items():
+        if value := getattr(config, name, None):
+            raise InputError(f"{name}={value!r}; expected none: {why}")
     return Sampling(**{"temperature": 1.0, **found}, n=n, seed=seed), rest
 
 
@@ -214,12 +214,29 @@ def _streaming(streamer: Any, input_ids: torch.Tensor) -> Any:
     return put
 
 
-def _with_stop_strings(strings: Any, tokenizer: Any, criteria: Any) -> Any:
+def _with_stop_strings(
+    strings: Any, tokenizer: Any, own: Any, kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments with a criterion for the strings of the call, else of its config, else
+    of `own`, the model's config; transformers, which has no tokenizer here, is to see none of them.
+    """
     from transformers import StoppingCriteriaList, StopStringCriteria
 
+    config = kwargs.get("generation_config")
+    places = (strings, getattr(config, "stop_strings", None), own.stop_strings)
+    found = next((each for each in places if each is not None), None)
+    if found is None:
+        return kwargs
     if tokenizer is None:
         raise InputError("stop_strings need a tokenizer; pass tokenizer=... as well")
-    return StoppingCriteriaList([*(criteria or ()), StopStringCriteria(tokenizer, strings)])
+    criteria = [*(kwargs.get("stopping_criteria") or ()), StopStringCriteria(tokenizer, found)]
+    more: dict[str, Any] = {"stopping_criteria": StoppingCriteriaList(criteria)}
+    if config is not None:
+        config = more["generation_config"] = copy(config)
+        config.stop_strings = None
+    if own.stop_strings is not None:
+        more["stop_strings"] = None  # over the model's own, which would be filled in
+    return {**kwargs, **more}
 
 
 def _refuse_unknown(model_kwargs: dict[str, Any]) -> None:

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ragspec.combined import within
 from ragspec.draft import Drafter
 from ragspec.errors import InputError
 from ragspec.fuse import Fuse
 from ragspec.names import resolve
+from ragspec.rules import Rule
 from ragspec.target import CausalTarget
+from ragspec.vocabulary import check_vocabulary
 
 DrafterSpec = str | Drafter | Sequence[str | Drafter] | None
 
@@ -50,6 +53,17 @@ def _flat(drafter: Drafter) -> Sequence[Drafter]:
     return (drafter,)
 
 
+def with_prediction(drafter: Drafter, rule: Rule) -> Drafter:
+    """Return the drafter, and the context's beside it where nothing else reads what is predicted.
+
+    Where the rule could not judge the two together, the drafter stays alone.
+    """
+    if any(getattr(each, "reads_texts", False) for each in within(drafter)):
+        return drafter
+    joined = Fuse([resolve("drafter", "context")(), *_flat(drafter)])
+    return joined if joined.kind in rule.accepts else drafter
+
+
 def _one(item: Any) -> Drafter:
     made = resolve("drafter", item)() if isinstance(item, str) else item
     if isinstance(made, type) or not isinstance(made, Drafter):
@@ -64,7 +78,6 @@ def _one(item: Any) -> Drafter:
 def _model_drafter(draft_model: Any, tokenizer: Any, target: CausalTarget) -> Drafter:
     from ragspec.loading import load_model
     from ragspec.model_drafter import ModelDrafter
-    from ragspec.vocabulary import check_vocabulary
 
     if isinstance(draft_model, (str, Path)):
         draft_model = load_model(draft_model, target.device, target.dtype)
@@ -77,6 +90,13 @@ def _model_drafter(draft_model: Any, tokenizer: Any, target: CausalTarget) -> Dr
             f"got {type(model).__name__} as a draft model; expected a transformers model, (model, "
             "tokenizer), a path or a name"
         )
-    size = int(model.config.get_text_config().vocab_size)
-    check_vocabulary(tokenizer, own, target.vocab_size, size)
+    check_draft_model(model, own, tokenizer, target.vocab_size)
     return ModelDrafter(model)
+
+
+def check_draft_model(model: Any, own: Any, tokenizer: Any, vocab_size: int) -> None:
+    """Refuse a transformers model as the draft of a target with other token ids.
+
+    own: its tokenizer. tokenizer, vocab_size: the target's. Raises TokenizerMismatchError.
+    """
+    check_vocabulary(tokenizer, own, vocab_size, int(model.config.get_text_config().vocab_size))

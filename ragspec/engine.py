@@ -106,7 +106,7 @@ class Engine:
         of token ids. on_step: called with the number of the row and each of its steps. options:
         see `Options`. Raises InputError, SamplingError, PromptTooLongError.
         """
-        sampling = sampling or Sampling()
+        sampling = Sampling() if sampling is None else sampling
         encoded = self._encode(prompts, attention_mask)
         settings = self._settings(encoded, sampling, options)
         results: list[list[Generation]] = []
@@ -129,14 +129,14 @@ class Engine:
         """
         if self.tokenizer is None:
             raise InputError("stream() yields text but the engine has no tokenizer; pass one")
-        sampling = sampling or Sampling()
+        sampling = Sampling() if sampling is None else sampling
         encoded = self._encode(prompt)
+        settings = self._settings(encoded, sampling, options)
         if not encoded.single or sampling.n > 1:
             raise InputError(
                 f"stream() got {len(encoded.ids)} prompts with n={sampling.n}; expected one prompt "
                 "and n=1. Use generate() for several."
             )
-        settings = self._settings(encoded, sampling, options)
         run = Run(self, encoded.ids, settings, 0)
         return Stream(run, self._decode(run), self.tokenizer, settings.stop.strings)
 

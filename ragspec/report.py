@@ -234,7 +234,6 @@ class ReportBuilder:
         finish_reason: str,
         *,
         budget: str = "none",
-        budget_sizes: Mapping[int, int] | None = None,
         faults: Mapping[str, int] | None = None,
         reason: str | None = None,
     ) -> Report:
@@ -265,7 +264,7 @@ class ReportBuilder:
             distinct_4=distinct_share(output_tokens, 4),
             loop_share=loop_share(output_tokens),
             budget=budget,
-            budget_sizes=dict(budget_sizes if budget_sizes is not None else Counter(drafted)),
+            budget_sizes=dict(Counter(drafted)),
             faults=dict(faults or {}),
             reason=reason or _why_not(sum(drafted), sum(accepted)),
             accepted_prediction_tokens=copied,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from numbers import Integral
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any, TypedDict
 
 from ragspec.draft import SourceText
@@ -32,13 +33,13 @@ class Options(TypedDict, total=False):
 
     max_new_tokens: int | None
     stop: str | Sequence[str] | None
-    stop_token_ids: Sequence[int]
+    stop_token_ids: Iterable[int] | None
     ignore_eos: bool
-    logprobs: int | bool
-    logits_processor: Sequence[HFCallable]
-    stopping_criteria: Sequence[Criterion]
-    spans: Sequence[tuple[int, int, int, int]]
-    texts: Sequence[SourceText]
+    logprobs: int | bool | None
+    logits_processor: Sequence[HFCallable] | None
+    stopping_criteria: Sequence[Criterion] | None
+    spans: Sequence[tuple[int, int, int, int]] | None
+    texts: Sequence[SourceText] | None
     prediction: Any
 
 
@@ -59,6 +60,7 @@ def read_options(
     context. tokenizer: for a prediction. Raises InputError, SamplingError, PromptTooLongError.
     """
     _refuse_unknown(options)
+    _check_sampling(sampling, len(prompts))
     longest = max(len(prompt) for prompt in prompts)
     new = _new_tokens(options.get("max_new_tokens"), longest, limit)
     check_length(longest, new, limit)
@@ -69,15 +71,16 @@ def read_options(
         frozenset(own) | _stop_ids(options.get("stop_token_ids")),
         new,
         _stop_strings(options.get("stop", ()), has_text),
-        tuple(options.get("stopping_criteria", ())),
+        _callables("stopping_criteria", options.get("stopping_criteria")),
     )
+    _check_bad_words(sampling, rule.ends)
     return RowSettings(
         sampling,
         rule,
         _alternatives(options.get("logprobs", False), vocab_size),
-        options.get("logits_processor", ()),
-        options.get("spans", ()),
-        options.get("texts", ()),
+        _callables("logits_processor", options.get("logits_processor")),
+        options.get("spans") or (),
+        options.get("texts") or (),
         read_prediction(options.get("prediction"), prompts, tokenizer, vocab_size),
     )
 
@@ -110,29 +113,84 @@ def _stop_strings(stop: str | Sequence[str] | None, has_text: bool) -> tuple[str
     return tuple(strings)
 
 
-def _stop_ids(ids: Sequence[int] | None) -> frozenset[int]:
-    for token in ids or ():  # ids past the vocabulary pass: some configs name such end tokens
+def _stop_ids(ids: Iterable[int] | None) -> frozenset[int]:
+    if ids is None:
+        return frozenset()
+    if not isinstance(ids, Iterable):
+        raise InputError(f"stop_token_ids is {ids!r}; expected a list of token ids, or None")
+    tokens = list(ids)
+    for token in tokens:  # ids past the vocabulary pass: some configs name such end tokens
         if not isinstance(token, Integral):
             raise InputError(f"stop_token_ids has {token!r}; expected token ids")
-    return frozenset(int(token) for token in ids or ())
+    return frozenset(map(int, tokens))
 
 
-def _alternatives(logprobs: int | bool, vocab_size: int) -> int | None:
+def _callables(name: str, given: Sequence[Callable[..., Any]] | None) -> tuple[Any, ...]:
+    if given is None:
+        return ()
+    if not isinstance(given, Sequence) or not all(callable(each) for each in given):
+        raise InputError(f"{name} is {given!r}; expected a list of callables, or None")
+    return tuple(given)
+
+
+def _alternatives(logprobs: int | bool | None, vocab_size: int) -> int | None:
     """Return how many alternatives to keep with each log-probability, None for no such thing."""
-    if logprobs is False:
+    if logprobs is False or logprobs is None:
         return None
-    top = 0 if logprobs is True else int(logprobs)
-    if not 0 <= top <= vocab_size:
-        raise InputError(f"logprobs is {logprobs}; expected a number from 0 to {vocab_size}")
-    return top
+    top = 0 if logprobs is True else logprobs
+    if not isinstance(top, Integral) or not 0 <= top <= vocab_size:
+        raise InputError(f"logprobs is {logprobs!r}; expected a number from 0 to {vocab_size}")
+    return int(top)
+
+
+def _check_sampling(sampling: Sampling, prompts: int) -> None:
+    if not isinstance(sampling, Sampling):
+        raise InputError(
+            f"sampling is {sampling!r}; expected a Sampling, such as Sampling(temperature=0.7)"
+        )
+    seeds = getattr(sampling.seed, "__len__", lambda: prompts)()
+    if seeds != prompts:
+        raise SamplingError(
+            f"got {seeds} seeds for {prompts} prompts; expected one seed, or one for each prompt"
+        )
 
 
 def _check_bias(sampling: Sampling, vocab_size: int) -> None:
-    for token in sampling.logit_bias or ():
-        if not 0 <= token < vocab_size:
-            raise SamplingError(
-                f"logit_bias has the token id {token}; expected 0 to {vocab_size - 1}"
-            )
+    """Refuse biases that are no numbers, and of ids that the model does not produce."""
+    single, several, banned = sampling.logit_bias, sampling.sequence_bias, sampling.bad_words_ids
+    for name, bias in (("logit_bias", single), ("sequence_bias", several)):
+        if not isinstance(bias, Mapping | None):
+            raise SamplingError(f"{name} is {bias!r}; expected a mapping to numbers, or None")
+        for value in (bias or {}).values():
+            if not isinstance(value, Real) or not value < math.inf:  # infinity makes laws of nan
+                raise SamplingError(f"{name} has the bias {value!r}; expected a number, or -inf")
+    if not isinstance(banned, Sequence | None):
+        raise SamplingError(f"bad_words_ids is {banned!r}; expected lists of token ids, or None")
+    _check_ids("logit_bias", [(token,) for token in single or ()], vocab_size)
+    _check_ids("sequence_bias", several or (), vocab_size)
+    _check_ids("bad_words_ids", banned or (), vocab_size)
+
+
+def _check_ids(name: str, sequences: Iterable[Any], vocab_size: int) -> None:
+    for sequence in sequences:
+        ids = list(sequence) if isinstance(sequence, Collection) else []
+        if not ids:
+            raise SamplingError(f"{name} has {sequence!r}; expected token ids in its place")
+        for token in ids:
+            if not isinstance(token, Integral) or not 0 <= int(token) < vocab_size:
+                raise SamplingError(
+                    f"{name} has the token id {token!r}; expected 0 to {vocab_size - 1}"
+                )
+
+
+def _check_bad_words(sampling: Sampling, ends: frozenset[int]) -> None:
+    """Refuse to forbid end tokens and nothing else: transformers leaves them out of the list."""
+    words = sampling.bad_words_ids
+    if words and all(len(word) == 1 and ends.issuperset(word) for word in words):
+        raise SamplingError(
+            f"bad_words_ids is {words!r}, which are end tokens; expected others. Use "
+            "ignore_eos=True or min_new_tokens to go on past the end."
+        )
 
 
 def _check_penalties(sampling: Sampling, prompts: Sequence[Sequence[int]], vocab_size: int) -> None:

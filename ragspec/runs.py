@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ragspec.draft import DraftContext, DraftRequest, SourceText
+from ragspec.drafting import with_prediction
 from ragspec.law import TokenLaw
 from ragspec.loop import Row
 from ragspec.noise import NoiseStream, fresh_seed
@@ -60,7 +61,10 @@ class Run:
         self.engine = engine
         self.settings = settings
         self.prompts = prompts
-        self.spare = MOST_NODES if engine.drafter is not None else 1
+        self.drafter = engine.drafter
+        if self.drafter is not None and any(settings.predictions):
+            self.drafter = with_prediction(self.drafter, engine.rule)
+        self.spare = MOST_NODES if self.drafter is not None else 1
         self.prompt_of_row: list[int] = []
         self.rows: list[Row] = []
         self.seconds = 0.0
@@ -104,7 +108,6 @@ class Run:
             seconds,
             row.stop.reason or "cancelled",
             budget=self.engine.budget.name if budget is not None else "none",
-            budget_sizes=budget.chosen if budget is not None else None,
             faults=getattr(drafter, "faults", None),
             reason=budget.reason if budget is not None else None,
         )
@@ -144,7 +147,7 @@ class Run:
             pending=list(prompt),
             started=self.began,
         )
-        if engine.drafter is not None:
+        if self.drafter is not None:
             request = DraftRequest(
                 prompt=tuple(prompt),
                 vocab_size=engine.target.vocab_size,
@@ -152,10 +155,10 @@ class Run:
                 texts=texts,
                 law=law,
             )
-            row.drafter = engine.drafter.open(request)
-            row.top = wanted([engine.drafter])
-            row.reads_prompt = reads_prompts([engine.drafter])
-            row.hidden = needs_hidden([engine.drafter])
+            row.drafter = self.drafter.open(request)
+            row.top = wanted([self.drafter])
+            row.reads_prompt = reads_prompts([self.drafter])
+            row.hidden = needs_hidden([self.drafter])
             row.budget = engine.budget.open(self._cost)
             row.context.adviser = getattr(row.budget, "adviser", None)
         return row

@@ -127,6 +127,7 @@ def load_folder(folder: Path, max_bytes: int = MAX_BYTES) -> Collection:
 def list_files(folder: Path) -> list[Path]:
     """List the files below a folder, sorted by path, without hidden ones and stores of ours.
 
+    Links to folders are listed and not followed: they may lead in a circle, or out of the folder.
     Raises DocumentError where the folder is an index itself, or cannot be listed.
     """
     if is_store(folder):
@@ -139,7 +140,8 @@ def list_files(folder: Path) -> list[Path]:
             folders.clear()
             continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [Path(root, name) for name in names if not name.startswith(".")]
+        links = [name for name in folders if Path(root, name).is_symlink()]
+        found += [Path(root, name) for name in (*names, *links) if not name.startswith(".")]
     return sorted(found, key=lambda path: path.as_posix())
 
 
@@ -192,6 +194,8 @@ def load_document(
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
     """Return a file's bytes; raises DocumentError where it is missing, unreadable or no text."""
+    if path.is_symlink() and path.is_dir():
+        raise DocumentError(f"{path} is a link to a folder, not followed; name that folder too.")
     kind = UNREAD_SUFFIXES.get(path.suffix.lower())
     if kind is not None and path.exists():
         raise DocumentError(f"{path} is a {path.suffix} file ({kind}); convert it to text first.")

@@ -12,13 +12,17 @@ from typing import Any
 import pytest
 import torch
 
+from ragspec.draft import Drafter, SourceText
 from ragspec.engine import Engine
+from ragspec.model_drafter import ModelDrafter
 from ragspec.output import Generation
 from ragspec.probe import probe, probe_target
 from ragspec.sampling import Sampling
 from ragspec.target import CausalTarget
 from tests.architectures import ARCHITECTURES, VOCAB, build
+from tests.identities import PROMPTS, target
 from tests.noisy import NoisyTrees
+from tests.test_model_drafter import alike
 
 NEW = 20
 BUDGET = 9
@@ -61,10 +65,10 @@ def prompts(rows: int) -> list[list[int]]:
     return [torch.randint(VOCAB - 1, (n,), generator=random).tolist() for n in lengths]
 
 
-def run(engine: Engine, texts: list[list[int]], name: str) -> list[Generation]:
-    extra = [Counting({len(text) for text in texts})] if name == "stateful" else []
+def run(engine: Engine, asked: list[list[int]], name: str, **options: Any) -> list[Generation]:
+    extra = [Counting({len(prompt) for prompt in asked})] if name == "stateful" else []
     found: list[Generation] = engine.generate(
-        texts, SETTINGS[name], max_new_tokens=NEW, logits_processor=extra
+        asked, SETTINGS[name], max_new_tokens=NEW, logits_processor=extra, **options
     )
     return found
 
@@ -137,6 +141,27 @@ def test_tokens_do_not_depend_on_drafts_under_any_setting(
     if rows == 4:
         alone, _ = compare(build(architecture), cache, name, 1)
         assert name == "stateful" or tokens[0] == alone[0], "a row depends on its neighbours"
+
+
+@pytest.mark.parametrize("budget", [6, "auto"])
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_tokens_do_not_depend_on_a_draft_model_beside_the_context(
+    name: str, rows: int, budget: Any, cache: Path
+) -> None:
+    alone = Engine(target(), drafter=None, cache=cache)
+    plain = run(alone, PROMPTS[:rows], name, ignore_eos=True)
+    # How the texts begin can be copied; the rest is left to the model.
+    texts = [SourceText(tuple(out.tokens[:6]), i) for i, out in enumerate(plain)]
+    drafters: list[str | Drafter] = ["context", ModelDrafter(alike(), worth=0.0)]
+    engine = Engine(target(), drafter=drafters, budget=budget, cache=cache)
+    drafted = run(engine, PROMPTS[:rows], name, ignore_eos=True, texts=texts)
+    assert [out.tokens for out in drafted] == [out.tokens for out in plain]
+    assert {out.label for out in drafted} == {"exact"}
+    assert not any(out.report.faults for out in drafted)
+    if budget != "auto":  # which may find that no draft of so small a model pays
+        for out in drafted:
+            assert out.report.accepted_by_source.keys() == {"context", "model"}
 
 
 @pytest.mark.parametrize("name", ["mixtral", "gpt_oss", "phi3", "bloom", "qwen3_next"])

@@ -34,12 +34,13 @@ class FakeMode:
     log: list[tuple[str, str, str, int]]
     pace: float = 1.0
     forwards: int = 30
+    steps: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=lambda: FREE)
 
     def run(self, item: BenchItem, new_tokens: int) -> Outcome:
         self.log.append((self.name, item.category, item.id, new_tokens))
         tokens = (LOOP if item.prompt[0] == 2 else self.tokens)[:new_tokens]
-        return Outcome(tokens, self.forwards, 0.5 + self.pace * new_tokens)
+        return Outcome(tokens, self.forwards, 0.5 + self.pace * new_tokens, self.steps)
 
 
 def benchmark(
@@ -48,7 +49,7 @@ def benchmark(
     modes = {
         "hf-greedy": [FakeMode("hf-greedy", log, 2.0)],
         "plain": [FakeMode("plain", log, 1.0)],
-        "lookup": [FakeMode(f"lookup:{n}", log, n / 10, 10) for n in (7, 5, 9)],
+        "lookup": [FakeMode(f"lookup:{n}", log, n / 10, 10, [1, 20, 9]) for n in (7, 5, 9)],
     }
     return run_benchmark(items, modes, repeats=repeats)  # type: ignore[arg-type]
 
@@ -144,16 +145,22 @@ def test_looping_everywhere_still_writes_json(tmp_path: Path) -> None:
 
 
 def test_answers_in_the_format_of_spec_bench(tmp_path: Path) -> None:
-    write_spec_bench(tmp_path / "a.jsonl", benchmark([]), "lookup", tiny.tokenizer())
+    """One line a question: its own number, and `accept_lengths` as a flat list of steps."""
+    asked = {"question_id": 81, "category": "writing", "turns": ["one", "two"]}
+    items = [BenchItem("81", "chat", (1, 5), 30, extra=asked), *ITEMS]
+    write_spec_bench(tmp_path / "a.jsonl", benchmark([], 1, items), "lookup", tiny.tokenizer())
     lines = (tmp_path / "a.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     assert [(row["question_id"], row["category"]) for row in rows] == [
-        (item.id, item.category) for item in ITEMS
+        (81, "writing"),
+        *((item.id, item.category) for item in ITEMS),
     ]
+    assert len({row["answer_id"] for row in rows}) == len(items)
+    assert all(isinstance(row["tstamp"], float) for row in rows)
     (choice,) = rows[0]["choices"]
     assert rows[0]["model_id"] == "lookup"
     assert choice["turns"] == [tiny.tokenizer().decode(FREE)]
     assert choice["new_tokens"] == [30]
-    assert choice["decoding_steps"] == [10]
-    assert choice["accept_lengths"] == [3.0]
+    assert choice["decoding_steps"] == [3]
+    assert choice["accept_lengths"] == [1, 20, 9]
     assert choice["wall_time"] == [pytest.approx(0.5 + 15.0)]

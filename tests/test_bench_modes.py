@@ -44,6 +44,17 @@ def test_every_mode_writes_the_same_tokens(modes: dict[str, list[Mode]]) -> None
         assert found.tokens == plain.tokens, name
         assert 0 < found.forwards <= 12, name
         assert found.seconds > 0
+        assert sum(found.step_tokens) == 12, name
+        assert len(found.step_tokens) <= found.forwards, name
+
+
+def test_steps_show_what_drafts_saved(engine: Engine) -> None:
+    names = ("plain", "hf-greedy", "model", "hf-assistant")
+    found = build_modes(names, engine, engine.model, lambda: copy.deepcopy(engine.model))
+    plain, greedy, ours, theirs = (found[name][0].run(ITEM, 12).step_tokens for name in names)
+    assert plain == greedy == [1] * 12
+    assert theirs == [1 + DRAFT_LENGTHS[0]] * 2
+    assert sum(ours) == 12 and max(ours) > 1
 
 
 def test_forwards_of_the_prompt_count_for_all_alike(modes: dict[str, list[Mode]]) -> None:

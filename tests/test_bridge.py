@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from typing import Any
 
@@ -136,6 +137,30 @@ def test_stop_strings(model: Any, spec: Speculation) -> None:
         generate(model, IDS, stop_strings="a", speculation=Speculation(drafter=None))
 
 
+@pytest.mark.parametrize("place", ["config", "model", "both"])
+def test_stop_strings_of_a_config(place: str, model: Any, spec: Speculation) -> None:
+    from transformers import GenerationConfig
+
+    tokenizer = tiny.tokenizer()
+    settings: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
+    whole = model.generate(IDS, **settings)
+    text = tokenizer.decode(whole[0, 6:])
+    arguments: dict[str, Any] = {"input_ids": IDS, "tokenizer": tokenizer, **settings}
+    if place != "config":
+        model = copy.deepcopy(model)
+        model.generation_config.stop_strings = [text[4:6] if place == "model" else text[0]]
+    if place != "model":
+        config = GenerationConfig(stop_strings=[text[4:6]], **settings)
+        arguments = {"input_ids": IDS, "tokenizer": tokenizer, "generation_config": config}
+    kept = copy.deepcopy((model.generation_config, arguments.get("generation_config")))
+    ours = generate(model, speculation=spec, **arguments)
+    assert torch.equal(ours, model.generate(**arguments))
+    assert 8 <= ours.shape[1] < whole.shape[1]
+    assert (model.generation_config, arguments.get("generation_config")) == kept
+    with pytest.raises(InputError, match="tokenizer"):
+        generate(model, speculation=Speculation(drafter=None), **arguments | {"tokenizer": None})
+
+
 def test_criteria_of_the_user(model: Any, spec: Speculation) -> None:
     from transformers import MaxLengthCriteria, StoppingCriteriaList
 
@@ -172,6 +197,10 @@ def test_what_cannot_be_served_is_refused(model: Any, spec: Speculation) -> None
     refused("num_beams=2", input_ids=IDS, num_beams=2)
     refused("prompt_lookup_num_tokens=3", input_ids=IDS, prompt_lookup_num_tokens=3)
     refused("penalty_alpha=0.6", input_ids=IDS, penalty_alpha=0.6, top_k=4)
+    refused("dola_layers='low'", input_ids=IDS, dola_layers="low", do_sample=False)
+    refused(r"dola_layers=\[0\]", input_ids=IDS, dola_layers=[0], do_sample=False)
+    refused("force_words_ids", input_ids=IDS, force_words_ids=[[5]])
+    refused("constraints", input_ids=IDS, constraints=[5])
     with pytest.raises(InputError, match="expected a Speculation"):
         model.generate(IDS, custom_generate=speculative, speculation=5, max_new_tokens=2)
     refused("output_scores", input_ids=IDS, return_dict_in_generate=True, output_scores=True)

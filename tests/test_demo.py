@@ -8,6 +8,7 @@ import pytest
 
 from ragspec.errors import InputError
 from ragspec.models import BUNDLED
+from ragspec.pipelines import demo
 from ragspec.pipelines.cli import main
 from ragspec.pipelines.compare import Divergence
 from ragspec.pipelines.demo import (
@@ -110,6 +111,36 @@ def test_questions_come_from_the_file_or_the_headings(qa: DocQA, tmp_path: Path)
     file.write_text("")
     with pytest.raises(InputError, match="no questions"):
         questions_of(tmp_path, qa)
+
+
+def test_a_page_in_a_missing_folder_is_refused_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for out, said in ((tmp_path / "no" / "d.html", "there is no folder"), (tmp_path, "directory")):
+        assert main(["demo", "--out", str(out), "--model", "./absent"]) == 2
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_figures_are_shown_before_the_page_is_written(
+    as_json: bool,
+    items: list[Item],
+    qa: DocQA,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(*_: object) -> None:
+        raise InputError("the disk is full")
+
+    monkeypatch.setattr(demo, "demo_engine", lambda model: qa.engine)
+    monkeypatch.setattr(DocQA, "from_documents", lambda *_, **__: qa)
+    monkeypatch.setattr(demo, "ask_all", lambda *_: iter(items))
+    monkeypatch.setattr(demo, "write_report", refuse)
+    with pytest.raises(InputError, match="the disk is full"):
+        demo.run_demo(folder, tmp_path / "d.html", 2, "", Terminal(quiet=as_json), as_json)
+    assert ('"equal": 2' if as_json else "2 of 2 texts equal") in capsys.readouterr().out
 
 
 def test_the_bundled_demonstration_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from ragspec.errors import DocumentError, InputError, PromptTooLongError, StoreE
 from ragspec.output import Generation
 from ragspec.pipelines import DocQA
 from ragspec.pipelines.docqa import answer_parts
+from ragspec.pipelines.palette import count_sources
 from ragspec.report import ReportBuilder
 from ragspec.sampling import Sampling
 from tests import tiny
@@ -231,6 +232,9 @@ def test_what_the_layout_prescribes_is_drafted() -> None:
     without = engine.generate(list(answer.prompt.token_ids), spans=spans, max_new_tokens=160)
     assert answer.generation.tokens == without.tokens
     assert answer.report.forwards < without.report.forwards
+    report, (_, kept) = answer.report, count_sources(answer.generation.steps)
+    assert kept["layout"] > 0 and "prediction" not in kept
+    assert report.accepted_prediction_tokens == report.rejected_prediction_tokens == 0
 
 
 def test_real_engine_same_text_with_and_without_drafts(folder: Path, embedder: Path) -> None:

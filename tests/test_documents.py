@@ -140,6 +140,25 @@ def test_a_link_to_nothing_is_named_as_one(tmp_path: Path) -> None:
     assert skipped.reason.startswith("is a link")  # the path stands before it
 
 
+def test_a_linked_folder_is_listed_as_skipped_and_read_where_it_is_named(tmp_path: Path) -> None:
+    docs, elsewhere = tmp_path / "docs", tmp_path / "elsewhere"
+    for folder in (docs, elsewhere):
+        folder.mkdir()
+        (folder / f"{folder.name}.txt").write_text("Text.")
+    (docs / "link").symlink_to(elsewhere)
+    (docs / "round.zip").symlink_to(docs)
+    (docs / ".hidden").symlink_to(elsewhere)
+    found = load_documents(docs)
+    assert [document.name for document in found.documents] == ["docs.txt"]
+    assert [skipped.path for skipped in found.skipped] == [
+        str(docs / "link"),
+        str(docs / "round.zip"),
+    ]
+    assert all(skipped.reason.startswith("is a link to a folder") for skipped in found.skipped)
+    (named,) = load_documents(docs / "link").documents
+    assert named.name == "elsewhere.txt"
+
+
 def test_an_index_among_the_documents_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "good.txt").write_text("Text.")
     for _ in range(2):  # the second time one stands there already

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ragspec.errors import (
 )
 from ragspec.fallback import PathTarget
 from ragspec.fuse import Fuse
+from ragspec.names import NAMES
 from ragspec.target import CausalTarget
 from tests import tiny
 from tests.mixing import MixingDrafter
@@ -73,6 +75,17 @@ def test_names_that_nothing_answers_to() -> None:
         build("contxt")
     with pytest.raises(ModelNotFoundError):
         build(None, "no-such-draft-model-here")
+
+
+@pytest.mark.parametrize("name", NAMES["drafter"])
+def test_a_name_alone_gives_a_drafter_or_says_what_is_missing(name: str) -> None:
+    with suppress(InputError):
+        assert build(name).drafters
+
+
+def test_fused_drafters_are_a_list_and_no_name() -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown drafter 'fuse'.* Known: auto, context"):
+        build("fuse")
 
 
 def test_what_is_no_draft_model_is_refused() -> None:

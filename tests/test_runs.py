@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -62,6 +63,18 @@ def test_rows_that_did_not_end_were_cancelled(engine: Engine) -> None:
     assert first.report.seconds == 1.5
 
 
+@pytest.mark.parametrize("budget", ["auto", 4, 0])
+def test_tree_sizes_are_counted_for_every_step(budget: str | int, engine: Engine) -> None:
+    for new in (2, 9):
+        plain = engine.generate(PROMPTS[0], max_new_tokens=new, ignore_eos=True)
+        drafting = Engine(
+            engine.model, drafter=MixingDrafter({tuple(PROMPTS[0]): plain.tokens}), budget=budget
+        )
+        found = drafting.generate(PROMPTS[0], max_new_tokens=new, ignore_eos=True).report
+        assert sum(found.budget_sizes.values()) == found.steps > 0
+        assert found.budget_sizes == Counter(found.per_step_drafted)
+
+
 def test_a_stop_string_is_cut_from_the_text_but_not_from_the_tokens(engine: Engine) -> None:
     whole = engine.generate("ab", max_new_tokens=12)
     found = engine.generate("ab", max_new_tokens=12, stop=[whole.text[3:5], whole.text[4:6]])
@@ -97,6 +110,9 @@ def test_end_tokens_go_on_where_they_are_ignored(engine: Engine) -> None:
         ({"stop": ["a", ""]}, "empty"),
         ({"logprobs": -1}, "logprobs is -1"),
         ({"logprobs": 98}, "0 to 97"),
+        ({"sampling": Sampling(seed=[1, 2])}, "2 seeds for 1 prompts"),
+        ({"sampling": {"temperature": 1.0}}, "expected a Sampling"),
+        ({"sampling": 0.7}, "expected a Sampling"),
         ({"sampling": Sampling(logit_bias={97: 1.0})}, "token id 97"),
         ({"sampling": Sampling(logit_bias={-1: 1.0})}, "token id -1"),
     ],

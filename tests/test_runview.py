@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ragspec.draft import PREDICTION, DraftTree, Step
+from ragspec.draft import LAYOUT, PREDICTION, DraftTree, Step
 from ragspec.pipelines.runview import Span, run_view
 from ragspec.report import ReportBuilder
 from ragspec.tracefile import Trace, TraceHeader
@@ -46,8 +46,14 @@ def test_leading_space_gets_no_colour() -> None:
     assert Span.of("  ", "own", "") == Span("  ", "", "own", "")
 
 
-def test_what_was_copied_from_a_prediction_has_its_own_colour() -> None:
-    origin = [(PREDICTION, 4), (PREDICTION, 5), (0, 7)]
+@pytest.mark.parametrize(
+    ("document", "name", "place"),
+    [(PREDICTION, "prediction", " · token 4–5"), (LAYOUT, "layout", "")],
+)
+def test_what_was_copied_from_no_document_has_its_own_colour(
+    document: int, name: str, place: str
+) -> None:
+    origin = [(document, 4), (document, 5), (0, 7)]
     steps = (
         Step(DraftTree.chain([1, 2, 3], "context", origin=origin), (0, 1, 2), (1, 2, 3, 9)),
         Step(DraftTree.chain([5], "recycling"), (), (9,)),
@@ -56,14 +62,15 @@ def test_what_was_copied_from_a_prediction_has_its_own_colour() -> None:
     for step in steps:
         builder.step(step)
     report = builder.build([1, 2, 3, 9, 9], 0.1, "stop")
+    assert report.accepted_prediction_tokens == (2 if document == PREDICTION else 0)
     view = run_view(Trace(TraceHeader(), steps, (("a", "b", "c", "d"), ("e",)), report, True))
     assert [span.text for span in view.spans] == ["ab", "c", "d", "e"]
-    assert view.spans[0].tip.startswith("prediction · token 4–5\n")
+    assert view.spans[0].tip.startswith(f"{name}{place}\n")
     assert view.spans[1].tip.startswith("context · document 0, token 7\n")
     assert [(row.name, row.amount, row.more[0]) for row in view.sources[:3]] == [
-        ("prediction", 2, "2"),
+        (name, 2, "2"),
         ("context", 1, "1"),
         ("recycling", 0, "1"),
     ]
-    assert [name for name, _ in view.legend] == ["prediction", "context", "target model"]
-    assert [name for name, _ in view.drafters][2] == "recycling"
+    assert [given for given, _ in view.legend] == [name, "context", "target model"]
+    assert [given for given, _ in view.drafters][2] == "recycling"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.draft import NO_ORIGIN, PREDICTION, DraftKind, DraftTree, Step
+from ragspec.draft import LAYOUT, NO_ORIGIN, PREDICTION, DraftKind, DraftTree, Step
 from ragspec.pipelines.treeview import NODE_HEIGHT, DraftView, draft_views, printed, where
 from ragspec.report import ReportBuilder
 from ragspec.tracefile import Trace, TraceHeader
@@ -122,6 +122,7 @@ def test_where_names_document_prediction_or_nothing() -> None:
     assert where(["a.md"], (0, 4), 3) == " · a.md, token 4–6"
     assert where(["a.md"], (7, 4)) == " · document 7, token 4"
     assert where([], (PREDICTION, 4), 2) == " · token 4–5"
+    assert where([], (PREDICTION, -1)) == where([], (LAYOUT, -1)) == where([], (LAYOUT, 2)) == ""
     assert where(["a.md"], NO_ORIGIN) == ""
 
 
