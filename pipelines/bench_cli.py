@@ -12,11 +12,15 @@ import typer
 from ragspec.pipelines.bench_image import image
 from ragspec.pipelines.bench_modes import KNOWN, MODES
 from ragspec.pipelines.bench_store import store
-from ragspec.pipelines.options import be_quiet, checked_output
+from ragspec.pipelines.options import HELP, ScopeOption, be_quiet, checked_output
 
 TABLE_WIDTH = 120
 
-app = typer.Typer(no_args_is_help=True, help="Measure side by side with peers in one run.")
+app = typer.Typer(
+    no_args_is_help=True,
+    context_settings=HELP,
+    help="Measure side by side with peers in one run.",
+)
 
 
 @app.callback()
@@ -43,10 +47,11 @@ class TextBench:
     repeats: int
     store: Path | None = None
     history: Path | None = None
+    scope: str = "global"
 
     def facts(self) -> dict[str, Any]:
         """Return what the JSON file says about the run."""
-        names = ("model", "draft_model", "budget", "dtype", "device", "items", "repeats")
+        names = ("model", "draft_model", "budget", "dtype", "device", "items", "repeats", "scope")
         stores = {name: path.name for name in ("store", "history") if (path := getattr(self, name))}
         return {name: getattr(self, name) for name in names} | stores
 
@@ -71,6 +76,7 @@ def text(
         Path | None,
         typer.Option(help="A store of the model's own answers (`ragspec store from-answers`)."),
     ] = None,
+    scope: ScopeOption = "global",
     budget: Annotated[str, typer.Option(help="'auto' or a number of draft nodes.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, ...")] = "auto",
     device: Annotated[str, typer.Option(help="cpu, an accelerator, or auto.")] = "auto",
@@ -87,7 +93,7 @@ def text(
         checked_output(path)
     asked = TextBench(
         *(model, draft_model, data, names, budget, dtype, device, max(1, items), max(1, repeats)),
-        *(store, history),
+        *(store, history, scope),
     )
     measure(asked, json, spec_bench)
 
@@ -96,6 +102,7 @@ def measure(asked: TextBench, json: Path | None, spec_bench: Path | None) -> Non
     """Run the benchmark, print its table, and write the files that were asked for."""
     from rich.console import Console
 
+    from ragspec.drafting import check_draft_model
     from ragspec.engine import Engine
     from ragspec.errors import InputError
     from ragspec.loading import load_model
@@ -104,7 +111,6 @@ def measure(asked: TextBench, json: Path | None, spec_bench: Path | None) -> Non
     from ragspec.pipelines.bench_modes import build_modes, check_modes
     from ragspec.pipelines.bench_table import make_table
     from ragspec.pipelines.methods import open_sources
-    from ragspec.vocabulary import check_vocabulary
 
     check_modes(asked.modes)
     be_quiet()
@@ -114,15 +120,17 @@ def measure(asked: TextBench, json: Path | None, spec_bench: Path | None) -> Non
     draft = None
     if asked.draft_model:
         draft, own = load_model(asked.draft_model, asked.device, asked.dtype)
-        size = int(draft.config.get_text_config().vocab_size)
-        check_vocabulary(engine.tokenizer, own, engine.target.vocab_size, size)
+        check_draft_model(draft, own, engine.tokenizer, engine.target.vocab_size)
     if asked.data is None:
         found = bundled_items(engine)
     else:
         found = read_items(asked.data, engine.tokenizer, engine.target.max_length)
     items = [item for group in by_category(found).values() for item in group[: asked.items]]
     sources = open_sources(
-        asked.store, asked.history, tokenizer=engine.tokenizer, model=engine.model
+        *(asked.store, asked.history),
+        tokenizer=engine.tokenizer,
+        model=engine.model,
+        scope=asked.scope,
     )
     modes = build_modes(asked.modes, engine, draft, lambda: copy.deepcopy(engine.model), sources)
     if not modes:

@@ -49,7 +49,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=o.HELP,
     help="Ask your documents and get the same answer sooner: speculation from text that exists.",
 )
 
@@ -101,12 +101,14 @@ def ask(
     index: Annotated[
         Path | None, typer.Option("--index", help="An index that `ragspec index` built.")
     ] = None,
+    embedder: o.EmbedderOption = None,
     top_passages: Annotated[int, typer.Option(min=1, help="Passages to show the model.")] = 3,
     model: o.ModelOption = "starter",
     draft_model: o.DraftModelOption = None,
     drafter: o.DrafterOption = None,
     store: o.StoreOption = None,
     history: o.HistoryOption = None,
+    scope: o.ScopeOption = "global",
     budget: o.BudgetOption = "auto",
     temperature: o.TemperatureOption = 0.0,
     top_p: o.TopPOption = 1.0,
@@ -130,7 +132,9 @@ def ask(
             "--docs FOLDER reads documents, --index FILE opens an index made by `ragspec index`."
         )
     asking = Asking(
-        engine=o.EngineOptions(model, draft_model, drafter, budget, device, dtype, store, history),
+        engine=o.EngineOptions(
+            *(model, draft_model, drafter, budget, device, dtype, store, history, scope)
+        ),
         sampling=o.sampling_of(temperature, top_p, top_k, seed),
         max_new_tokens=max_new_tokens,
         json=json,
@@ -139,7 +143,8 @@ def ask(
         stream=not no_stream,
         prediction=o.prediction_of(prediction),
     )
-    _finish(answer_question(o.checked_text(question), docs or [], index, top_passages, asking))
+    text = o.checked_text(question)
+    _finish(answer_question(text, docs or [], index, top_passages, asking, embedder))
 
 
 @app.command()
@@ -150,6 +155,7 @@ def generate(
     drafter: o.DrafterOption = None,
     store: o.StoreOption = None,
     history: o.HistoryOption = None,
+    scope: o.ScopeOption = "global",
     budget: o.BudgetOption = "auto",
     temperature: o.TemperatureOption = 0.0,
     top_p: o.TopPOption = 1.0,
@@ -173,7 +179,9 @@ def generate(
     from ragspec.pipelines.answering import Asking, continue_text
 
     asking = Asking(
-        engine=o.EngineOptions(model, draft_model, drafter, budget, device, dtype, store, history),
+        engine=o.EngineOptions(
+            *(model, draft_model, drafter, budget, device, dtype, store, history, scope)
+        ),
         sampling=o.sampling_of(temperature, top_p, top_k, seed),
         max_new_tokens=max_new_tokens,
         json=json,
@@ -202,11 +210,12 @@ def _finish(cancelled: bool) -> None:
 def index(
     paths: Annotated[list[Path], typer.Argument(help="Folders and files.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the index is written.")],
+    embedder: o.EmbedderOption = None,
 ) -> None:
     """Read documents once into an index that `ragspec ask --index` opens."""
     from ragspec.pipelines.answering import build_index
 
-    build_index(paths, out)
+    build_index(paths, out, embedder)
 
 
 @app.command(
@@ -258,7 +267,9 @@ def demo(
     docs: Annotated[
         Path | None, typer.Option("--docs", "-d", help="Your documents, not the bundled guide.")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("demo_report.html"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page.", dir_okay=False)] = Path(
+        "demo_report.html"
+    ),
     questions: Annotated[int, typer.Option(min=1, help="How many to ask.")] = 10,
     model: o.ModelOption = "starter",
     json: o.JsonOption = False,

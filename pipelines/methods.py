@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ragspec.draft import Drafter
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.names import resolve, unknown
+from ragspec.retrievers.corpus_catalogue import GLOBAL
 
 if TYPE_CHECKING:
     from ragspec.retrievers.corpus import CorpusIndex
@@ -26,17 +27,18 @@ class Sources:
     """What methods may draft from beside the text itself; None for what there is not.
 
     corpus: a store of text. history: a store of the model's own answers. draft_model: a smaller
-    transformers model.
+    transformers model. scope: whose text in the stores is drafted from, beside everybody's.
     """
 
     corpus: CorpusIndex | None = None
     history: CorpusIndex | None = None
     draft_model: Any = None
+    scope: str = GLOBAL
 
     def past(self) -> list[Drafter]:
         """Return a drafter for each store there is, the model's own answers first."""
         named = (("history", self.history), ("corpus", self.corpus))
-        return [store.drafter(name=name) for name, store in named if store is not None]
+        return [store.drafter(self.scope, name=name) for name, store in named if store is not None]
 
     def models(self) -> list[Drafter]:
         """Return a drafter for the draft model, if there is one."""
@@ -107,7 +109,11 @@ def _select(sources: Sources) -> Drafters:
 def _hierarchy(sources: Sources) -> Drafters:
     from ragspec.retrievers.hierarchy import HierarchyDrafter
 
-    return HierarchyDrafter(model_store=sources.history, corpus=sources.corpus)
+    answers, text = sources.history, sources.corpus
+    return HierarchyDrafter(
+        model_store=None if answers is None else answers.drafter(sources.scope),
+        corpus=None if text is None else text.drafter(sources.scope),
+    )
 
 
 def _rasd(sources: Sources) -> Drafters:
@@ -153,6 +159,8 @@ METHODS: Mapping[str, Method] = MappingProxyType(
 )
 
 
+_GIVEN = {"store": "--store or --history", "draft model": "--draft-model"}
+
 STORED = frozenset({"rest", "suffix", "select", "hierarchy", "rasd", "auto"})
 
 
@@ -167,7 +175,10 @@ def build_method(name: str, sources: Sources) -> Drafters | None:
         raise UnknownNameError(unknown("method", name, ["plain", *METHODS]))
     missing = METHODS[name].needs - sources_at_hand(sources)
     if missing:
-        raise InputError(f"{name} got no {', '.join(sorted(missing))}; expected one.")
+        given = " and ".join(_GIVEN[what] for what in sorted(missing))
+        raise InputError(
+            f"{name} got no {', '.join(sorted(missing))}; expected one. Give it with {given}."
+        )
     return METHODS[name].build(sources)
 
 
@@ -220,14 +231,19 @@ def open_sources(
     tokenizer: Any = None,
     model: Any = None,
     draft_model: Any = None,
+    scope: str = GLOBAL,
 ) -> Sources:
     """Open the stores by path; raises StoreError where one is missing, damaged or foreign.
 
-    tokenizer, model: what the stores must fit.
+    tokenizer, model: what the stores must fit. scope: see `Sources`. Raises InputError for one that
+    no store keeps, and for one where there is no store.
     """
-    from ragspec.retrievers.corpus import CorpusIndex
+    from ragspec.retrievers.corpus import CorpusIndex, checked_scope
+
+    if checked_scope(scope) != GLOBAL and corpus is None and history is None:
+        raise InputError(f"got scope {scope!r} and no store; expected --store or --history too.")
 
     def opened(path: Path | None) -> CorpusIndex | None:
         return None if path is None else CorpusIndex.open(path, tokenizer=tokenizer, model=model)
 
-    return Sources(opened(corpus), opened(history), draft_model)
+    return Sources(opened(corpus), opened(history), draft_model, scope)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from ragspec.engine import Engine
     from ragspec.sampling import Sampling
 
+HELP = {"help_option_names": ["-h", "--help"]}  # click itself knows the long one alone
+
 ModelOption = Annotated[
     str, typer.Option("--model", "-m", help="Path, bundled name or hub id of the target model.")
 ]
@@ -25,6 +27,13 @@ DrafterOption = Annotated[
     typer.Option(
         help="auto, context, suffix, recycling, lookup, match, hierarchy, rest, rasd; several with "
         "commas; or none: plain decoding. Without it: context, and auto where stores are given."
+    ),
+]
+EmbedderOption = Annotated[
+    str | None,
+    typer.Option(
+        help="An embedder: path, package or hub id. Without it the bundled one, or the one that an "
+        "index was built with."
     ),
 ]
 BudgetOption = Annotated[str, typer.Option(help="Draft nodes a step: auto, or a number.")]
@@ -57,6 +66,9 @@ HistoryOption = Annotated[
     Path | None,
     typer.Option(help="Answers of this model (`ragspec store from-answers`).", file_okay=False),
 ]
+ScopeOption = Annotated[
+    str, typer.Option(help="Whose text in the stores is drafted from, beside everybody's.")
+]
 PredictionOption = Annotated[
     str | None,
     typer.Option(help="A text that the output will resemble, to copy from; @FILE reads it."),
@@ -75,6 +87,7 @@ class EngineOptions:
     dtype: str
     store: Path | None = None
     history: Path | None = None
+    scope: str = "global"
 
     def engine(self) -> Engine:
         """Load the models and open the stores.
@@ -82,19 +95,25 @@ class EngineOptions:
         Raises what `Engine.from_pretrained` and `open_sources` do, and ModelError where there is no
         tokenizer.
         """
+        from ragspec.drafting import check_draft_model
         from ragspec.engine import Engine as AnyEngine
         from ragspec.loading import load_model
         from ragspec.pipelines.methods import compose, drafts_with_model, open_sources
 
         be_quiet()
         model, tokenizer = load_model(self.model, self.device, self.dtype)
-        sources = open_sources(self.store, self.history, tokenizer=tokenizer, model=model)
+        sources = open_sources(
+            self.store, self.history, tokenizer=tokenizer, model=model, scope=self.scope
+        )
         names = drafter_of(self.drafter or ("auto" if sources.past() else "context"))
         draft_model = None
         if self.draft_model is not None:
             draft_model = load_model(self.draft_model, self.device, self.dtype)
         if draft_model is not None and drafts_with_model(names):
-            sources, draft_model = replace(sources, draft_model=draft_model[0]), None
+            draft, own = draft_model
+            size = int(model.config.get_text_config().vocab_size)
+            check_draft_model(draft, own, tokenizer, size)
+            sources, draft_model = replace(sources, draft_model=draft), None
         drafter = compose(names, sources)
         engine = AnyEngine(model, tokenizer, drafter, draft_model, budget_of(self.budget))
         if engine.tokenizer is None:

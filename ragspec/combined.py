@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ragspec.draft import Drafter, DraftKind
@@ -50,3 +50,10 @@ def kind_of(drafters: Iterable[Drafter]) -> DraftKind:
     """Return the kind of trees made from these: deterministic where all are, else coupled."""
     plain = all(drafter.kind is DraftKind.DETERMINISTIC for drafter in drafters)
     return DraftKind.DETERMINISTIC if plain else DraftKind.COUPLED
+
+
+def within(drafter: Drafter) -> Iterator[Drafter]:
+    """Yield a drafter and all that it holds."""
+    yield drafter
+    for held in getattr(drafter, "drafters", ()):
+        yield from within(held)

@@ -27,11 +27,13 @@ from ragspec.draft import (
     expect_drafter,
 )
 from ragspec.errors import InputError
-from ragspec.taps import tell_hidden
+from ragspec.taps import needs_hidden, tell_hidden
 from ragspec.tops import tell_prompt
 from ragspec.tree import check, keep_best, merge
 
 FAULTS_ALLOWED = 3
+PATIENCE = 0.5  # seconds that a look-up may take for one draft
+WARM_UP = 20.0  # times as long for its first one, which may open files or compile
 
 
 class Fuse(Combined):
@@ -73,6 +75,7 @@ class _Source:
     """One drafter in a row; `session` is None once it is switched off.
 
     suffix: what tells it, and the sources that its trees name, from others of the same name.
+    patience: seconds that a draft may take; None for as long as it likes.
     """
 
     name: str
@@ -80,21 +83,46 @@ class _Source:
     suffix: str = ""
     session: DraftSession | None = None
     faults: int = 0
+    patience: float | None = None
+    warm: bool = False
+
+    def delay(self, seconds: float) -> InputError | None:
+        """Return what is wrong with a draft that took so long; None where nothing is."""
+        warm, self.warm = self.warm, True
+        if self.patience is None:
+            return None
+        most = self.patience * (1.0 if warm else WARM_UP)
+        if seconds <= most:
+            return None
+        return InputError(
+            f"took {seconds:.3g} s for one draft; expected at most {most:.3g} s. Leave it out, or "
+            "make its look-ups faster."
+        )
 
     def outlook(self, context: DraftContext) -> float | None:
         """Return how likely its best draft is, before it drafts; None where it cannot tell."""
         look = getattr(self.session, "outlook", None)
         try:
-            return None if look is None else look(context)  # type: ignore[no-any-return]
+            return None if look is None else look(context)
         except Exception as error:
             _fault(self, error)
             return None
 
 
 class FuseSession:
-    """The sources of one row. `faults` counts, by name, what went wrong."""
+    """The sources of one row. `faults` counts, by name, what went wrong.
 
-    def __init__(self, drafters: Sequence[Drafter], request: DraftRequest) -> None:
+    patience: seconds that a look-up may take for one draft, None for no limit; what takes longer is
+    a fault, though its tree is used. Models take the time that they take, and drafters that hold
+    others watch those.
+    """
+
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        request: DraftRequest,
+        patience: float | None = PATIENCE,
+    ) -> None:
         self._vocab_size = request.vocab_size
         # Retrieval speaks first: what it promises tells whether a model is worth asking.
         drafters = sorted(drafters, key=lambda each: each.kind is not DraftKind.DETERMINISTIC)
@@ -108,10 +136,11 @@ class FuseSession:
             self._sources.append(_Source(drafter.name + suffix, drafter.kind, suffix))
         for source, drafter in zip(self._sources, drafters, strict=True):
             try:
-                source.session = drafter.open(request)
+                source.session = _opened(drafter, request)
             except Exception as error:
                 source.faults = 1
                 _switch_off(source, error)
+            source.patience = patience if _looks_up(drafter, source.session) else None
 
     @property
     def faults(self) -> dict[str, int]:
@@ -120,6 +149,11 @@ class FuseSession:
         for source in self._sources:
             found |= getattr(source.session, "faults", {})
         return found
+
+    @property
+    def alone(self) -> DraftSession | None:
+        """The session of the only source; None where there are several, or it is off."""
+        return self._sources[0].session if len(self._sources) == 1 else None
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return the at most `budget` nodes of largest reach that the sources propose.
@@ -182,6 +216,7 @@ class FuseSession:
         began = perf_counter()
         try:
             tree = source.session.propose(asked, budget)
+            late = source.delay(perf_counter() - began)
             check(tree, self._vocab_size)
             if len(tree) and tree.kind is not source.kind:
                 raise InputError(
@@ -191,6 +226,8 @@ class FuseSession:
         except Exception as error:
             _fault(source, error)
             return None
+        if late is not None:
+            _fault(source, late)
         if source.suffix:
             tree = replace(tree, sources=tuple(name + source.suffix for name in tree.sources))
         if context.adviser is not None:
@@ -207,6 +244,27 @@ class FuseSession:
                 what(source.session)
             except Exception as error:
                 _fault(source, error)
+
+
+def checked_patience(patience: float | None) -> float | None:
+    """Return the patience; raises InputError for one that no draft could meet."""
+    if patience is not None and patience <= 0:
+        raise InputError(f"got a patience of {patience} s; expected more, or None for no limit.")
+    return patience
+
+
+def _opened(drafter: Drafter, request: DraftRequest) -> DraftSession:
+    session = drafter.open(request)
+    if session is None:
+        raise InputError("open returned None; expected a session that proposes and observes.")
+    return session
+
+
+def _looks_up(drafter: Drafter, session: DraftSession | None) -> bool:
+    """Tell whether a drafter only looks things up: no model, and no others that it watches."""
+    if drafter.kind is not DraftKind.DETERMINISTIC or needs_hidden([drafter]):
+        return False
+    return not hasattr(session, "laws") and not hasattr(session, "faults")
 
 
 def _fault(source: _Source, error: Exception) -> None:

@@ -11,7 +11,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
-from ragspec.errors import UnknownNameError
+from ragspec.errors import InputError, UnknownNameError
 
 NAMES: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
     {
@@ -25,10 +25,10 @@ NAMES: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "lookup": "ragspec.retrievers.lookup:LookupDrafter",
                 "match": "ragspec.retrievers.select:MatchDrafter",
                 "ngrams": "ragspec.retrievers.ngrams:NGramDrafter",
+                "rasd": "ragspec.retrievers.rasd:Rasd",
                 "recycling": "ragspec.retrievers.recycling:NeighbourDrafter",
                 "suffix": "ragspec.retrievers.suffix:SuffixDrafter",
                 "model": "ragspec.model_drafter:ModelDrafter",
-                "fuse": "ragspec.fuse:Fuse",
                 "synthetic": "ragspec.synthetic:SyntheticDrafter",
             }
         ),
@@ -52,15 +52,25 @@ NAMES: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
     }
 )
 
+_NEEDING: MappingProxyType[tuple[str, str], str] = MappingProxyType(
+    {
+        ("drafter", "rest"): "drafter 'rest' got no store; expected one: pass "
+        "ragspec.retrievers.CorpusIndex.open(folder).drafter() in the place of the name.",
+    }
+)
+
 
 def resolve(kind: str, name: str) -> Any:
     """Return the class that `name` stands for among the names of a kind ("drafter", "rule").
 
-    Raises UnknownNameError, with the nearest names, when nothing answers to it.
+    Raises UnknownNameError, with the nearest names, when nothing answers to it, and InputError for
+    what cannot be made without more than its name.
     """
     table = NAMES.get(kind)
     if table is None:
         raise UnknownNameError(unknown("kind of name", kind, NAMES))
+    if (kind, name) in _NEEDING:
+        raise InputError(_NEEDING[kind, name])
     where = table.get(name)
     if where is None:
         raise UnknownNameError(unknown(kind, name, table))

@@ -28,7 +28,7 @@ class Options(TypedDict, total=False):
     model's own. logprobs: keep log-probabilities, with as many alternatives. logits_processor,
     stopping_criteria: any of transformers'. spans, texts: what the prompt was made from, see
     `DraftRequest`. prediction: a text that the output will resemble, see `read_prediction`; it
-    may only make it faster, through drafters that read the texts of a request.
+    may only make it faster; the context drafter joins where no drafter reads texts.
     """
 
     max_new_tokens: int | None

@@ -27,8 +27,9 @@ from ragspec.draft import (
     expect_drafter,
 )
 from ragspec.errors import InputError
+from ragspec.fuse import PATIENCE
 from ragspec.retrievers.provenance import check_all
-from ragspec.retrievers.sources import PATIENCE, Source, Wrapped, as_kind, faults_of
+from ragspec.retrievers.sources import Source, Wrapped, as_kind, faults_of
 from ragspec.taps import needs_hidden
 from ragspec.tops import reads_prompts, wanted
 from ragspec.tree import keep_best, overlay, select
@@ -41,7 +42,7 @@ class Cascade(Combined):
     """Drafts with several drafters in order of trust.
 
     reserve: share of the budget that each later drafter keeps for nodes it is sure of. sure: the
-    reach from which a node counts as sure. patience: see `Timely`. A drafter that fails is
+    reach from which a node counts as sure. patience: see `Source`. A drafter that fails is
     switched off. Raises InputError for no drafter, or a reserve that leaves the first nothing.
     """
 
@@ -176,6 +177,7 @@ class Named:
 
     def __init__(self, drafter: Drafter, name: str) -> None:
         self.drafter = drafter
+        self.drafters = (drafter,)
         self.name = name
         self.kind = drafter.kind
         self.top_logits = wanted([drafter])

@@ -101,6 +101,7 @@ class ContextDrafter:
 
     name = "context"
     kind = DraftKind.DETERMINISTIC
+    reads_texts = True
 
     def __init__(self, sentence_ends: Collection[int] | None = None) -> None:
         self._sentence_ends = sentence_ends

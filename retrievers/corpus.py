@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from numpy.typing import NDArray
 
+from ragspec.combined import within
 from ragspec.errors import InputError, StoreError
 from ragspec.manifest import Verify
 from ragspec.retrievers.corpus_catalogue import (
@@ -165,9 +166,10 @@ class CorpusIndex:
     def record(self, engine: Engine, *, scope: str, lead: int = LEAD) -> Callable[[], None]:
         """Append every answer that the engine finishes from now on; returns what ends that.
 
-        scope: who may see the answers. lead: tokens of the prompt kept in front of each. Raises
-        StoreError where the corpus was made with another tokenizer or holds another model's
-        outputs: a corpus takes the outputs of one model only.
+        scope: who may see the answers; warns where the engine drafts from this corpus, but in other
+        scopes alone. lead: tokens of the prompt kept in front of each. Raises StoreError where the
+        corpus was made with another tokenizer or holds another model's outputs: a corpus takes the
+        outputs of one model only.
         """
         checked_scope(scope)
         known = self._writer.view.catalogue.tokenizer
@@ -179,6 +181,7 @@ class CorpusIndex:
                     f"the engine's ({found[:12]}); record into a store built with that one."
                 )
         self._writer.set_model(model_fingerprint(engine.model))
+        self._check_read(engine, scope)
 
         def keep(generation: Generation) -> None:
             before = generation.prompt_tokens[max(0, len(generation.prompt_tokens) - lead) :]
@@ -194,6 +197,21 @@ class CorpusIndex:
                 stop()
 
         return end
+
+    def _check_read(self, engine: Engine, scope: str) -> None:
+        """Warn where the engine's drafters read this corpus, but never what it records."""
+        from ragspec.retrievers.rest import RestDrafter
+
+        every = () if engine.drafter is None else within(engine.drafter)
+        rests = [each for each in every if isinstance(each, RestDrafter)]
+        read = {each.scope for each in rests if each.corpus is self}
+        if read and scope != GLOBAL and scope not in read:
+            warnings.warn(
+                f"what {self.path} records in scope {scope!r} is not drafted from by this engine, "
+                f"which reads {', '.join(map(repr, sorted(read)))}; use drafter({scope!r}).",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
         """Raise StoreError where the corpus was made with another model or tokenizer."""

@@ -78,6 +78,11 @@ class HierarchyDrafter:
         self.cascade = Cascade(drafters, name=self.name, **options)
 
     @property
+    def drafters(self) -> Sequence[Drafter]:
+        """The drafters of the databases."""
+        return self.cascade.drafters
+
+    @property
     def kind(self) -> DraftKind:
         """The kind of the databases' trees."""
         return self.cascade.kind

@@ -32,6 +32,7 @@ class LookupDrafter:
 
     name = "lookup"
     kind = DraftKind.DETERMINISTIC
+    reads_texts = True
 
     def __init__(
         self,

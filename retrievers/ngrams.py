@@ -167,6 +167,7 @@ class NGramDrafter:
     """
 
     kind = DraftKind.DETERMINISTIC
+    reads_texts = True
 
     def __init__(
         self,

@@ -21,8 +21,10 @@ import numpy as np
 
 from ragspec.draft import ROOT, DraftContext, Drafter, DraftRequest, DraftTree, Step
 from ragspec.errors import InputError
-from ragspec.fuse import Fuse, FuseSession
-from ragspec.retrievers.sources import PATIENCE, KnowsLaws, Timely
+from ragspec.fuse import PATIENCE, Fuse, FuseSession, checked_patience
+from ragspec.retrievers.context import ContextDrafter
+from ragspec.retrievers.recycling import NeighbourDrafter
+from ragspec.retrievers.sources import KnowsLaws
 from ragspec.tree import select
 
 _PRIOR, _DECAY = 4.0, 0.97
@@ -35,11 +37,12 @@ class Rasd(Fuse):
     """Fuses a drafter's tree with retrieved trees that the drafter's law has pruned.
 
     drafter: a model drafter, or any other; where its session tells no laws (see `sources`) nothing
-    is pruned. retrievers: drafters over text, in order of trust. prune_rank: a retrieved token
+    is pruned; None for the target's own second choices. retrievers: drafters over text, in order of
+    trust; None for the text of the request alone. prune_rank: a retrieved token
     survives among so many first choices of the draft model; prune_probability: or with such a
     chance; 0 for both prunes nothing. grace: the share of its reach that a pruned branch has to
     begin with; it follows what the target accepts, and None drops pruned branches, as the paper
-    does. patience: seconds that a retriever may take for a draft.
+    does. patience: seconds that a look-up may take for a draft, None for no limit.
     Raises InputError where there is no retriever, and for settings outside their range.
     """
 
@@ -47,8 +50,8 @@ class Rasd(Fuse):
 
     def __init__(
         self,
-        drafter: Drafter,
-        retrievers: Sequence[Drafter],
+        drafter: Drafter | None = None,
+        retrievers: Sequence[Drafter] | None = None,
         *,
         prune_rank: int = 10,
         prune_probability: float = 0.01,
@@ -56,6 +59,8 @@ class Rasd(Fuse):
         patience: float | None = PATIENCE,
         name: str = "rasd",
     ) -> None:
+        drafter = NeighbourDrafter() if drafter is None else drafter
+        retrievers = [ContextDrafter()] if retrievers is None else retrievers
         if not retrievers:
             raise InputError("got no retriever; expected at least one drafter over text.")
         shares = (prune_probability, grace or 0.0)
@@ -64,7 +69,8 @@ class Rasd(Fuse):
                 f"got prune_rank {prune_rank}, prune_probability {prune_probability} and grace "
                 f"{grace}; expected a rank of 0 or more, a probability, and a share or None."
             )
-        super().__init__([*(Timely(each, patience) for each in retrievers), drafter], name)
+        super().__init__([*retrievers, drafter], name)
+        self.patience = checked_patience(patience)
         self.prune_rank = prune_rank
         self.prune_probability = prune_probability
         self.grace = grace
@@ -78,10 +84,10 @@ class RasdSession(FuseSession):
     """The drafters of one row; see `Rasd`. pruned: retrieved nodes that a law objected to."""
 
     def __init__(self, drafter: Rasd, request: DraftRequest) -> None:
-        super().__init__(drafter.drafters, request)
+        super().__init__(drafter.drafters, request, drafter.patience)
         self._drafter = drafter
-        speaks = [isinstance(source.session, KnowsLaws) for source in self._sources]
-        self._model = speaks.index(True) if any(speaks) else None
+        speak = [i for i, each in enumerate(self._sources) if isinstance(each.session, KnowsLaws)]
+        self._model = speak[-1] if speak else None  # not a model among the retrievers
         self._grace = _Grace(drafter.grace or 0.0)
         self.pruned = 0
 

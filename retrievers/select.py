@@ -28,10 +28,11 @@ from ragspec.draft import (
     expect_drafter,
 )
 from ragspec.errors import InputError
+from ragspec.fuse import PATIENCE
 from ragspec.retrievers.automaton import ROOT_STATE
 from ragspec.retrievers.context_index import ContextIndex
 from ragspec.retrievers.lookup import chain_reach
-from ragspec.retrievers.sources import PATIENCE, Source, as_kind, faults_of
+from ragspec.retrievers.sources import Source, as_kind, faults_of
 
 
 class MatchDrafter:
@@ -43,6 +44,7 @@ class MatchDrafter:
 
     name = "match"
     kind = DraftKind.DETERMINISTIC
+    reads_texts = True
 
     def __init__(
         self, tokens: int = 40, base: float = 1.0, factor: float = 4.0, shortest: int = 1

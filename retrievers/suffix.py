@@ -29,9 +29,10 @@ from ragspec.draft import (
     expect_drafter,
 )
 from ragspec.errors import InputError
+from ragspec.fuse import PATIENCE
 from ragspec.retrievers.context import FOLLOWS
 from ragspec.retrievers.context_index import ContextIndex
-from ragspec.retrievers.sources import PATIENCE, Source, as_kind, faults_of
+from ragspec.retrievers.sources import Source, as_kind, faults_of
 from ragspec.tree import keep_best
 
 _LONGEST = len(FOLLOWS) - 1
@@ -52,6 +53,7 @@ class SuffixDrafter(Combined):
     """
 
     name = "suffix"
+    reads_texts = True
 
     def __init__(
         self,

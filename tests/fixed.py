@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 
 from ragspec.draft import DraftContext, DraftKind, DraftRequest, DraftTree, Step
 
@@ -14,7 +15,8 @@ from ragspec.draft import DraftContext, DraftKind, DraftRequest, DraftTree, Step
 class FixedDrafter:
     """Proposes one tree: a chain of the tokens, or siblings, or by parents.
 
-    matched: what its session tells; None for sessions that tell nothing. laws: likewise.
+    matched: what its session tells; None for sessions that tell nothing. laws: likewise. seconds:
+    by which the clock (see `fake_clock`) goes on at every draft.
     """
 
     tokens: Sequence[int]
@@ -27,6 +29,9 @@ class FixedDrafter:
     parents: Sequence[int] | None = None
     origin: tuple[int, int] = (-1, -1)
     heard: list[object] = field(default_factory=list)
+    seconds: float = 0.0
+    needs_hidden: bool = False
+    clock: list[float] = field(default_factory=lambda: [0.0])
 
     def open(self, request: DraftRequest) -> FixedSession:
         session = FixedSession(self)
@@ -43,6 +48,7 @@ class FixedSession:
         self.drafter = drafter
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        self.drafter.clock[0] += self.drafter.seconds
         drafter, n = self.drafter, min(len(self.drafter.tokens), budget)
         parents = list(range(-1, n - 1)) if drafter.parents is None else drafter.parents[:n]
         return DraftTree.build(
@@ -59,6 +65,13 @@ class FixedSession:
 
     def rollback(self, n: int) -> None:
         self.drafter.heard.append(n)
+
+
+def fake_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Let the time that a fusion sees stand still; the one number returned is that time."""
+    now = [0.0]
+    monkeypatch.setattr("ragspec.fuse.perf_counter", lambda: now[0])
+    return now
 
 
 @dataclass

@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from ragspec.drafting import build_drafter
 from ragspec.engine import Engine
 from ragspec.retrievers.auto import AutoDrafter
+from ragspec.retrievers.corpus import CorpusIndex
 from ragspec.target import CausalTarget
 from tests import tiny
+from tests.fixed import FixedDrafter, fake_clock
+from tests.identities import BATCHES, PROMPTS, SAMPLINGS, check_identity, expected
 from tests.mixing import MixingDrafter
 
 
@@ -27,3 +34,28 @@ def test_the_text_is_that_of_plain_decoding() -> None:
     found = Engine(tiny.model(), drafter="auto", budget=6).generate(prompt, max_new_tokens=40)
     assert found.tokens == plain.tokens
     assert found.report.faults == {} and found.report.drafted > 0
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("settings", SAMPLINGS)
+def test_no_token_changes_with_a_store_beside_the_text(
+    settings: str, batch: int, tmp_path: Path
+) -> None:
+    known = zip(PROMPTS, expected(settings, batch), strict=False)
+    texts = [[*prompt[-3:], *answer[:9], 0, *answer[10:]] for prompt, answer in known]
+    with CorpusIndex.build(
+        texts, None, tmp_path / "c", vocab_size=tiny.VOCAB, accelerator="numpy"
+    ) as store:
+        check_identity(AutoDrafter(store.drafter()), settings, batch)
+
+
+def test_a_source_that_stalls_is_counted_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = fake_clock(monkeypatch)
+    drafter = AutoDrafter(FixedDrafter([1], "stalling", [0.1], seconds=1.0, clock=clock))
+    plain = Engine(tiny.model(), drafter=None).generate(PROMPTS[0], max_new_tokens=40)
+    with pytest.warns(RuntimeWarning, match="'stalling' is switched off"):
+        found = Engine(tiny.model(), drafter=drafter, budget=6).generate(
+            PROMPTS[0], max_new_tokens=40
+        )
+    assert found.tokens == plain.tokens
+    assert found.report.faults == {"stalling": 3} and clock == [4.0]

@@ -47,6 +47,12 @@ def test_a_run_prints_a_table_and_writes_both_files(
     assert [line["model_id"] for line in lines] == ["context"] * 2  # the last that was run
 
 
+@pytest.mark.parametrize("arguments", [["-h"], ["text", "-h"], ["store", "-h"]])
+def test_help_has_a_short_name(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 0
+    assert "Usage: ragspec bench" in capsys.readouterr().out
+
+
 def test_bad_data_and_unknown_modes_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="contxt"):
         bench(folder, "--modes", "contxt")

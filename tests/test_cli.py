@@ -222,6 +222,25 @@ def refuse_to_write(*arguments: Any) -> None:
     raise InputError("the disk is full")
 
 
+@pytest.mark.parametrize("drafter", ["rasd", "fused", "model", "context"])
+def test_a_draft_model_of_another_vocabulary_ends_with_6(
+    drafter: str, model: str, tmp_path: Path, capsys: Capture
+) -> None:
+    swapped, smaller = tmp_path / "swapped", tmp_path / "smaller"
+    tiny.model(num_hidden_layers=1).save_pretrained(swapped)
+    tiny.tokenizer().save_pretrained(swapped)
+    tokens = json.loads((swapped / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = tokens["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (swapped / "tokenizer.json").write_text(json.dumps(tokens), encoding="utf-8")
+    tiny.model(num_hidden_layers=1, vocab_size=50).save_pretrained(smaller)
+    asked = ["generate", "A tree ", "--model", model, "--drafter", drafter, "--draft-model"]
+    assert main([*asked, str(swapped)]) == 6
+    assert "differs from the target's in 2 of" in capsys.readouterr().err
+    assert main([*asked, str(smaller)]) == 6
+    assert "50 token ids and the target 97" in capsys.readouterr().err
+
+
 def test_bench_hands_its_arguments_on(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ from ragspec.draft import (
 )
 from ragspec.retrievers.context import ContextDrafter
 from ragspec.tree import check, children, depths, paths
+from tests.identities import BATCHES, SAMPLINGS, check_identity
 
 VOCAB = 5
 tokens = st.integers(0, VOCAB - 1)
@@ -283,3 +285,9 @@ def test_the_outlook_is_the_reach_of_the_best_draft_of_the_longest_match(
     outlook = session.outlook(place)
     tree = session.propose(place, 1)
     assert outlook == np.float32(tree.reach[0]) if len(tree) else outlook == 0.0
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("settings", SAMPLINGS)
+def test_the_text_is_that_of_plain_decoding(settings: str, batch: int) -> None:
+    check_identity(ContextDrafter(), settings, batch)

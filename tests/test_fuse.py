@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ from ragspec.adviser import Claims
 from ragspec.calibration import Calibration
 from ragspec.draft import DraftContext, Drafter, DraftKind, DraftRequest, DraftTree, Step
 from ragspec.errors import InputError
-from ragspec.fuse import FAULTS_ALLOWED, Fuse
+from ragspec.fuse import FAULTS_ALLOWED, PATIENCE, WARM_UP, Fuse
 from ragspec.synthetic import SyntheticDrafter
 from ragspec.tree import check
+from tests.fixed import FixedDrafter, fake_clock
 
 REQUEST = DraftRequest((1, 2), 20)
 PLACE = DraftContext([1, 2], 2, 50)
@@ -112,6 +114,69 @@ def test_a_failing_source_is_switched_off_and_the_others_go_on(what: str) -> Non
     assert session.propose(PLACE, 5).tokens.tolist() == [5, 6, 7]
     assert bad.asked == FAULTS_ALLOWED
     assert session.faults == {"bad": FAULTS_ALLOWED}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    return fake_clock(monkeypatch)
+
+
+def slow(clock: list[float], seconds: float, token: int = 3, **more: Any) -> FixedDrafter:
+    return FixedDrafter([token], "slow", [0.9], seconds=seconds, clock=clock, **more)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_source_that_stalls_is_switched_off_and_its_trees_are_used(
+    alone: bool, clock: list[float]
+) -> None:
+    others = [] if alone else [Fixed(chain([4], "quick", [0.5]), "quick")]
+    session = Fuse([slow(clock, 2 * PATIENCE), *others]).open(REQUEST)
+    with pytest.warns(RuntimeWarning, match=r"'slow' is switched off.*took 1 s for one draft"):
+        for _ in range(1 + FAULTS_ALLOWED):  # the first may open files or compile
+            assert 3 in session.propose(PLACE, 5).tokens
+    assert session.faults == {"slow": FAULTS_ALLOWED}
+    assert session.propose(PLACE, 5).tokens.tolist() == [4] * len(others)
+    assert clock == [1.0 + FAULTS_ALLOWED]
+
+
+def test_the_first_draft_may_not_take_for_ever_either(clock: list[float]) -> None:
+    session = Fuse([slow(clock, 2 * WARM_UP * PATIENCE)]).open(REQUEST)
+    assert session.propose(PLACE, 5).tokens.tolist() == [3]
+    assert session.faults == {"slow": 1}
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "coupled": {"kind": DraftKind.COUPLED},
+    "deterministic": {"laws": []},
+    "head": {"needs_hidden": True},
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_models_take_the_time_that_they_take(model: str, clock: list[float]) -> None:
+    session = Fuse([slow(clock, 9.0, **MODELS[model])]).open(REQUEST)
+    for _ in range(FAULTS_ALLOWED + 2):
+        assert session.propose(PLACE, 5).tokens.tolist() == [3]
+    assert session.faults == {}
+
+
+def test_drafters_that_hold_others_take_the_time_of_all(clock: list[float]) -> None:
+    many = Fuse([slow(clock, 0.7 * PATIENCE, token) for token in (4, 5)])
+    session = Fuse([many, FixedDrafter([6])]).open(REQUEST)
+    for _ in range(FAULTS_ALLOWED + 2):
+        assert sorted(session.propose(PLACE, 5).tokens.tolist()) == [4, 5, 6]
+    assert session.faults == {}
+
+
+def test_a_source_that_opens_nothing_is_off_with_a_fault() -> None:
+    class Shut(Fixed):
+        def open(self, request: DraftRequest) -> Fixed:
+            return None  # type: ignore[return-value]
+
+    with pytest.warns(RuntimeWarning, match="'shut' is switched off.*open returned None"):
+        session = Fuse([Shut(fail, "shut"), SyntheticDrafter(1.0, [5])]).open(REQUEST)
+    assert session.propose(PLACE, 5).tokens.tolist() == [5]
+    assert session.faults == {"shut": 1}
 
 
 def test_alone_a_failing_source_leaves_plain_decoding() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
 
+from ragspec.draft import DraftContext, DraftRequest
+from ragspec.drafting import build_drafter
 from ragspec.engine import Engine
 from ragspec.errors import InputError, StoreError, UnknownNameError
 from ragspec.pipelines.methods import (
@@ -18,6 +21,7 @@ from ragspec.pipelines.methods import (
     open_sources,
 )
 from ragspec.retrievers.corpus import CorpusIndex
+from ragspec.target import CausalTarget
 from tests import tiny
 
 PROMPT = [5, 6, 7, 8, 9, 5, 6, 7]
@@ -90,6 +94,24 @@ def test_stores_are_opened_by_path(sources: Sources, tmp_path: Path) -> None:
         open_sources(None, tmp_path / "nothing")
 
 
+def test_text_of_a_scope_is_drafted_from_where_it_is_named(tmp_path: Path) -> None:
+    with CorpusIndex.build([], None, tmp_path / "c", vocab_size=tiny.VOCAB) as store:
+        store.append([5, 6, 7, 60, 61, 62], scope="tenant")
+        found = {}
+        for scope, name in product(("tenant", "other", "global"), ("rest", "hierarchy", "auto")):
+            built = build_method(name, Sources(store, store, scope=scope))
+            drafter = build_drafter(built, None, None, CausalTarget(tiny.model("llama")))
+            assert drafter is not None
+            session = drafter.open(DraftRequest((1, 2, 6, 7), tiny.VOCAB))
+            tree = session.propose(DraftContext([1, 2, 6, 7], 4, 20), 6)
+            found[scope, name] = 60 in tree.tokens
+        assert {scope for (scope, _), there in found.items() if there} == {"tenant"}
+        assert sum(found.values()) == 3
+    with pytest.raises(InputError, match="'tenant' and no store"):
+        open_sources(None, scope="tenant")
+    assert open_sources(tmp_path / "c", scope="tenant").scope == "tenant"
+
+
 def test_what_the_command_line_asks_for_is_composed(sources: Sources) -> None:
     assert compose(None, sources) is None
     assert compose("context", Sources()).name == "context"
@@ -107,7 +129,7 @@ def test_a_store_that_nobody_reads_and_a_name_that_nobody_has_are_refused(source
         compose("context", sources)
     with pytest.raises(UnknownNameError, match="nope"):
         compose("nope", sources)
-    with pytest.raises(InputError, match="rest got no store"):
+    with pytest.raises(InputError, match=r"rest got no store; expected .* with --store"):
         compose("rest", Sources())
 
 

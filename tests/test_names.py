@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ragspec.errors import UnknownNameError
+from ragspec.errors import InputError, UnknownNameError
 from ragspec.names import NAMES, did_you_mean, resolve, unknown
 
 ENTRIES = [(kind, name) for kind, table in NAMES.items() for name in table]
@@ -19,7 +19,7 @@ def test_every_entry_leads_to_a_class_of_that_name(kind: str, name: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("got", "meant"), [("contxt", "context"), ("Context", "context"), ("fuze", "fuse")]
+    ("got", "meant"), [("contxt", "context"), ("Context", "context"), ("sufix", "suffix")]
 )
 def test_a_misspelt_name_is_answered_with_the_nearest(got: str, meant: str) -> None:
     with pytest.raises(UnknownNameError, match=f"Did you mean '{meant}'") as caught:
@@ -31,6 +31,11 @@ def test_a_name_near_nothing_gets_the_list_and_no_guess() -> None:
     with pytest.raises(UnknownNameError, match=r"Known: .*walk") as caught:
         resolve("rule", "xyzzy")
     assert "Did you mean" not in str(caught.value)
+
+
+def test_what_needs_more_than_its_name_says_what_to_pass() -> None:
+    with pytest.raises(InputError, match=r"'rest' got no store.*CorpusIndex\.open"):
+        resolve("drafter", "rest")
 
 
 def test_an_unknown_kind_is_an_unknown_name_too() -> None:

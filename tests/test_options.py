@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from ragspec.combined import within
 from ragspec.errors import InputError, ModelError, SamplingError
+from ragspec.pipelines.bench import main as bench_main
+from ragspec.pipelines.cli import main as cli_main
 from ragspec.pipelines.options import (
     EngineOptions,
     budget_of,
@@ -15,6 +18,8 @@ from ragspec.pipelines.options import (
     prediction_of,
     sampling_of,
 )
+from ragspec.retrievers.corpus import CorpusIndex
+from ragspec.retrievers.rest import RestDrafter
 from tests import tiny
 
 
@@ -73,3 +78,24 @@ def test_a_prediction_is_a_text_or_a_file(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="UTF-8"):
         prediction_of(f"@{file}")
+
+
+def test_a_scope_is_drafted_from_and_needs_a_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, store = tmp_path / "model", tmp_path / "c.store"
+    copy.deepcopy(tiny.model("llama")).save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    CorpusIndex.build([], tiny.tokenizer(), store).close()
+    common = ["--model", str(folder), "--device", "cpu"]
+    (tmp_path / "a.txt").write_text("ab ab", encoding="utf-8")
+    for command in (["generate", "ab"], ["ask", "ab?", "--docs", str(tmp_path / "a.txt")]):
+        assert cli_main([*command, *common, "--scope", "tenant"]) == 2
+        assert "got scope 'tenant' and no store" in capsys.readouterr().err
+    with pytest.raises(InputError, match="got scope 'tenant' and no store"):
+        bench_main(["text", *common, "--draft-model", "", "--scope", "tenant"])
+    asked = EngineOptions(str(folder), None, "rest", "8", "cpu", "auto", store, scope="tenant")
+    drafter = asked.engine().drafter
+    assert drafter is not None
+    _, rest = within(drafter)
+    assert isinstance(rest, RestDrafter) and rest.scope == "tenant"

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,6 @@ from ragspec.draft import (
     Drafter,
     DraftKind,
     DraftRequest,
-    DraftSession,
     DraftTree,
     SourceText,
     Step,
@@ -29,7 +27,7 @@ from ragspec.retrievers.rasd import Rasd, RasdSession
 from ragspec.retrievers.suffix import SuffixDrafter
 from ragspec.tree import check
 from tests import tiny
-from tests.fixed import BrokenDrafter, FixedDrafter
+from tests.fixed import BrokenDrafter, FixedDrafter, fake_clock
 from tests.identities import BATCHES, SAMPLINGS, check_identity, target
 
 Paths = dict[tuple[int, ...], float]
@@ -169,32 +167,16 @@ def test_laws_that_are_rubbish_are_a_fault_of_the_drafter() -> None:
     assert set(spelled(tree)) == {(5,), (7,)}
 
 
-class Late:
-    """Answers, but not in time."""
-
-    name = "late"
-    kind = DraftKind.DETERMINISTIC
-
-    def open(self, request: DraftRequest) -> DraftSession:
-        return self
-
-    def propose(self, context: DraftContext, budget: int) -> DraftTree:
-        time.sleep(0.02)
-        return DraftTree.chain([9], self.name)
-
-    def observe(self, step: Step) -> None:
-        return None
-
-    def rollback(self, n: int) -> None:
-        return None
-
-
-def test_a_source_that_stalls_is_switched_off() -> None:
-    session = opened(Rasd(found([7], [0.7]), [Late()], patience=0.01))
-    with pytest.warns(RuntimeWarning, match=r"'late' is switched off.*took 0.0"):
-        for _ in range(4):
+def test_a_source_that_stalls_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = fake_clock(monkeypatch)
+    late = found([9], [0.5], seconds=0.02, clock=clock)
+    session = opened(Rasd(model([7], [0.7]), [late], patience=0.01))
+    with pytest.warns(RuntimeWarning, match=r"'found' is switched off.*took 0.02 s"):
+        for _ in range(4):  # the first may take longer
             tree = session.propose(DraftContext([1, 2], 2, 50), 8)
-            assert tree.tokens.tolist() == [7]
+            assert sorted(tree.tokens.tolist()) == [7, 9]
+    assert session.propose(DraftContext([1, 2], 2, 50), 8).tokens.tolist() == [7]
+    assert session.faults == {"found": 3}
 
 
 def test_everyone_hears_of_the_step_and_of_the_rollback() -> None:
@@ -229,7 +211,14 @@ def test_any_trees_and_laws_give_a_tree(
 
 
 @pytest.mark.parametrize(
-    "settings", [{"retrievers": []}, {"prune_rank": -1}, {"prune_probability": 2}, {"grace": 2.0}]
+    "settings",
+    [
+        {"retrievers": []},
+        {"prune_rank": -1},
+        {"prune_probability": 2},
+        {"grace": 2.0},
+        {"patience": 0},
+    ],
 )
 def test_wrong_settings_are_told(settings: dict[str, Any]) -> None:
     arguments: dict[str, Any] = {
@@ -256,6 +245,13 @@ def drafters() -> dict[str, Drafter]:
 @pytest.mark.parametrize("method", drafters())
 def test_the_text_is_that_of_plain_decoding(method: str, settings: str, batch: int) -> None:
     check_identity(drafters()[method], settings, batch)
+
+
+def test_its_name_stands_for_the_text_of_the_request_and_second_choices() -> None:
+    built = Engine(target(), drafter="rasd").drafter
+    assert isinstance(built, Rasd)
+    assert [each.name for each in built.drafters] == ["context", "recycling"]
+    assert forwards(built) < 40
 
 
 def test_texts_and_model_together_need_no_more_steps_than_either() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ from hypothesis import strategies as st
 from ragspec.draft import DraftContext, DraftRequest, DraftTree, Step
 from ragspec.engine import Engine
 from ragspec.errors import InputError, StoreError
+from ragspec.retrievers.auto import AutoDrafter
 from ragspec.retrievers.corpus import CorpusIndex
 from ragspec.retrievers.corpus_log import segment_in_memory
+from ragspec.retrievers.hierarchy import HierarchyDrafter
 from ragspec.retrievers.rest import RestDrafter, RestSession
 from ragspec.retrievers.segment import Segment
+from ragspec.retrievers.suffix import SuffixDrafter
 from ragspec.sampling import Sampling
 from ragspec.tree import check
 from tests import tiny
@@ -287,3 +291,20 @@ def test_answers_that_were_recorded_are_drafted_for_the_next_request(tmp_path: P
         first, second = (engine.generate([5, 6, 7, 8, 9], max_new_tokens=40) for _ in range(2))
     assert first.tokens == second.tokens
     assert second.report.forwards < 0.5 * first.report.forwards
+
+
+def test_recording_what_the_engine_never_reads_is_told(tmp_path: Path) -> None:
+    model = tiny.model(dtype=torch.float64)
+    with CorpusIndex.build([], tiny.tokenizer(), tmp_path / "c", accelerator="numpy") as store:
+        other = Engine(model, tiny.tokenizer(), drafter=AutoDrafter(store.drafter(name="corpus")))
+        with pytest.warns(RuntimeWarning, match="'tenant' is not drafted from .*reads 'global'"):
+            store.record(other, scope="tenant")()
+        far = HierarchyDrafter(model_store=store)
+        with pytest.warns(RuntimeWarning, match="'tenant' is not drafted from"):
+            store.record(Engine(model, tiny.tokenizer(), drafter=far), scope="tenant")()
+        own = Engine(model, tiny.tokenizer(), drafter=SuffixDrafter(store.drafter("tenant")))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            store.record(own, scope="tenant")()
+            store.record(other, scope="global")()  # everybody reads that
+            store.record(Engine(model, tiny.tokenizer()), scope="tenant")()  # for other engines
