@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragspec.pipelines.options import EngineOptions
+from ragspec.pipelines.options import EngineOptions, be_quiet
 from ragspec.pipelines.terminal import Terminal
 from ragspec.sampling import Sampling
 
@@ -86,14 +86,26 @@ def continue_text(prompt: str, stop: Sequence[str], asking: Asking) -> bool:
 
 
 def answer_question(
-    question: str, docs: Sequence[Path], index: Path | None, passages: int, asking: Asking
+    question: str,
+    docs: Sequence[Path],
+    index: Path | None,
+    passages: int,
+    asking: Asking,
+    embedder: str | None = None,
 ) -> bool:
-    """Answer a question and show the result; return whether it was interrupted."""
+    """Answer a question and show the result; return whether it was interrupted.
+
+    embedder: None is the bundled one for documents, and the recorded one for an index.
+    """
     from ragspec.pipelines.docqa import NEW_TOKENS, DocQA
 
+    be_quiet()
     terminal = Terminal(quiet=asking.json)
     with terminal.working("reading the documents"):
-        qa = DocQA.from_documents(docs) if index is None else DocQA.from_index(index)
+        if index is None:
+            qa = DocQA.from_documents(docs, embedder=_named(embedder))
+        else:
+            qa = DocQA.from_index(index, embedder=embedder)
     for skipped in qa.skipped:
         terminal.note(f"not read: {skipped.path} {skipped.reason}")
     with terminal.working("loading the model"):
@@ -126,17 +138,25 @@ def _unseen(piece: str) -> None:
     """Take a piece that is not shown: a streamed text survives an interrupt."""
 
 
-def build_index(paths: Sequence[Path], out: Path) -> None:
-    """Read documents and write their index."""
+def build_index(paths: Sequence[Path], out: Path, embedder: str | None = None) -> None:
+    """Read documents and write their index; without an embedder the bundled one is used."""
     from ragspec.pipelines.docqa import DocQA
 
+    if embedder is not None:  # the bundled one shows no bars, and transformers costs seconds
+        be_quiet()
     terminal = Terminal()
     with terminal.working("reading the documents"):
-        qa = DocQA.from_documents(paths)
+        qa = DocQA.from_documents(paths, embedder=_named(embedder))
         qa.save(out)
     for skipped in qa.skipped:
         terminal.note(f"not read: {skipped.path} {skipped.reason}")
     terminal.note(f"wrote {len(qa.documents)} documents to {out}")
+
+
+def _named(embedder: str | None) -> str:
+    from ragspec.retrievers.dense import DEFAULT_EMBEDDER
+
+    return DEFAULT_EMBEDDER if embedder is None else embedder
 
 
 def over(qa: DocQA, engine: Engine) -> DocQA:

@@ -23,10 +23,10 @@ TABLE_WIDTH = 170
 _SEEDS = 1 << 63  # torch takes twice as many upwards: the images that follow have seeds too
 # Names of the Unicode emoji list that a text-conditional model is asked for in turn.
 PROMPTS = (
-    *("cat face", "dog face", "red heart", "red apple", "sun", "star", "house", "rose"),
-    *("grinning face", "crying face", "soccer ball", "pizza", "blue book", "rocket", "fish"),
-    *("tomato", "green apple", "crescent moon", "umbrella", "key", "locked", "bell", "gem stone"),
-    *("four-leaf clover", "panda", "lion", "penguin", "strawberry", "hot beverage", "alarm clock"),
+    *("candle", "tulip", "red heart", "red apple", "sun", "star", "house", "rose"),
+    *("grinning face", "crying face", "fire", "pizza", "blue book", "rocket", "fish"),
+    *("tomato", "evergreen tree", "crescent moon", "umbrella", "key", "locked", "bell", "gem stone"),
+    *("blue heart", "panda", "lion", "penguin", "strawberry", "hot beverage", "alarm clock"),
     *("bus", "sailboat"),
 )
 

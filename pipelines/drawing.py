@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import json as json_text
 import re
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from ragspec.errors import InputError
-from ragspec.pipelines.options import be_quiet
+from ragspec.pipelines.drawn import Drawn, comparison_picture
+from ragspec.pipelines.options import be_quiet, checked_output
 
 if TYPE_CHECKING:
     import torch
-    from PIL.Image import Image
 
     from ragspec.pipelines.terminal import Terminal
     from ragspec.visual.image_pipeline import ImagePipeline
 
-MOST_ROWS = 6  # images of a comparison picture
 LETTERS = 40
+_LEAST_SEED, _MOST_SEED = -(2**63), 2**64 - 1  # of a torch generator
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +54,44 @@ class Asked:
             raise InputError("got --set and --model; expected one of them.")
         return self.model or self.image_set or ("tiles" if self.classes else "emoji")
 
+    def check(self) -> None:
+        """Raise InputError, before any work, for contradictions and values out of range."""
+        self.source()
+        if self.seed is not None and not _LEAST_SEED <= self.seed <= _MOST_SEED:
+            raise InputError(
+                f"--seed is {self.seed}; expected a whole number of 64 bits, "
+                f"{_LEAST_SEED} to {_MOST_SEED}."
+            )
+        if {"", "none"} & set(self.drafter):
+            raise InputError(
+                f"got --drafter {'+'.join(self.drafter)!r}; expected auto, starter, head, jacobi "
+                "or a folder, several joined by +, or none by itself."
+            )
+
+    def check_kind(self, classes: bool) -> None:
+        """Raise InputError for a prompt where the model draws classes, and the other way round."""
+        if classes and not self.classes:
+            raise InputError(
+                f"got the prompt {self.prompt!r}, but {self.source()} draws classes; expected "
+                "--class with a number or a name, or --set emoji, which reads prompts."
+            )
+        if self.classes and not classes:
+            raise InputError(
+                f"got --class {self.classes[0]}, but {self.source()} reads prompts; expected one "
+                "such as 'red heart', or --set tiles, which draws classes."
+            )
+
+    @property
+    def subjects(self) -> list[str]:
+        """What is drawn, in words, one after the other."""
+        if self.prompt is not None:
+            return [self.prompt]
+        return [f"class {name}" if name.strip().isdecimal() else name for name in self.classes]
+
     @property
     def subject(self) -> str:
-        """What is drawn, in words."""
-        return self.prompt or ", ".join(
-            f"class {name}" if name.strip().isdecimal() else name for name in self.classes
-        )
+        """All that is drawn, in words."""
+        return ", ".join(self.subjects)
 
     def named(self, names: Sequence[str], number: Callable[[str], int]) -> Asked:
         """Return the same with classes by name, where the model has names."""
@@ -72,61 +105,6 @@ class Asked:
         """Return the rule with its settings, for people."""
         given = ", ".join(f"{name} {value:g}" for name, value in self.given().items())
         return f"{self.rule} ({given})" if given else self.rule
-
-
-@dataclass(slots=True)
-class Drawn:
-    """The images of one way of drawing, in order; side by side in one batch or one by one."""
-
-    outputs: list[Any]
-
-    @property
-    def images(self) -> list[Image]:
-        """All images."""
-        return [image for output in self.outputs for image in output.images]
-
-    @property
-    def codes(self) -> torch.Tensor:
-        """The codes i64 [B, h, w]."""
-        import torch
-
-        return torch.cat([output.codes for output in self.outputs])
-
-    @property
-    def forwards(self) -> int:
-        """Forward passes over all images."""
-        return sum(output.stats.forwards for output in self.outputs)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds over all images."""
-        return float(sum(output.stats.seconds for output in self.outputs))
-
-    @property
-    def tv_excess(self) -> float | None:
-        """Mean excess a position; None where the rule does not measure it."""
-        found = [output.stats.tv_excess for output in self.outputs for _ in output.images]
-        return None if any(each is None for each in found) else fmean(found)
-
-    @property
-    def label(self) -> str:
-        """The label that holds for all images."""
-        from ragspec.visual.image_output import weakest
-
-        return weakest([output.label for output in self.outputs])
-
-    @property
-    def seeds(self) -> list[int | None]:
-        """The seed of each image."""
-        return [seed for output in self.outputs for seed in output.stats.seeds]
-
-    @property
-    def codes_per_forward(self) -> float:
-        """Codes by forward pass of decoding, the reading of conditions left out."""
-        reports = [report for output in self.outputs for report in output.stats.reports]
-        passes = sum(report.forwards for report in reports)
-        codes = sum(report.tokens - 1 for report in reports)
-        return float(codes / max(1, passes))
 
 
 def load_pipeline(asked: Asked) -> ImagePipeline:
@@ -150,11 +128,20 @@ def draw_images(
     asked: Asked, out: Path, json: Path | None, compare: bool, terminal: Terminal
 ) -> None:
     """Draw, write the pictures into the folder and the figures into the JSON file."""
+    asked.check()
+    with _made(out):
+        checked_output(json)  # which may lie in the folder that was just made
+        _draw_into(out, asked, json, compare, terminal)
+
+
+def _draw_into(
+    out: Path, asked: Asked, json: Path | None, compare: bool, terminal: Terminal
+) -> None:
     from ragspec.noise import fresh_seed
 
-    asked.source()
     with terminal.working("loading"):
         pipe = load_pipeline(asked)
+    asked.check_kind(pipe.model.config.condition == "class")
     if pipe.class_names:
         asked = asked.named(pipe.class_names, pipe.label_of)
     pipe.set_progress_bar_config(disable=not terminal.err.is_terminal, leave=False)
@@ -171,20 +158,43 @@ def draw_images(
     _tell(found, drawn, out, terminal)
 
 
+@contextmanager
+def _made(out: Path) -> Iterator[None]:
+    """Make a folder that can be written to; empty ones are taken away if the work in it fails."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out} is a file; expected a folder, made if it is not there.")
+    new = [folder for folder in (out, *out.parents) if not folder.exists()]
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"--out {out} cannot be written to ({error}); name another folder."
+        ) from error
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for folder in new:
+                folder.rmdir()
+        raise
+
+
 def figures(
     asked: Asked, drawn: Drawn, plain: Drawn | None, seed: int, written: Sequence[Path]
 ) -> dict[str, Any]:
     """Return what the JSON file holds; what only a comparison knows is None without one."""
-    same = None if plain is None else (drawn.codes == plain.codes).flatten(1).all(1)
+    same = None if plain is None else drawn.equal(plain)
     return {
         "label": drawn.label,
         "forwards": drawn.forwards,
         "forwards_plain": None if plain is None else plain.forwards,
         "seconds": drawn.seconds,
         "seconds_plain": None if plain is None else plain.seconds,
-        "ratio": None if plain is None else _ratio(drawn, plain),
-        "equal": None if same is None else bool(same.all()),
-        "equal_images": None if same is None else int(same.sum()),
+        "ratio": None if plain is None else drawn.ratio(plain),
+        "equal": None if same is None else all(same),
+        "equal_images": None if same is None else sum(same),
         "tv_excess": drawn.tv_excess,
         "codes_per_forward": drawn.codes_per_forward,
         "images": [str(path) for path in written],
@@ -243,19 +253,10 @@ def _generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def _ratio(drawn: Drawn, plain: Drawn) -> float:
-    """Return the median over images of plain seconds by ours."""
-    pairs = zip(plain.outputs, drawn.outputs, strict=True)
-    return float(median(one.stats.seconds / max(1e-9, two.stats.seconds) for one, two in pairs))
-
-
 def _write(asked: Asked, drawn: Drawn, plain: Drawn | None, seed: int, out: Path) -> list[Path]:
     """Write each image as it is, a sheet of all, and the comparison; return the images' paths."""
     from ragspec.visual import pictures
 
-    if out.exists() and not out.is_dir():
-        raise InputError(f"--out {out} is a file; expected a folder, made if it is not there.")
-    out.mkdir(parents=True, exist_ok=True)
     stem = f"{_slug(asked.subject)}-{seed}"
     names = [f"{stem}-{number}.png" for number in range(len(drawn.images))]
     for name, image in zip(names, drawn.images, strict=True):
@@ -268,41 +269,9 @@ def _write(asked: Asked, drawn: Drawn, plain: Drawn | None, seed: int, out: Path
     return [out / name for name in names]
 
 
-def comparison_picture(asked: Asked, drawn: Drawn, plain: Drawn, seed: int) -> Image:
-    """Return plain and speculative images side by side, and what was accepted."""
-    from ragspec.visual import pictures
-
-    maps = []
-    for output in drawn.outputs:
-        for image, together, excess in zip(
-            output.images, output.acceptance_map, output.stats.excess, strict=True
-        ):
-            relaxed = None
-            if output.label == "approximate" and set(excess.reshape(-1).tolist()) <= {0.0, 1.0}:
-                relaxed = excess > 0
-            maps.append(pictures.heat_map(image, together, relaxed))
-    same = int((drawn.codes == plain.codes).flatten(1).all(1).sum())
-    notes = [f"label {drawn.label} · {same} of {len(drawn.images)} images the same as plain ones"]
-    if drawn.tv_excess is not None and not drawn.label.startswith("exact"):
-        notes[0] += f" · tv_excess {drawn.tv_excess:.4f} a position"
-    columns = [
-        pictures.Column("plain", _told(plain), plain.images[:MOST_ROWS]),
-        pictures.Column(asked.rule_told(), _told(drawn), drawn.images[:MOST_ROWS]),
-        pictures.Column(
-            "what was accepted", f"{drawn.codes_per_forward:.2f} codes a forward", maps[:MOST_ROWS]
-        ),
-    ]
-    title = f"{asked.subject}, seed {seed}: {_ratio(drawn, plain):.2f} times as fast"
-    return pictures.comparison(columns, title=title, notes=notes)
-
-
-def _told(drawn: Drawn) -> str:
-    return f"{drawn.forwards} forwards, {drawn.seconds:.2f} s"
-
-
 def _tell(found: Mapping[str, Any], drawn: Drawn, out: Path, terminal: Terminal) -> None:
     count = len(found["images"])
-    line = f"{count} image{'s' * (count > 1)} in {out}: {_told(drawn)}, "
+    line = f"{count} image{'s' * (count > 1)} in {out}: {drawn.told}, "
     line += f"{found['codes_per_forward']:.2f} codes a forward, label {found['label']}"
     if found["tv_excess"] is not None and not drawn.label.startswith("exact"):
         line += f", tv_excess {found['tv_excess']:.4f} a position"

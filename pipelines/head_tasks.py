@@ -63,6 +63,11 @@ def make_head(
             told(progress)
 
         head = train_head(target, learned, settings, on_step=tell)
+    if not seen:
+        raise InputError(
+            f"the training was to end after {settings.seconds:g} s, which was before its first "
+            "step; nothing was written. Expected longer: give more --minutes."
+        )
     head.save(out)
     return {
         "out": str(out),

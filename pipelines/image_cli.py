@@ -112,4 +112,4 @@ def draw(
         device=device,
         dtype=dtype,
     )
-    draw_images(asked, out, o.checked_output(json), compare, Terminal())
+    draw_images(asked, out, json, compare, Terminal())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ragspec.errors import InputError
@@ -48,6 +50,21 @@ def _named(name: str) -> torch.device:
             "or an accelerator that torch finds"
         ) from error
     return device
+
+
+def input_device(embedding: Any) -> torch.device:
+    """Return where an embedding takes its ids.
+
+    The weights of an offloaded one wait on the meta device or on the disk; the hook that accelerate
+    puts on the module knows where they are brought to.
+    """
+    hook = getattr(embedding, "_hf_hook", None)
+    for each in getattr(hook, "hooks", (hook,)):  # one hook, or several in a row
+        place = getattr(each, "execution_device", None)
+        if place is not None:
+            return torch.device(place)
+    found: torch.device = embedding.weight.device
+    return found
 
 
 def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype | str:

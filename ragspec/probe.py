@@ -17,7 +17,7 @@ import os
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,11 +28,16 @@ from ragspec.target import CausalTarget
 from ragspec.trial import CHAINS, TREES, Attempt, Trial, shortest_window
 
 FORMAT = 2
+_DONE = {"peft.": "adapter", "quant": "quantised"}  # by the packages that modules come from
 _RIGHT = {
     "tree": "trees give the logits of their paths",
     "chain": "chains over the model's own cache are right",
     "rows": "path rows over the model's own cache are right",
 }
+_LOOKS_AHEAD = (
+    "its logits depend on later tokens of the same forward (dynamic quantisation with one scale "
+    "per tensor?); use weight-only or per-token quantisation"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +109,7 @@ def cached(target: CausalTarget, directory: Path) -> ProbeVerdict:
 def probe_key(target: CausalTarget) -> dict[str, str]:
     """Return what a verdict is valid for: code, configuration, dtype and device; not the weights.
 
-    Adapters count through the classes of the modules.
+    Adapters count through the classes of the modules, quantised weights through their own.
     """
     model = target.model
     config = model.config.to_dict()
@@ -114,6 +119,7 @@ def probe_key(target: CausalTarget) -> dict[str, str]:
     text = json.dumps([config, modules], sort_keys=True, default=str)
     return {
         "model": type(model).__name__,
+        "variant": _variant(model),
         "architecture": hashlib.sha256(text.encode()).hexdigest()[:24],
         "attention": str(getattr(model.config, "_attn_implementation", None)),
         "training": str(model.training),
@@ -122,6 +128,20 @@ def probe_key(target: CausalTarget) -> dict[str, str]:
         "torch": torch.__version__,
         "transformers": version("transformers"),
     }
+
+
+def _variant(model: Any) -> str:
+    """Return in words what was done to a model after it was made: "" for nothing."""
+    config = getattr(model.config, "quantization_config", None)
+    given = config if isinstance(config, dict) else vars(config) if config is not None else {}
+    method = given.get("quant_method", "")
+    words = [str(getattr(method, "value", method))]
+    modules = {type(module).__module__ for module in model.modules()}
+    words += [word for part, word in _DONE.items() if any(part in name for name in modules)]
+    weights = list(model.parameters())
+    words += sorted({type(weight).__name__ for weight in weights} - {"Parameter"})
+    words += ["offloaded"] * any(weight.device.type == "meta" for weight in weights)
+    return ", ".join(dict.fromkeys(filter(None, words)))
 
 
 def probe(target: CausalTarget) -> ProbeVerdict:
@@ -148,8 +168,11 @@ def probe(target: CausalTarget) -> ProbeVerdict:
         if second.passed:
             return _verdict(trial, mode, second, f"{why}; {_RIGHT[mode]}")
         why += f", {mode} too ({second.story})"
-    hint = "; the model is in training mode, call model.eval()" if target.model.training else ""
-    return _verdict(trial, "refused", attempt, why + hint)
+    if target.model.training:
+        why += "; the model is in training mode, call model.eval()"
+    elif trial.looks_ahead():
+        why = _LOOKS_AHEAD
+    return _verdict(trial, "refused", attempt, why)
 
 
 def _verdict(trial: Trial, mode: str, attempt: Attempt, reason: str) -> ProbeVerdict:

@@ -50,13 +50,22 @@ def check_scope(model: Any) -> None:
     """Refuse a model object that is outside the scope.
 
     Raises UnsupportedModelError: not a transformers model, an encoder-decoder, an encoder, a
-    model without a language-model head, without attention, or without a key-value cache.
+    model without a language-model head, without attention, or without a key-value cache, or with
+    an adapter that adds virtual tokens.
     """
     config = getattr(model, "config", None)
     if config is None or not hasattr(model, "get_input_embeddings"):
         raise _refused(type(model).__name__, "it is no transformers model")
     check_config(config)
     name = type(model).__name__
+    adapter = getattr(model, "active_peft_config", None)
+    if getattr(adapter, "is_prompt_learning", False):
+        raise _refused(
+            name,
+            f"its adapter ({type(adapter).__name__}) puts virtual tokens before the text, which "
+            "would stand before every draft again; an adapter that changes weights, such as LoRA, "
+            "works",
+        )
     if not _has_head(model):
         raise _refused(
             name,

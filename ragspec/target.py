@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from ragspec.attention import TreeView, lease, tree_view
+from ragspec.device import input_device
 from ragspec.draft import DraftTree, Ints
 from ragspec.largest import best_tokens
 from ragspec.scope import unwrapped
@@ -48,7 +49,7 @@ class CausalTarget:
         accepted = inspect.signature(unwrapped(model).forward).parameters
         self.keeps_logits = "logits_to_keep" in accepted
         self._takes_positions = "position_ids" in accepted
-        self.device: torch.device = model.get_input_embeddings().weight.device
+        self.device = input_device(model.get_input_embeddings())
         self.dtype: torch.dtype = model.dtype
 
     def check_prompt(self, tokens: Sequence[int]) -> None:

@@ -102,13 +102,22 @@ class Trial:
         error = float(worst.quantile(QUANTILE) if half else worst.max())
         return Attempt(error if error == error else float("inf"), tolerance)
 
-    def _tolerance(self) -> float:
+    def looks_ahead(self) -> bool:
+        """Say whether logits depend on later tokens of the same forward: one text, two endings."""
+        beginning = self._tokens(PREFIXES[0])
+        ways = [[*beginning, *self._tokens(PREFIXES[0])] for _ in range(2)]
+        one, other = (self._alone([way], len(way))[0, : len(beginning)] for way in ways)
+        # The median: a near-tie of routed experts spoils single places.
+        return bool(_difference(one, other).median() > self._rounding())
+
+    def _rounding(self) -> float:
         precision = torch.finfo(self.target.dtype)
         if precision.bits < 32:
-            rounding = HALF_ROUNDING * precision.eps
-        else:
-            rounding = ROUNDING * torch.finfo(torch.float32).eps
-        return min(max(rounding * self.scale, NOISE * self.noise), SENSE * self.deviation)
+            return HALF_ROUNDING * precision.eps * self.scale
+        return ROUNDING * torch.finfo(torch.float32).eps * self.scale
+
+    def _tolerance(self) -> float:
+        return min(max(self._rounding(), NOISE * self.noise), SENSE * self.deviation)
 
     def _survey(self) -> tuple[float, float, float, float]:
         """Return the largest logit, their deviation, the noise of batching, and seconds a token."""

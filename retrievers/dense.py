@@ -36,6 +36,26 @@ PINNED = MappingProxyType(
                 "tokenizer.json": (
                     "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"
                 ),
+                "config.json": ("953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
+                "modules.json": (
+                    "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf"
+                ),
+                "1_Pooling/config.json": (
+                    "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23"
+                ),
+                "sentence_bert_config.json": (
+                    "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7"
+                ),
+                "tokenizer_config.json": (
+                    "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b"
+                ),
+                "special_tokens_map.json": (
+                    "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3"
+                ),
+                "config_sentence_transformers.json": (
+                    "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3"
+                ),
+                "vocab.txt": ("07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),
             }
         )
     }
@@ -142,6 +162,11 @@ def load_embedder(name: str | Path | Embedder = DEFAULT_EMBEDDER) -> Embedder:
 def check_pinned(name: str, folder: Path) -> None:
     """Raise ModelError unless a packaged model's files have the recorded SHA-256."""
     for file, expected in PINNED[name].items():
+        if not (folder / file).is_file():
+            raise ModelError(
+                f"{file} of the package {name} is missing in {folder}; expected the files of the "
+                "release that was examined. Reinstall the pinned version."
+            )
         found = sha256_file(folder / file)
         if found != expected:
             raise ModelError(

@@ -8,7 +8,9 @@ import pytest
 
 from ragspec.pipelines.cli import main
 from ragspec.pipelines.docqa import DocQA
+from ragspec.retrievers.index import PassageIndex
 from tests import tiny
+from tests.toy_embedder import make_embedder
 
 Capture = pytest.CaptureFixture[str]
 PAGES = {
@@ -129,6 +131,30 @@ def test_bad_input_has_its_own_code(
     out, err = capsys.readouterr()
     assert out == "" and "Traceback" not in err
     assert err.count("error:") == 4
+
+
+def test_another_embedder_searches_where_it_is_named(
+    tmp_path: Path, model: str, capsys: Capture
+) -> None:
+    folder, made = tmp_path / "pages", str(tmp_path / "made.idx")
+    folder.mkdir()
+    for name, text in PAGES.items():
+        (folder / name).write_text(text)
+    toy = str(make_embedder(tmp_path / "toy"))
+    assert main(["index", str(folder), "--out", made, "--embedder", toy]) == 0, capsys.readouterr()
+    opened = DocQA.from_index(made).retriever
+    assert isinstance(opened, PassageIndex) and opened.dense is not None
+    assert opened.dense.embedder.name == toy
+    capsys.readouterr()
+    assert len(ask(capsys, made, model)["passages"]) == 2
+    asked = ["ask", "What does the walk follow?", "--model", model, "--max-new-tokens", "4"]
+    assert main([*asked, "--docs", str(folder), "--embedder", toy, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["passages"]) == 2
+    assert main([*asked, "--docs", str(folder), "--embedder", str(tmp_path / "absent")]) == 5
+    assert "absent" in capsys.readouterr().err
+    other = str(make_embedder(tmp_path / "other", seed=1))
+    assert main([*asked, "--index", made, "--embedder", other]) == 8
+    assert "another embedder" in capsys.readouterr().err
 
 
 def test_index_command_writes_what_ask_opens(tmp_path: Path, model: str, capsys: Capture) -> None:

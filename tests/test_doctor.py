@@ -8,8 +8,11 @@ import pytest
 import ragspec
 from ragspec.cost import CostCurve, CostKey
 from ragspec.pipelines.cli import main
-from ragspec.pipelines.doctor import examine, show
+from ragspec.pipelines.doctor import REQUIRED, examine, show
 from ragspec.pipelines.terminal import Terminal
+from ragspec.probe import probe_key
+from ragspec.target import CausalTarget
+from tests.architectures import build
 
 
 def keep_a_curve(folder: Path) -> None:
@@ -24,6 +27,7 @@ def test_findings_are_json_and_name_what_is_there(tmp_path: Path) -> None:
     assert found["ragspec"] == ragspec.__version__
     assert found["packages"]["torch"] and not found["missing"]
     assert found["packages"].keys() >= {"transformers", "faiss-cpu"}
+    assert "accelerate" in REQUIRED
     assert found["device"]["type"] and found["device"]["threads"] >= 1
     names = [model["name"] for model in found["models"]]
     assert {"starter", "starter-draft", "./no-such-model"} <= set(names)
@@ -52,6 +56,20 @@ def test_tables_show_the_findings(tmp_path: Path, capsys: pytest.CaptureFixture[
     for part in ("This machine", "Packages", "starter-draft", "Cost of a forward", "cpu here"):
         assert part in out
     assert "No probe verdicts yet" in out and "Missing: torch" in out
+
+
+def test_verdicts_tell_variants_of_a_model_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = CausalTarget(build("llama"))
+    for variant in ("", "torchao", "offloaded"):
+        key = {**probe_key(target), "variant": variant}
+        entry = {"key": key, "mode": "tree", "reason": "right"}
+        (tmp_path / f"probe-{variant}.json").write_text(json.dumps(entry), encoding="utf-8")
+    show(examine([], tmp_path), Terminal())
+    out = capsys.readouterr().out
+    for told in ("LlamaForCausalLM", "(torchao)", "(offloaded)"):
+        assert told in out
 
 
 def test_command_prints_one_object(capsys: pytest.CaptureFixture[str]) -> None:

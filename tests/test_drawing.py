@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from ragspec.errors import InputError
+from ragspec.pipelines import drawing
 from ragspec.pipelines.drawing import Asked, draw_images, load_pipeline
 from ragspec.pipelines.terminal import Terminal
 from tests import tiny_images
@@ -98,6 +99,26 @@ def test_a_file_in_the_place_of_the_folder_is_refused(folder: Path, tmp_path: Pa
     (tmp_path / "out").write_text("here", encoding="utf-8")
     with pytest.raises(InputError, match="is a file"):
         draw_images(asked(folder), tmp_path / "out", None, False, Terminal(quiet=True))
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_a_model_is_loaded(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("here", encoding="utf-8")
+    monkeypatch.setattr(drawing, "load_pipeline", lambda asked: pytest.fail("a model was loaded"))
+    with pytest.raises(InputError, match="cannot be written to"):
+        draw_images(asked(folder), tmp_path / "file" / "out", None, False, Terminal(quiet=True))
+
+
+def test_folders_of_what_failed_are_taken_away_unless_they_were_there(
+    folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    wrong = replace(asked(folder), classes=("violet",))
+    for out in (tmp_path / "mine", tmp_path / "new" / "out"):
+        with pytest.raises(InputError, match="violet"):
+            draw_images(wrong, out, None, False, Terminal(quiet=True))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_without_a_seed_one_is_drawn_and_told(folder: Path, tmp_path: Path) -> None:

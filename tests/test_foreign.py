@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -300,3 +301,16 @@ def test_sizes_of_a_picture_are_counts(wrong: Any) -> None:
         Emu3Target(emu3, PROMPTS, 3, wrong, NOTHING)
     with pytest.raises(InputError, match="count is"):
         ChameleonTarget(chameleon, PROMPTS, NOTHING, count=wrong)
+
+
+def test_the_prompts_of_an_offloaded_model_are_read_where_it_runs() -> None:
+    from accelerate import cpu_offload  # type: ignore[import-untyped]
+
+    offloaded = copy.deepcopy(model("chameleon"))
+    cpu_offload(offloaded, torch.device("cpu"))
+    targets = [ChameleonTarget(each, PROMPTS) for each in (offloaded, model("chameleon"))]
+    drawn = [
+        Engine(target, drafter=None).generate(target.prompt(0), max_new_tokens=4).tokens
+        for target in targets
+    ]
+    assert drawn[0] == drawn[1]

@@ -43,11 +43,16 @@ def test_draw_writes_images_and_figures(folder: str, tmp_path: Path, capsys: Cap
         (["cat", "--class", "1"], 2, "got both"),
         (["--class", "7"], 2, "expected a whole number from 0 to 2"),
         (["--class", "violet"], 2, "expected one of red, green/leaf, blue"),
-        (["cat"], 2, "expected class_labels"),
+        (["cat"], 2, "expected --class with a number or a name, or --set emoji"),
+        (["--class", "1", "--seed", "99999999999999999999999"], 2, "64 bits"),
+        (["--class", "1", "--drafter", ""], 2, "got --drafter ''; expected auto, starter"),
+        (["--class", "1", "--drafter", "starter+"], 2, "got --drafter 'starter+'"),
+        (["--class", "1", "--drafter", "none+starter"], 2, "or none by itself"),
         (["--class", "1", "--drafter", "jaccobi"], 2, "Did you mean 'jacobi'"),
         (["--class", "1", "--drafter", "head"], 5, "nothing of that kind lies with"),
         (["--class", "1", "--rule", "lantrn"], 2, "Did you mean 'lantern'"),
-        (["--class", "1", "--rule", "exact", "--delta", "0.1"], 2, "has no delta"),
+        (["--class", "1", "--rule", "exact", "--delta", "0.1"], 2, "rule 'exact' has no delta"),
+        (["--class", "1", "--rule", "nope"], 2, "Known: block, cool, exact, gsd"),
         (["--class", "1", "--rule", "lantern", "--delta", "7"], 2, "delta"),
         (["--class", "1", "--n", "0"], 2, "n"),
         (["--class", "1", "--budget", "many"], 2, "budget"),
@@ -63,6 +68,21 @@ def test_errors_are_one_message_and_a_code(
     assert shown == ""
     assert message in err and "Traceback" not in err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_class_for_a_set_of_prompts_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    out = str(tmp_path / "out")
+    assert main(["draw", "--class", "3", "--set", "emoji", "--out", out]) == 2
+    assert "got --class 3, but emoji reads prompts" in capsys.readouterr().err
+
+
+def test_figures_may_lie_in_the_folder_that_drawing_makes(
+    folder: str, tmp_path: Path, capsys: Capture
+) -> None:
+    out = tmp_path / "cats"
+    arguments = ["draw", "--class", "1", "--model", folder, "--out", str(out), "--seed", "1"]
+    assert main([*arguments, "--json", str(out / "figures.json")]) == 0, capsys.readouterr().err
+    assert json.loads((out / "figures.json").read_text(encoding="utf-8"))["label"] == "exact"
 
 
 def test_a_missing_model_has_its_code(tmp_path: Path, capsys: Capture) -> None:

@@ -86,3 +86,14 @@ def test_a_comparison_holds_all_columns_and_refuses_uneven_ones() -> None:
         comparison([Column("a", "", one), Column("b", "", two[:1])])
     with pytest.raises(InputError, match="at least one"):
         comparison([])
+
+
+def test_a_comparison_names_its_rows_and_tells_of_dots_where_there_are_some() -> None:
+    columns = [Column("a", "", [picture((0, 0, 0))] * 2)]
+    plain = comparison(columns)
+    assert comparison(columns, rows=["one", "two"]).height == plain.height + 2 * 20
+    red = np.array(pictures.RELAXED)
+    shown = [np.asarray(comparison(columns, dots=dots)) for dots in (True, False)]
+    assert [bool((pixels == red).all(-1).any()) for pixels in shown] == [True, False]
+    with pytest.raises(InputError, match="got 1 names for 2 rows"):
+        comparison(columns, rows=["one"])

@@ -26,6 +26,10 @@ def changed(name: str = "llama", dtype: torch.dtype = torch.float32) -> Any:
     return copy.deepcopy(build(name, dtype))
 
 
+class PackedWeight(torch.nn.Parameter):
+    """Stands for a weight that a package keeps in its own form."""
+
+
 def forwards(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that grows by the tokens of every forward of the model."""
     seen: list[int] = []
@@ -172,6 +176,35 @@ def test_training_mode_is_named_as_a_cause() -> None:
     assert "model.eval()" in verdict.reason
 
 
+def rounded_by_one_scale(layer: Any, inputs: tuple[torch.Tensor]) -> torch.Tensor:
+    """Round what a layer reads as dynamic quantisation does that knows no tokens."""
+    scale = inputs[0].abs().max() / 7
+    return (inputs[0] / scale).round() * scale
+
+
+def test_rounding_with_one_scale_for_all_tokens_is_named_as_a_cause() -> None:
+    model = changed()
+    for layer in model.model.layers:
+        layer.mlp.down_proj.register_forward_pre_hook(rounded_by_one_scale)
+        layer.self_attn.q_proj.register_forward_pre_hook(rounded_by_one_scale)
+    verdict = probe(CausalTarget(model))
+    assert verdict.mode == "refused"
+    assert verdict.reason.startswith("its logits depend on later tokens of the same forward")
+    assert not Trial(CausalTarget(build("llama"))).looks_ahead()
+
+
+def test_an_offloaded_model_is_probed_where_it_runs(tmp_path: Path) -> None:
+    from accelerate import cpu_offload  # type: ignore[import-untyped]
+
+    model = changed()
+    cpu_offload(model, torch.device("cpu"))
+    assert model.get_input_embeddings().weight.device.type == "meta"
+    target = CausalTarget(model)
+    assert target.device.type == "cpu"
+    assert probe_target(target, tmp_path).verdict.mode == "tree"
+    assert probe_key(target)["variant"] == "offloaded"
+
+
 # --- what is remembered ---------------------------------------------------------------------------
 
 
@@ -227,9 +260,20 @@ def test_the_key_holds_what_a_verdict_depends_on_and_not_the_weights() -> None:
     adapted.model.layers[0].mlp.act_fn = torch.nn.GELU()
     eager = changed()
     eager.config._attn_implementation = "eager"
-    others += [theta, adapted, eager]
+    quantised = changed()
+    quantised.lm_head.weight = PackedWeight(quantised.lm_head.weight.data)
+    others += [theta, adapted, eager, quantised]
     keys = [json.dumps(probe_key(CausalTarget(model))) for model in others]
     assert len({json.dumps(key), *keys}) == len(others) + 1
+
+
+def test_the_key_says_in_words_what_was_done_to_a_model() -> None:
+    assert probe_key(CausalTarget(build("llama")))["variant"] == ""
+    model = changed()
+    model.config.quantization_config = {"quant_method": "torchao"}
+    model.lm_head.weight = PackedWeight(model.lm_head.weight.data)
+    model.model.layers[0].mlp.act_fn = type("Layer", (torch.nn.GELU,), {"__module__": "peft.x"})()
+    assert probe_key(CausalTarget(model))["variant"] == "torchao, adapter, PackedWeight"
 
 
 def test_special_tokens_are_not_used() -> None:

@@ -85,7 +85,7 @@ def test_tables_made_before_are_used_and_checked() -> None:
         (
             "exact",
             {"delta": 0.1, "tv_budget": 0.1},
-            "has no delta, tv_budget; it takes no settings",
+            "rule 'exact' has no delta, tv_budget; it takes no settings",
         ),
         ("cool", {"tv_budget": 0.1}, "has no tv_budget"),
         ("lantern", {"delta": 5.0}, r"lam` of lantern\+\+"),
@@ -104,3 +104,5 @@ def test_settings_of_another_rule_are_refused(
 def test_an_unknown_rule_is_answered_with_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'lantern'"):
         make_rule("lanter", BOOK)
+    with pytest.raises(UnknownNameError, match=r"Did you mean 'exact'.*Known: block, cool, exact,"):
+        make_rule("exct", BOOK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,6 +82,15 @@ def test_a_model_without_a_cache_is_refused() -> None:
 def test_what_is_no_transformers_model_is_refused(thing: Any) -> None:
     with pytest.raises(UnsupportedModelError, match="no transformers model"):
         check_scope(thing)
+
+
+def test_an_adapter_of_virtual_tokens_is_refused_and_others_are_not() -> None:
+    model = copy.copy(build("llama"))
+    model.active_peft_config = SimpleNamespace(is_prompt_learning=True)
+    with pytest.raises(UnsupportedModelError, match=r"virtual tokens.*such as LoRA, works"):
+        check_scope(model)
+    model.active_peft_config = SimpleNamespace(is_prompt_learning=False)
+    check_scope(model)
 
 
 def test_layers_with_a_state_are_named() -> None:

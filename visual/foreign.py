@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ragspec.device import input_device
 from ragspec.draft import DraftTree
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.slots import SlotCache
@@ -280,7 +281,7 @@ def _conditions(model: Any, prompts: Sequence[Ids], unconditional: Ids | None) -
             f"got a prompt with the token id {wrong[0]}; expected ids from 0 to {size - 1}, "
             "made with the model's own tokenizer."
         )
-    ids = torch.tensor([*rows, last], device=embedding.weight.device)
+    ids = torch.tensor([*rows, last], device=input_device(embedding))
     with torch.no_grad():
         embedded = embedding(ids)
     return ConditionTable.of_rows(embedded[:-1], embedded[-1])

@@ -123,21 +123,31 @@ def heat_map(
 
 
 def comparison(
-    columns: Sequence[Column], *, title: str = "", notes: Sequence[str] = (), side: int = 256
+    columns: Sequence[Column],
+    *,
+    title: str = "",
+    notes: Sequence[str] = (),
+    rows: Sequence[str] = (),
+    dots: bool = True,
+    side: int = 256,
 ) -> Image.Image:
     """Return the columns side by side with their headings, and the key of the heat-map below.
 
-    All columns need as many images as the first. Raises InputError where they do not.
+    rows: what stands above each row, or none. dots: whether the key tells what dots mean. All
+    columns need as many images as the first, and as `rows`. Raises InputError where they do not.
     """
     if not columns or any(len(c.images) != len(columns[0].images) for c in columns):
         counts = [len(column.images) for column in columns]
         raise InputError(f"got columns of {counts} images; expected at least one, equally many")
+    count = len(columns[0].images)
+    if rows and len(rows) != count:
+        raise InputError(f"got {len(rows)} names for {count} rows of images; expected one each")
     _check_images(columns[0].images)
     head = (36 if title else 0) + 20 * len(notes) + (6 if notes else 0)
-    rows = len(columns[0].images)
+    named = 20 if rows else 0
     width = 2 * MARGIN + len(columns) * (side + 2 * GAP) - 2 * GAP
     top = MARGIN + head + 46
-    canvas = _canvas(max(width, 560), top + rows * (side + GAP) + 44)
+    canvas = _canvas(max(width, 560), top + count * (side + GAP + named) + 44)
     draw = ImageDraw.Draw(canvas)
     if title:
         _write(draw, (MARGIN, MARGIN - 6), title, 20, most=canvas.width - 2 * MARGIN)
@@ -149,8 +159,12 @@ def comparison(
         _write(draw, (x, top - 46), column.heading, 15, most=side)
         _write(draw, (x, top - 24), column.note, 13, SOFT, most=side)
         for row, image in enumerate(column.images):
-            canvas.paste(enlarged(image, side).resize((side, side)), (x, top + row * (side + GAP)))
-    _key(draw, MARGIN, canvas.height - 32)
+            y = top + row * (side + GAP + named) + named
+            canvas.paste(enlarged(image, side).resize((side, side)), (x, y))
+    for row, said in enumerate(rows):
+        at = (MARGIN, top + row * (side + GAP + named))
+        _write(draw, at, said, 13, SOFT, most=canvas.width - 2 * MARGIN)
+    _key(draw, MARGIN, canvas.height - 32, dots)
     return canvas
 
 
@@ -233,7 +247,7 @@ def _dot(draw: ImageDraw.ImageDraw, at: tuple[float, float], radius: float) -> N
     draw.ellipse([x - radius, y - radius, x + radius, y + radius], RELAXED)
 
 
-def _key(draw: ImageDraw.ImageDraw, x: float, y: float) -> None:
+def _key(draw: ImageDraw.ImageDraw, x: float, y: float, dots: bool) -> None:
     """Draw what the colours of the heat-map and its dots mean."""
     text = "codes from one forward"
     _write(draw, (x, y), text, 13, SOFT)
@@ -244,6 +258,8 @@ def _key(draw: ImageDraw.ImageDraw, x: float, y: float) -> None:
         said = f"{number}+" if number == len(RAMP) else str(number)
         draw.text((x + 12, y + 8), said, fill=light, font=font(12), anchor="mm")
         x += 26
+    if not dots:
+        return
     _dot(draw, (x + 20, y + 8), 4)
     _write(draw, (x + 30, y), "another code than the target's", 13, SOFT)
 

@@ -18,13 +18,14 @@ from __future__ import annotations
 from numbers import Real
 from typing import Any
 
-from ragspec.errors import InputError
-from ragspec.names import resolve
+from ragspec.errors import InputError, UnknownNameError
+from ragspec.names import NAMES, resolve, unknown
 from ragspec.rules import Rule
 from ragspec.visual.codebook import CodeNeighbours, CodePartition
 from ragspec.visual.variation import TVBudget
 
 PUBLISHED_CODES = 16_384
+EXACT = "exact"  # what the walk is called where images are drawn
 
 _SETTINGS = {
     "lantern": {"neighbours", "delta", "tv_budget", "least_gain"},
@@ -78,8 +79,9 @@ def make_rule(
     """
     given = {**settings, "neighbours": neighbours, "partition": partition, "tv_budget": tv_budget}
     given = {key: value for key, value in given.items() if value is not None}
-    name = "walk" if name == "exact" else name
-    made = resolve("rule", name)
+    if name != EXACT and name not in NAMES["rule"]:
+        raise UnknownNameError(unknown("rule", name, [EXACT, *NAMES["rule"]]))
+    made = resolve("rule", "walk" if name == EXACT else name)
     known = _SETTINGS.get(name, set())
     foreign = sorted(given.keys() - known)
     if foreign:
