@@ -25,9 +25,9 @@ _SEEDS = 1 << 63  # torch takes twice as many upwards: the images that follow ha
 PROMPTS = (
     *("candle", "tulip", "red heart", "red apple", "sun", "star", "house", "rose"),
     *("grinning face", "crying face", "fire", "pizza", "blue book", "rocket", "fish"),
-    *("tomato", "evergreen tree", "crescent moon", "umbrella", "key", "locked", "bell", "gem stone"),
+    *("tomato", "evergreen tree", "crescent moon", "umbrella", "key", "bell", "gem stone"),
     *("blue heart", "panda", "lion", "penguin", "strawberry", "hot beverage", "alarm clock"),
-    *("bus", "sailboat"),
+    *("bus", "sailboat", "locked"),
 )
 
 
