@@ -21,7 +21,7 @@ from ragspec.names import resolve
 from ragspec.output import Generation
 from ragspec.prompts import EncodedPrompts, encode_prompts
 from ragspec.request import Options, end_tokens, read_options
-from ragspec.rules import Rule, check_pairing
+from ragspec.rules import Rule, check_pairing, expect_rule
 from ragspec.runs import RowSettings, Run
 from ragspec.sampling import Sampling
 from ragspec.streaming import Stream
@@ -61,7 +61,7 @@ class Engine:
         self.batch_size = batch_size
         self.drafter = build_drafter(drafter, draft_model, tokenizer, self.target)
         self.budget = make_budget(budget)
-        self.rule: Rule = resolve("rule", rule)() if isinstance(rule, str) else rule
+        self.rule = expect_rule(resolve("rule", rule)() if isinstance(rule, str) else rule)
         self._listeners: dict[object, Callable[[Generation], None]] = {}
         self._listening = threading.Lock()
         self.cost = None

@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from ragspec.draft import ROOT, Drafter, DraftKind, DraftTree, Verdict
-from ragspec.errors import RuleError
+from ragspec.errors import InputError, RuleError
 from ragspec.noise import NoiseStream
 
 ALL_KINDS = frozenset(DraftKind)
@@ -113,6 +113,16 @@ def open_rule(rule: Rule) -> Rule:
     opening = getattr(rule, "open", None)
     opened: Rule = rule if opening is None else opening()
     return opened
+
+
+def expect_rule(rule: object) -> Rule:
+    """Return the rule; raises InputError for what judges no drafts, a class of rules included."""
+    if isinstance(rule, Rule) and not isinstance(rule, type):
+        return rule
+    raise InputError(
+        f"got rule={rule!r}; expected a name such as 'walk', or a Rule, which has name, label, "
+        "accepts and judge."
+    )
 
 
 def check_pairing(rule: Rule, drafter: Drafter) -> None:

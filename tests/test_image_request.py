@@ -9,12 +9,10 @@ import pytest
 import torch
 
 from ragspec.errors import InputError
-from ragspec.rules import Walk
 from ragspec.visual.image_request import (
     checked_callback,
     checked_count,
     checked_features,
-    checked_rule,
     checked_texts,
     class_number,
     seeds_of,
@@ -73,15 +71,6 @@ def test_without_a_generator_seeds_come_from_the_global_one() -> None:
         again = [seeds_of(None, 2), seeds_of(None, 2)]
     assert first == again and first[0] != first[1]
     assert first[0] == seeds_of(torch.Generator().manual_seed(3), 2)
-
-
-def test_a_rule_is_what_judges() -> None:
-    rule = Walk()
-    assert checked_rule(rule) is rule
-    wrong: list[Any] = [42, None, Walk, object()]
-    for given in wrong:
-        with pytest.raises(InputError, match="name, label, accepts and judge"):
-            checked_rule(given)
 
 
 def test_a_callback_is_told_what_it_asks_for() -> None:

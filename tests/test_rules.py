@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -9,12 +10,14 @@ from hypothesis import strategies as st
 
 from ragspec.block import Block
 from ragspec.draft import DraftKind, DraftRequest, DraftSession, DraftTree
-from ragspec.errors import RuleError
+from ragspec.engine import Engine
+from ragspec.errors import InputError, RuleError
 from ragspec.kseq import KSeq
 from ragspec.noise import NoiseStream
 from ragspec.rejection import ChainRejection, MultiStep, WithoutReplacement
-from ragspec.rules import ALL_KINDS, Rule, Walk, check_pairing
+from ragspec.rules import ALL_KINDS, Rule, Walk, check_pairing, expect_rule
 from ragspec.typical import Typical
+from tests import tiny
 from tests.enumeration import Tokens
 from tests.laws import (
     Draw,
@@ -170,3 +173,14 @@ def test_wrong_pairings_are_refused(rule: Rule, kind: DraftKind) -> None:
     else:
         with pytest.raises(RuleError, match=f"cannot judge '{kind.value}'.*rule='walk'"):
             check_pairing(rule, Fixed(kind))
+
+
+def test_a_rule_is_what_judges() -> None:
+    rule = Walk()
+    assert expect_rule(rule) is rule
+    for other in (42, None, Walk, object()):
+        with pytest.raises(InputError, match="name, label, accepts and judge"):
+            expect_rule(other)
+    wrong: Any = 42
+    with pytest.raises(InputError, match="got rule=42"):
+        Engine(tiny.model("llama"), drafter=None, rule=wrong)

@@ -25,7 +25,7 @@ from ragspec.device import pick_device
 from ragspec.engine import Engine
 from ragspec.errors import InputError
 from ragspec.output import Generation
-from ragspec.rules import Rule
+from ragspec.rules import Rule, expect_rule
 from ragspec.sampling import Sampling
 from ragspec.visual.image_drafting import Conditions, draft_source
 from ragspec.visual.image_folder import (
@@ -44,7 +44,6 @@ from ragspec.visual.image_request import (
     checked_callback,
     checked_count,
     checked_features,
-    checked_rule,
     checked_texts,
     class_number,
     seeds_of,
@@ -112,7 +111,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
             rule = make_rule(rule, tokenizer.codebook(), positions=codes, **settings)
         elif settings:
             raise InputError(f"got a Rule and {', '.join(settings)}; expected settings by a name.")
-        self.rule: Rule = checked_rule(rule)
+        self.rule: Rule = expect_rule(rule)
         self.source = draft_source(drafter, self.rule, model, folder, draft_mode)
         self.budget = make_budget(budget)
         self.batch_size = batch_size

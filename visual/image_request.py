@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from ragspec.errors import InputError
-from ragspec.rules import Rule
 
 TENSORS = ("codes",)  # what a callback may ask for
 
@@ -110,16 +109,6 @@ def checked_texts(texts: list[Any]) -> list[str]:
                 f"got the prompt {text!r}; expected a few words such as 'red heart', not nothing."
             )
     return texts
-
-
-def checked_rule(rule: Any) -> Rule:
-    """Return the rule; raises InputError for what judges no drafts, or a class of rules."""
-    if isinstance(rule, Rule) and not isinstance(rule, type):
-        return rule
-    raise InputError(
-        f"got rule={rule!r}; expected a name such as 'exact' or 'lantern', or a Rule, which has "
-        "name, label, accepts and judge."
-    )
 
 
 def checked_callback(
