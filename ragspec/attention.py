@@ -57,6 +57,11 @@ def tree_view(view: TreeView) -> Iterator[None]:
         _view.reset(token)
 
 
+def in_view() -> bool:
+    """Tell whether this is the forward of a `tree_view`."""
+    return _view.get() is not None
+
+
 def tree_mask(
     batch_size: int,
     q_length: int,

@@ -34,7 +34,7 @@ from ragspec.costgrid import (
 )
 from ragspec.errors import InputError
 
-FORMAT = 1
+FORMAT = 2
 LEVEL_RATE = 0.1
 TILT_SHARE = 0.6
 CLIP = 0.25  # an observation moves the curve as if it were at most e^0.25 off

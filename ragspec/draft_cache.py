@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ragspec.attention import TreeView, lease, model_configs
+from ragspec.attention import TreeView, model_configs
 from ragspec.draft import ROOT, DraftContext
+from ragspec.packing import lend, pack
 from ragspec.slots import SlotCache
 from ragspec.target import CausalTarget
 
@@ -40,6 +41,7 @@ class DraftCache:
         self.vocab_size = vocab_size
         self.forwards = 0
         self._configs = model_configs(model.model)
+        self._modules = pack(model.model)
         self._cache = SlotCache(1, capacity, model.copies)
         self._slots: dict[tuple[int, int], int] = {}
         self._depths: list[int] = []
@@ -51,8 +53,8 @@ class DraftCache:
         return self._cache.book.lengths[0]
 
     def lease(self) -> AbstractContextManager[None]:
-        """Let the model attend through `attention` inside the block."""
-        return lease(self.model.model, self._configs)
+        """Let the model attend through `attention`, with its packs, inside the block."""
+        return lend(self.model.model, self._configs, self._modules)
 
     def readable(self, tokens: Sequence[int]) -> bool:
         """Return whether the model can go on from this text: its context and its vocabulary."""

@@ -27,7 +27,7 @@ from ragspec.scope import state_layers
 from ragspec.target import CausalTarget
 from ragspec.trial import CHAINS, TREES, Attempt, Trial, shortest_window
 
-FORMAT = 2
+FORMAT = 3
 _DONE = {"peft.": "adapter", "quant": "quantised"}  # by the packages that modules come from
 _RIGHT = {
     "tree": "trees give the logits of their paths",

@@ -16,10 +16,11 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from ragspec.attention import TreeView, lease, tree_view
+from ragspec.attention import TreeView, tree_view
 from ragspec.device import input_device
 from ragspec.draft import DraftTree, Ints
 from ragspec.largest import best_tokens
+from ragspec.packing import lend
 from ragspec.scope import unwrapped
 from ragspec.slots import SlotCache
 from ragspec.taps import HeadTap
@@ -132,7 +133,7 @@ class TreeSession:
         self._tap: HeadTap | None = None
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(lease(self.target.model))
+        self._stack.enter_context(lend(self.target.model))
         return self
 
     def __exit__(
