@@ -8,6 +8,7 @@ a block, and even then it serves only what runs in a `tree_view`; others find th
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import threading
@@ -26,7 +27,6 @@ from ragspec.attention import Configs, in_view, lease
 MOST_SHARE = 0.25  # of the memory that is free, for the second copy
 LEAST_WORK = 1 << 18  # multiplications below which a call of oneDNN costs more than it saves
 PACKED_FOR = 16  # positions of the forward that the layout is chosen for; it serves all
-_CROSSES = 4  # rows and columns that are looked at to see whether weights were changed
 
 Seen = tuple[int, int, str]
 
@@ -60,7 +60,7 @@ def pack(model: nn.Module) -> list[nn.Linear]:
 
     None are made where they would take more than a quarter of the free memory. Weights changed
     since are packed again: torch counts changes, and those made behind its back (`weight.data`)
-    are seen in some rows and columns.
+    are seen where they are to whole rows or columns.
     """
     if not available() or _is_compiled(model):
         return []
@@ -164,12 +164,22 @@ def _is_fresh(module: nn.Linear) -> bool:
 
 
 def _look(module: nn.Linear) -> Seen:
-    """Return what tells whether the weights are those of before: place, changes, a few sums."""
+    """Return what tells whether the weights are those of before: place, changes, and a sum.
+
+    The sum is over entries of every row and every column.
+    """
     weight = module.weight.detach()
-    rows, columns = (slice(size // 8, None, -(-size // _CROSSES)) for size in weight.shape)
-    total = weight[rows].sum(dtype=torch.float64) + weight[:, columns].sum(dtype=torch.float64)
+    entries = weight.view(-1)[:: _stride(*weight.shape)]
     changes = 0 if weight.is_inference() else module.weight._version
-    return weight.data_ptr(), changes, float(total).hex()
+    return weight.data_ptr(), changes, float(entries.sum(dtype=torch.float64)).hex()
+
+
+def _stride(rows: int, columns: int) -> int:
+    """Return a step through a matrix, row after row, that meets every row and every column."""
+    step = min(rows, columns)
+    while math.gcd(step, columns) > 1:
+        step -= 1
+    return step
 
 
 def _free_memory() -> int:

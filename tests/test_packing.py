@@ -177,6 +177,14 @@ def test_changed_weights_are_packed_again(model: Two, change: Any, calls: list[i
     assert len(calls) == 4
 
 
+@pytest.mark.parametrize("shape", [(256, 704), (704, 256), (384, 384), (5, 7), (1, 9), (9, 1)])
+def test_the_look_meets_every_row_and_column(shape: tuple[int, int]) -> None:
+    rows, columns = shape
+    met = range(0, rows * columns, packing._stride(rows, columns))
+    assert {i // columns for i in met} == set(range(rows))
+    assert {i % columns for i in met} == set(range(columns))
+
+
 def test_packs_are_kept_while_nothing_changes(model: Two) -> None:
     pack(model)
     before = packing._packs[id(model.one)]
