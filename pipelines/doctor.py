@@ -65,6 +65,7 @@ def _device() -> dict[str, Any]:
     import torch
 
     from ragspec.device import pick_device, pick_dtype
+    from ragspec.packing import available
 
     device = pick_device("auto")
     module: Any = getattr(torch, device.type, None)
@@ -79,6 +80,7 @@ def _device() -> dict[str, Any]:
         "memory_gib": memory,
         "threads": torch.get_num_threads(),
         "dtype": "the checkpoint's own" if dtype == "auto" else dtype,
+        "packed_weights": device.type == "cpu" and available(),
     }
 
 
@@ -136,6 +138,7 @@ def show(found: dict[str, Any], terminal: Terminal) -> None:
             ("device", f"{device['type']} ({device['name']}{memory})"),
             ("threads", str(device["threads"])),
             ("dtype by default", device["dtype"]),
+            ("packed weights", "oneDNN's" if device["packed_weights"] else "no"),
             ("cache", found["cache"]),
         ],
     )
