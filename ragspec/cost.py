@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
@@ -34,7 +35,7 @@ from ragspec.costgrid import (
 )
 from ragspec.errors import InputError
 
-FORMAT = 2
+FORMAT = 3
 LEVEL_RATE = 0.1
 TILT_SHARE = 0.6
 CLIP = 0.25  # an observation moves the curve as if it were at most e^0.25 off
@@ -132,17 +133,19 @@ class CostCurve:
         lengths: Sequence[int],
         rows: Sequence[int] = ROWS,
         *,
-        seconds: float = 1.5,
+        seconds: float = 3.0,
         repeats: int = 3,
     ) -> CostCurve:
         """Time `run(rows, length) -> seconds` over the grid within about `seconds` in all.
 
-        Goes round the whole grid up to `repeats` times, so that a burst of noise does not hit one
-        size alone, and stops early at points that agree within 3 %. Takes minima, since noise only
-        ever adds. What time does not allow is filled in from the length and the rows that were
-        measured; one length is always measured at three sizes, however slow the model.
+        Goes round the whole grid up to `repeats` times and stops early at points that agree within
+        3 %. Every size is set against the smallest one, timed right before it, for a machine that
+        others share may be half as fast a second later; of such ratios the medians are taken. What
+        time does not allow is filled in from the length and the rows that were measured; one length
+        is always measured at three sizes, however slow the model.
         """
         samples: dict[tuple[int, int], list[float]] = {}
+        alone: dict[int, float] = {}
         start = time.perf_counter()
         order = measuring_order(tuple(rows), tuple(lengths))
         needed = {(n, length) for length, n in order[:3]}
@@ -153,8 +156,11 @@ class CostCurve:
                 late = time.perf_counter() - start > seconds
                 if (late and not (not taken and (n, length) in needed)) or agree(taken):
                     continue
-                taken.append(max(run(n, length), 1e-9))
-        known = {key: min(taken) for key, taken in samples.items() if taken}
+                one = max(run(rows[0], length), 1e-9)
+                alone[length] = min(one, alone.get(length, one))
+                taken.append(1.0 if n == rows[0] else max(run(n, length), 1e-9) / one)
+        found = ((key, median(taken)) for key, taken in samples.items() if taken)
+        known = {(n, length): alone[length] * ratio for (n, length), ratio in found}
         return cls(rows, lengths, filled(known, rows, lengths, order[0][0]))
 
     @classmethod
@@ -165,7 +171,7 @@ class CostCurve:
         run: Timer,
         lengths: Sequence[int],
         *,
-        seconds: float = 1.5,
+        seconds: float = 3.0,
     ) -> CostCurve:
         """Return the curve kept under `directory` for `key`, or measure it and keep it there.
 

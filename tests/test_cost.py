@@ -56,13 +56,27 @@ def test_measured_points_are_interpolated_in_rows_and_length() -> None:
 def test_measuring_stops_early_where_samples_agree() -> None:
     timer = Timer()
     CostCurve.measure(timer, LENGTHS, repeats=7)
-    assert len(timer.calls) == 1 + 2 * len(ROWS) * len(LENGTHS)
+    one, further = 2, 2 * 2 * (len(ROWS) - 1)  # each of the further ones beside the smallest
+    assert len(timer.calls) == 1 + (one + further) * len(LENGTHS)
+
+
+def test_a_machine_that_others_share_does_not_bend_the_curve() -> None:
+    timer = Timer()
+
+    def run(n: int, length: int) -> float:
+        slow = 1.0 + (len(timer.calls) // 50) % 2  # half as fast for 50 forwards, then as before
+        return slow * timer(n, length)
+
+    curve = CostCurve.measure(run, LENGTHS)
+    for n in ROWS:
+        share = true_seconds(n, 1000) / true_seconds(1, 1000)
+        assert curve.seconds(n, 1000) / curve.seconds(1, 1000) == pytest.approx(share, rel=0.02)
 
 
 def test_measuring_keeps_to_its_time_and_fills_the_rest() -> None:
     timer = Timer()
     curve = CostCurve.measure(timer, LENGTHS, seconds=0.0)
-    assert timer.calls[1:] == [(1, 1000), (64, 1000), (12, 1000)]
+    assert timer.calls[1:] == [(1, 1000), (1, 1000), (64, 1000), (1, 1000), (12, 1000)]
     assert curve.seconds(64, 1000) == pytest.approx(true_seconds(64, 1000))
     assert curve.seconds(24, 1000) == pytest.approx(true_seconds(24, 1000))
     assert curve.seconds(64, 128) == pytest.approx(true_seconds(64, 1000))
