@@ -69,7 +69,7 @@ def pack(model: nn.Module) -> list[nn.Linear]:
         stale = [module for module in modules if not _is_fresh(module)]
         for module in stale:
             _packs.pop(id(module), None)
-        if sum(module.weight.nbytes for module in stale) <= MOST_SHARE * _free_memory():
+        if stale and sum(module.weight.nbytes for module in stale) <= MOST_SHARE * _free_memory():
             for module in stale:
                 _remember(module)
         return [module for module in modules if id(module) in _packs]
