@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from ragspec import packing
 from ragspec.attention import TreeView, tree_view
+from ragspec.engine import Engine
 from ragspec.packing import forward, lend, pack, packed
 from tests import tiny
 
@@ -263,3 +264,24 @@ def test_a_model_that_is_lent_answers_others_as_before() -> None:
         during = model(text).logits
     assert torch.equal(before, during)
     assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+@pytest.mark.parametrize("draft", [False, True])
+def test_an_engine_uses_packs_and_writes_the_same_text(
+    draft: bool, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: Any = copy.deepcopy(tiny.model("llama")).float()
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]
+    monkeypatch.setattr(packing, "LEAST_WORK", 0)
+
+    def write() -> list[int]:
+        smaller = copy.deepcopy(model) if draft else None
+        engine = Engine(model, None, "context", smaller, budget=6)
+        return engine.generate(prompt, max_new_tokens=24).tokens
+
+    with_packs = write()
+    assert calls
+    calls.clear()
+    monkeypatch.setattr(packing, "available", lambda: False)
+    assert write() == with_packs
+    assert not calls
