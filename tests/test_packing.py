@@ -277,7 +277,8 @@ def test_an_engine_uses_packs_and_writes_the_same_text(
     def write() -> list[int]:
         smaller = copy.deepcopy(model) if draft else None
         engine = Engine(model, None, "context", smaller, budget=6)
-        return engine.generate(prompt, max_new_tokens=24).tokens
+        written: list[int] = engine.generate(prompt, max_new_tokens=24).tokens
+        return written
 
     with_packs = write()
     assert calls
