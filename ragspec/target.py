@@ -25,7 +25,7 @@ from ragspec.packing import lend
 from ragspec.scope import unwrapped
 from ragspec.slots import SlotCache
 from ragspec.taps import HeadTap
-from ragspec.tree import ancestors, depths
+from ragspec.tree import ancestors
 
 TIMINGS = 4  # of one forward, the first of them to warm up
 SLOW = 0.05  # seconds of a forward that is timed once
@@ -260,17 +260,16 @@ def _layout(
     n = max(len(p) + len(t) for p, t in zip(pending, trees, strict=True))
     if rows == 1 and n == 1:
         return _single(lengths[0], pending[0][0], device)
+    plain = not any(lengths) and all(_is_chain(tree) for tree in trees)
+    seen = None if plain else _related(pending, trees, n)
     tokens = np.zeros((2, rows, n), dtype=np.int64)
     for row, (head, tree) in enumerate(zip(pending, trees, strict=True)):
-        start, end = len(head), len(head) + len(tree)
+        start, end, first = len(head), len(head) + len(tree), lengths[row]
         tokens[0, row, :start] = head
         tokens[0, row, start:end] = tree.tokens
-        root = lengths[row] + start - 1
-        tokens[1, row] = root
-        tokens[1, row, :start] = lengths[row] + np.arange(start)
-        tokens[1, row, start:end] = root + depths(tree.parents)
-    plain = not any(lengths) and all(_is_chain(tree) for tree in trees)
-    related = None if plain else torch.from_numpy(_related(pending, trees, n)).to(device)
+        tokens[1, row, end:] = first + start - 1
+        tokens[1, row, :end] = first - 1 + _places(end, None if seen is None else seen[row, :end])
+    related = None if seen is None else torch.from_numpy(seen).to(device)
     moved = torch.from_numpy(tokens).to(device)
     # Without ancestors to tell them apart, pads must lie behind the root to be unseen by it.
     slots = torch.arange(n, device=device).expand(rows, n) if plain else moved[1]
@@ -281,6 +280,11 @@ def _layout(
         related=related,
     )
     return moved[0], view
+
+
+def _places(count: int, seen: np.ndarray[Any, np.dtype[np.bool_]] | None) -> Ints:
+    """Return where new queries stand, from 1: behind all that they see; None: a chain."""
+    return np.arange(1, count + 1) if seen is None else seen.sum(-1)
 
 
 def _single(length: int, token: int, device: torch.device) -> tuple[torch.Tensor, TreeView]:
@@ -296,11 +300,12 @@ def _related(
     related = np.zeros((len(trees), n, n), dtype=np.bool_)
     for row, (head, tree) in enumerate(zip(pending, trees, strict=True)):
         start, end = len(head), len(head) + len(tree)
-        related[row, :start, :start] = np.tri(start, dtype=np.bool_)
+        related[row, :start, :start] = True if start == 1 else np.tri(start, dtype=np.bool_)
         related[row, start:end, :start] = True
         related[row, start:end, start:end] = ancestors(tree.parents)
-        pads = np.arange(end, n)
-        related[row, pads, pads] = True
+        if end < n:
+            pads = np.arange(end, n)
+            related[row, pads, pads] = True
     return related
 
 

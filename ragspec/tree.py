@@ -18,6 +18,7 @@ from ragspec.draft import ROOT, DraftKind, DraftTree, Ints
 from ragspec.errors import InputError
 
 Bools = NDArray[np.bool_]
+_WORD = 64
 
 
 def depths(parents: Ints) -> Ints:
@@ -34,13 +35,25 @@ def depths(parents: Ints) -> Ints:
 
 def ancestors(parents: Ints) -> Bools:
     """Return a[i, j]: node j is node i or lies on its path from the root: bool [N, N]."""
-    jump = _padded(parents)
     n = len(parents)
+    if n <= _WORD:
+        return _few_ancestors(parents.tolist())
+    jump = _padded(parents)
     above = np.eye(n + 1, n, dtype=np.bool_)
     while (jump[:n] < n).any():
         above |= above[jump]
         jump = jump[jump]
     return above[:n]
+
+
+def _few_ancestors(parents: list[int]) -> Bools:
+    """Return `ancestors` of at most 64 nodes, each of whose paths fits into the bits of a word."""
+    n = len(parents)
+    paths = [0] * (n + 1)  # the last one is the root's
+    for node, parent in enumerate(parents):
+        paths[node] = paths[parent] | 1 << node
+    words = np.array(paths[:n], dtype="<u8").view(np.uint8).reshape(n, 8)
+    return np.unpackbits(words, axis=1, count=n, bitorder="little").view(np.bool_)
 
 
 def children(parents: Ints) -> dict[int, list[int]]:

@@ -115,6 +115,8 @@ def choose_together(
         return None
     else:
         chosen = [_choose_all(*row) for row in zip(logits, trees, laws, contexts, strict=True)]
+    if len(chosen) == 1:
+        return [chosen[0].tolist()]
     flat: list[int] = torch.cat(chosen).tolist()
     sizes = [len(part) for part in chosen]
     starts = [sum(sizes[:i]) for i in range(len(sizes))]

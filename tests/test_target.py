@@ -172,13 +172,13 @@ def chains_only(*arguments: Any) -> np.ndarray[Any, Any]:
     return np.repeat(np.tri(n, dtype=np.bool_)[None], len(trees), axis=0)
 
 
-def by_slot(parents: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def by_slot(count: int, seen: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
     """Number the nodes by their slots instead of by their depths."""
-    return np.arange(1, len(parents) + 1)
+    return np.arange(1, count + 1)
 
 
 @pytest.mark.parametrize(
-    ("part", "mutant"), [("_related", chains_only), ("depths", by_slot)], ids=["mask", "position"]
+    ("part", "mutant"), [("_related", chains_only), ("_places", by_slot)], ids=["mask", "position"]
 )
 def test_a_mutant_is_seen(part: str, mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, text = build("llama"), [1, 2, 3, 4]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any, cast
 
@@ -70,6 +71,18 @@ def test_ancestors_and_depths_are_those_of_a_walk_to_the_root(tree: DraftTree) -
         expected[node, climb(tree, node)] = True
     assert np.array_equal(ancestors(tree.parents), expected)
     assert depths(tree.parents).tolist() == expected.sum(axis=1).tolist()
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 150])
+def test_ancestors_of_few_and_of_many_nodes_are_found_alike(n: int) -> None:
+    parents = np.array([-1, *(random.Random(n).randrange(-1, i) for i in range(1, n))])
+    above = ancestors(parents)
+    assert above.dtype == np.bool_ and above.shape == (n, n)
+    for node in range(n):
+        path = {node}
+        while (node_above := int(parents[min(path)])) >= 0:
+            path.add(node_above)
+        assert set(np.flatnonzero(above[node]).tolist()) == path
 
 
 @given(trees())
