@@ -25,17 +25,21 @@ from torch.nn import functional
 from ragspec.attention import Configs, in_view, lease
 
 MOST_SHARE = 0.25  # of the memory that is free, for the second copy
-LEAST_WORK = 1 << 18  # multiplications below which a call of oneDNN costs more than it saves
+LEAST_WORK = 5 << 17  # multiplications in float32 below which a call costs more than it saves
 PACKED_FOR = 16  # positions of the forward that the layout is chosen for; it serves all
 
 Seen = tuple[int, int, str]
 
 
 class Pack(NamedTuple):
-    """One module's weights in oneDNN's layout, and what its own were at that time."""
+    """One module's weights in oneDNN's layout, and what its own were at that time.
+
+    size: number of weights. least: multiplications from which on the pack is used.
+    """
 
     weight: torch.Tensor
     size: int
+    least: int
     dtype: torch.dtype
     seen: Seen
 
@@ -119,7 +123,7 @@ def forward(module: nn.Linear, states: torch.Tensor) -> torch.Tensor:
 
 def _fits(pack: Pack, states: torch.Tensor) -> bool:
     return (
-        states.numel() // states.shape[-1] * pack.size > LEAST_WORK
+        states.numel() // states.shape[-1] * pack.size > pack.least
         and states.dtype == pack.dtype
         and not states.requires_grad
         and not torch.is_autocast_enabled("cpu")
@@ -153,6 +157,7 @@ def _remember(module: nn.Linear) -> None:
     _packs[key] = Pack(
         torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR),
         weight.numel(),
+        LEAST_WORK if weight.dtype == torch.float32 else 0,  # halves go through oneDNN anyway
         weight.dtype,
         _look(module),
     )

@@ -18,7 +18,7 @@ from ragspec.engine import Engine
 from ragspec.packing import forward, lend, pack, packed
 from tests import tiny
 
-WIDTH, OUTPUTS = 256, 512
+WIDTH, OUTPUTS = 256, 1024
 pytestmark = pytest.mark.skipif(not packing.available(), reason="needs oneDNN on x86")
 
 
