@@ -28,6 +28,7 @@ from ragspec.tree import select
 LONGEST_PAUSE = 16  # in pauses that the share for probes would allow
 PROBE = BUCKETS.index(4)
 SELDOM = 4  # of the steps without a draft, one in so many refines the cost of a forward
+SOMETIMES = 2  # of the drafted ones: the curve is worked out anew after each
 SLOW, QUICK = 0.2, 0.34  # weights of a step in the rate of drafting: in use, in a probe
 
 
@@ -172,7 +173,7 @@ class GoodputSession:
         experience, settings, spent = self.experience, self.settings, step.milliseconds
         if size:
             experience.calibration.look_back(step.tree, step.tokens)
-        if "verify" in spent:
+        if "verify" in spent and self._calls % SOMETIMES == 0:
             self.cost.refine(size + 1, length, spent["verify"] / 1000.0)
         self._learn_host(spent)
         self._plain = 1000.0 * self.cost.seconds(1, length) + experience.host
