@@ -83,8 +83,8 @@ def causal_over_slots(pending: Any, trees: Any, n: int) -> np.ndarray[Any, Any]:
     return np.repeat(np.tri(n, dtype=np.bool_)[None], len(trees), axis=0)
 
 
-def positions_are_slots(parents: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return np.arange(1, len(parents) + 1)
+def positions_are_slots(count: int, seen: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
+    return np.arange(1, count + 1)
 
 
 def keeps_the_first_slots(self: SlotCache, row: int, source: list[int], start: int) -> None:
@@ -107,7 +107,7 @@ def sees_everything(view: Any, mask_function: Any, slots: int) -> torch.Tensor:
     ("owner", "part", "mutant", "name"),
     [
         (target_module, "_related", causal_over_slots, "llama"),
-        (target_module, "depths", positions_are_slots, "llama"),
+        (target_module, "_places", positions_are_slots, "llama"),
         (SlotCache, "_move", keeps_the_first_slots, "llama"),
         (SlotCache, "_move", moves_one_too_far, "llama"),
         ("ragspec.attention", "_model_allows", sees_everything, "mistral"),
