@@ -27,7 +27,7 @@ from ragspec.errors import InputError, StoreError, UnknownNameError
 from ragspec.goodput import GoodputSession, Settings
 from ragspec.tree import keep_best
 
-FORMAT = 3
+FORMAT = 4
 MOST_NODES = BUCKETS[-1]
 
 

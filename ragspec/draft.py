@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ragspec.adviser import Adviser
     from ragspec.law import TokenLaw
     from ragspec.rules import TargetView
+    from ragspec.tops import Tops
 
 ROOT = -1
 NO_ORIGIN = (-1, -1)
@@ -142,6 +143,7 @@ class DraftRequest:
     in tokens: prompt[start:end] is document text from token `offset` on; these give `origin`.
     texts: further texts that are not part of the prompt.
     law: the row's token law (processors and noise), for drafters that draw.
+    device: where the target is, for drafters that keep what they learn there; None is the host.
     """
 
     prompt: tuple[int, ...]
@@ -149,6 +151,7 @@ class DraftRequest:
     spans: tuple[tuple[int, int, int, int], ...] = ()
     texts: tuple[SourceText, ...] = ()
     law: TokenLaw | None = None
+    device: torch.device | None = None
 
 
 @dataclass(slots=True)
@@ -177,11 +180,12 @@ class Step:
 
     path: accepted nodes, root side first [A]. tokens: what was emitted, the accepted tokens and
     the target's own last one [A + 1] (shorter where a stop condition cut it).
-    top: optional i64 [N + 1, k], the target's best tokens at the root and every node. hidden:
-    optional [copies, N + 1, H], the target's last hidden states there, for drafters that declare
-    `needs_hidden`; with guidance a sequence has several copies, the conditional one first. view:
-    the target's own choices and laws there, those of nodes that no rule visited too; not `ends`;
-    None with processors that keep a memory. All three are lent for the time of `observe`.
+    best: optional, the target's best tokens at the root and every node, where the target made them;
+    `top` has them on the host. hidden: optional [copies, N + 1, H], the target's last hidden states
+    there, for drafters that declare `needs_hidden`; with guidance a sequence has several copies,
+    the conditional one first. view: the target's own choices and laws there, those of nodes that no
+    rule visited too; not `ends`; None with processors that keep a memory. All three are lent for
+    the time of `observe`.
     excess: total variation that a relaxed rule may have added, one figure for each of `tokens`;
     none from rules that measure none.
     """
@@ -190,10 +194,15 @@ class Step:
     path: tuple[int, ...]
     tokens: tuple[int, ...]
     milliseconds: dict[str, float] = field(default_factory=dict)
-    top: Ints | None = None
+    best: Tops | None = None
     hidden: torch.Tensor | None = None
     view: TargetView | None = None
     excess: tuple[float, ...] = ()
+
+    @property
+    def top(self) -> Ints | None:
+        """The target's best tokens at the root and every node, on the host: i64 [N + 1, k]."""
+        return None if self.best is None else self.best.host()
 
 
 class DraftSession(Protocol):

@@ -7,7 +7,7 @@ before it taught. It holds no text. All times are in milliseconds.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import isfinite
+from math import isfinite, sqrt
 from typing import Any
 
 from ragspec.calibration import Calibration
@@ -18,6 +18,8 @@ OUTLIER = 3.0
 FREE = 0.01  # what costs less of a plain step than this is always asked
 CHEAP = 0.1  # what costs more is asked for few nodes at a time
 MOST_VAIN = 2
+FADING = 0.05  # weight of a trial in what a source brings
+DOUBT = 0.5  # standard errors by which a source may be better than it seems
 LEVELS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the best claim for the next token, before a source speaks
 
 
@@ -71,12 +73,14 @@ class DraftCost:
 class SourceWorth:
     """What asking one source costs, and what it brought by the level of promise before it.
 
-    gains: tokens as fading means; trials: how often the source was asked at that level;
-    passed: how often it was not since; vain: how often in a row it then brought nothing.
+    gains, squares: tokens, and their squares, as fading means; trials: how often the source was
+    asked at that level; passed: how often it was not since; vain: how often in a row it then
+    brought nothing.
     """
 
     cost: DraftCost = field(default_factory=DraftCost)
     gains: list[float] = field(default_factory=lambda: [0.0] * (len(LEVELS) + 1))
+    squares: list[float] = field(default_factory=lambda: [0.0] * (len(LEVELS) + 1))
     trials: list[int] = field(default_factory=lambda: [0] * (len(LEVELS) + 1))
     passed: list[int] = field(default_factory=lambda: [0] * (len(LEVELS) + 1))
     vain: list[int] = field(default_factory=lambda: [0] * (len(LEVELS) + 1))
@@ -86,18 +90,29 @@ class SourceWorth:
         self.trials[level] += 1
         vain = gain <= 0.0 and not self.unknown(level)
         self.vain[level] = min(self.vain[level] + 1, MOST_VAIN) if vain else 0
-        self.gains[level] += max(0.1, 1.0 / self.trials[level]) * (gain - self.gains[level])
+        weight = max(FADING, 1.0 / self.trials[level])
+        self.gains[level] += weight * (gain - self.gains[level])
+        self.squares[level] += weight * (gain * gain - self.squares[level])
 
     def unknown(self, level: int) -> bool:
         """Whether too little is known of the source at a level of promise to judge it."""
         return self.trials[level] < 3
+
+    def hoped(self, level: int) -> float:
+        """Return the tokens that the source may well bring: more than the mean, if that is unsure.
+
+        Gains are rare and large: a run of misses would close a source for long that pays.
+        """
+        seen = min(self.trials[level], 2.0 / FADING - 1.0)  # what a fading mean rests on
+        variance = self.squares[level] - self.gains[level] ** 2
+        return self.gains[level] + DOUBT * sqrt(max(0.0, variance) / max(1.0, seen))
 
     def pays(self, level: int, price: float, pause: float, probes: bool) -> bool:
         """Tell whether to ask at a price in tokens, or else for once after `pause` refusals.
 
         Pauses double while such trials are in vain, up to four times as long.
         """
-        if self.gains[level] > price:
+        if self.hoped(level) > price:
             return True
         self.passed[level] += 1
         if not probes or self.passed[level] <= pause * 2 ** self.vain[level]:
@@ -107,17 +122,22 @@ class SourceWorth:
 
     def to_dict(self) -> dict[str, object]:
         """Return everything that was learned, for JSON."""
-        return {"cost": self.cost.sums, "gains": self.gains, "trials": self.trials}
+        return {
+            "cost": self.cost.sums,
+            "gains": self.gains,
+            "squares": self.squares,
+            "trials": self.trials,
+        }
 
     @classmethod
     def from_dict(cls, entry: dict[str, Any]) -> SourceWorth:
         """Return what `to_dict` wrote; ValueError, KeyError or TypeError on anything else."""
         cost = DraftCost.from_list(entry["cost"])
-        gains = [float(value) for value in entry["gains"]]
+        gains, squares = ([float(value) for value in entry[key]] for key in ("gains", "squares"))
         trials = [int(value) for value in entry["trials"]]
-        if not len(gains) == len(trials) == len(LEVELS) + 1:
+        if not len(gains) == len(squares) == len(trials) == len(LEVELS) + 1:
             raise ValueError("gains and trials of a source")
-        return cls(cost, gains, trials)
+        return cls(cost, gains, squares, trials)
 
 
 @dataclass(slots=True)

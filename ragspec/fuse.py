@@ -28,7 +28,7 @@ from ragspec.draft import (
 )
 from ragspec.errors import InputError
 from ragspec.taps import needs_hidden, tell_hidden
-from ragspec.tops import tell_prompt
+from ragspec.tops import Tops, tell_prompt
 from ragspec.tree import check, keep_best, merge
 
 FAULTS_ALLOWED = 3
@@ -193,6 +193,10 @@ class FuseSession:
     def observe_prompt(self, tokens: Ints, top: Ints) -> None:
         """Tell the sources that learn from it what the target thought of the prompt."""
         self._tell(lambda session: tell_prompt(session, tokens, top))
+
+    def observe_tops(self, tokens: Ints, tops: Tops) -> None:
+        """Tell them the same, of best tokens that are where the target made them."""
+        self._tell(lambda session: tell_prompt(session, tokens, tops))
 
     def observe_hidden(self, tokens: Ints, hidden: torch.Tensor) -> None:
         """Tell the sources that go on from them the prompt's hidden states."""

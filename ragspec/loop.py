@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ragspec.budget import BudgetSession
-from ragspec.draft import ROOT, DraftContext, DraftSession, DraftTree, Ints, Step, Verdict
+from ragspec.draft import ROOT, DraftContext, DraftSession, DraftTree, Step, Verdict
 from ragspec.largest import best_tokens
 from ragspec.law import TokenLaw
 from ragspec.output import TokenLogprob
@@ -23,7 +23,7 @@ from ragspec.rules import Rule, Walk, open_rule
 from ragspec.session import TargetSession
 from ragspec.stops import StopState
 from ragspec.taps import KeepsHidden, tell_hidden
-from ragspec.tops import ReadsPrompts, tell_prompt
+from ragspec.tops import ReadsPrompts, Tops, tell_prompt
 from ragspec.tree import limit_depth
 from ragspec.view import RowView, choose_together
 
@@ -122,7 +122,7 @@ def _prefill(session: TargetSession, rows: Sequence[Row], prompts: Sequence[int]
     return emissions
 
 
-def _read(session: TargetSession, rows: Sequence[Row]) -> tuple[torch.Tensor, list[Ints]]:
+def _read(session: TargetSession, rows: Sequence[Row]) -> tuple[torch.Tensor, list[Tops]]:
     """Read the rows' prompts: the logits after them [B, 1, V] and, if wanted, the best tokens."""
     pending = [row.pending for row in rows]
     k = max(row.top if row.reads_prompt else 0 for row in rows)
@@ -138,7 +138,7 @@ def _hidden(session: TargetSession, rows: Sequence[Row]) -> Sequence[torch.Tenso
     return kept or [None] * len(rows)
 
 
-def _tell(row: Row, top: Ints | None, hidden: torch.Tensor | None) -> None:
+def _tell(row: Row, top: Tops | None, hidden: torch.Tensor | None) -> None:
     """Tell the row's drafter what the prefill knew of the prompt's last tokens."""
     prompt = row.context.tokens
     if top is not None and len(top):
@@ -157,7 +157,7 @@ def _advance(session: TargetSession, rows: Sequence[Row]) -> list[Emission]:
     k = max(row.top for row in rows)
     best = best_tokens(logits, k)[1] if k else None
     judged = _judge(rows, trees, logits)
-    tops = None if best is None else best.cpu().numpy()
+    tops = None if best is None else Tops.rows(best, [len(tree) + 1 for tree in trees])
     verified = time.perf_counter()
     hidden = _hidden(session, rows)
     session.commit([verdict.path for verdict, _ in judged])
@@ -170,7 +170,7 @@ def _advance(session: TargetSession, rows: Sequence[Row]) -> list[Emission]:
     emissions = []
     for i, (row, tree, (verdict, view)) in enumerate(zip(rows, trees, judged, strict=True)):
         step = _emit(row, tree, verdict, dict(spent))
-        top, states = None if tops is None else tops[i, : len(tree) + 1], hidden[i]
+        top, states = None if tops is None else tops[i], hidden[i]
         _learn(row, step, view, top, None if states is None else states[:, : len(tree) + 1])
         emissions.append(Emission(row, step))
     host = 1000 * (time.perf_counter() - committed)
@@ -245,7 +245,7 @@ def _emit(row: Row, tree: DraftTree, verdict: Verdict, spent: dict[str, float]) 
 
 
 def _learn(
-    row: Row, step: Step, view: RowView, top: Ints | None, hidden: torch.Tensor | None
+    row: Row, step: Step, view: RowView, best: Tops | None, hidden: torch.Tensor | None
 ) -> None:
     """Tell drafter and budget what came of the step; a finished row has no use for it."""
     if row.done:
@@ -254,8 +254,8 @@ def _learn(
         # Lent: the steps that a row keeps hold none of it. Processors with a memory may be asked
         # about nothing but what the rule visited, so their view is kept back.
         step.view = None if row.law.lazy else view
-        step.top, step.hidden = top, hidden if row.hidden else None
+        step.best, step.hidden = best, hidden if row.hidden else None
         row.drafter.observe(step)
-        step.view = step.top = step.hidden = None
+        step.view = step.best = step.hidden = None
     if row.budget is not None:
         row.budget.observe(step, len(row.context.tokens))

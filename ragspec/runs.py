@@ -154,6 +154,7 @@ class Run:
                 spans=tuple(settings.spans),
                 texts=texts,
                 law=law,
+                device=engine.target.device,
             )
             row.drafter = self.drafter.open(request)
             row.top = wanted([self.drafter])

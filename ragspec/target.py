@@ -25,6 +25,7 @@ from ragspec.packing import lend
 from ragspec.scope import unwrapped
 from ragspec.slots import SlotCache
 from ragspec.taps import HeadTap
+from ragspec.tops import Tops
 from ragspec.tree import ancestors
 
 TIMINGS = 4  # of one forward, the first of them to warm up
@@ -186,7 +187,7 @@ class TreeSession:
 
     def read_prompts(
         self, pending: Sequence[Sequence[int]], k: int
-    ) -> tuple[torch.Tensor, list[Ints]]:
+    ) -> tuple[torch.Tensor, list[Tops]]:
         """Run one forward; see `tops.ReadsPrompts`. Of long prompts only the ends are told."""
         rows, device = len(pending), self.target.device
         counts = self._pending = [len(row) for row in pending]
@@ -201,10 +202,7 @@ class TreeSession:
         told = [max(0, count - start) for count in counts]
         if states is not None:
             self.hidden = [states[:, row, first : first + t] for row, t in enumerate(told)]
-        tops: list[Ints] = []
-        if k:
-            best = best_tokens(logits[:, first:], k)[1].cpu().numpy()
-            tops = [best[row, :t] for row, t in enumerate(told)]
+        tops = Tops.rows(best_tokens(logits[:, first:], k)[1], told) if k else []
         ends = torch.searchsorted(index, torch.tensor(counts, device=device) - 1)
         return logits[torch.arange(rows, device=device), ends][:, None], tops
 

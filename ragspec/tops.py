@@ -1,18 +1,67 @@
 """The target's best tokens at every position, for drafters that learn from them.
 
-A drafter that sets `top_logits` to k > 0 is lent `Step.top` with every step, and its sessions may
-have `observe_prompt(tokens, top)`, called once with what the prefill knew. Nothing is worked out
-where no drafter asks.
+A drafter that sets `top_logits` to k > 0 is lent `Step.best` with every step, and its sessions may
+have `observe_prompt(tokens, top)`, called once with what the prefill knew, or `observe_tops`, which
+is given it where the target made it. Nothing is worked out where no drafter asks, and nothing is
+copied to the host unless somebody reads it there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
 
 from ragspec.draft import Drafter, DraftSession, Ints
+
+
+class _Forward:
+    """The best tokens of all rows of a forward i64 [B, n, k]; `host` is the one copy of them."""
+
+    def __init__(self, best: torch.Tensor) -> None:
+        self.best = best
+
+    @cached_property
+    def host(self) -> Ints:
+        return self.best.cpu().numpy()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tops:
+    """The best tokens i64 [n, k] of one row of a forward, best first; its length is n.
+
+    They stay on the device of the target until somebody reads them on the host; the rows of a
+    forward then share one copy.
+    """
+
+    forward: _Forward
+    row: int
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    @classmethod
+    def of(cls, best: torch.Tensor) -> Tops:
+        """Return the best tokens [n, k] of a single row."""
+        return cls(_Forward(best[None]), 0, len(best))
+
+    @classmethod
+    def rows(cls, best: torch.Tensor, counts: Sequence[int]) -> list[Tops]:
+        """Return the first `counts` of the best tokens [B, n, k] of every row."""
+        forward = _Forward(best)
+        return [cls(forward, row, count) for row, count in enumerate(counts)]
+
+    def there(self) -> torch.Tensor:
+        """Return them where the target made them: i64 [n, k]."""
+        return self.forward.best[self.row, : self.count]
+
+    def host(self) -> Ints:
+        """Return them on the host: i64 [n, k], not to be changed."""
+        return self.forward.host[self.row, : self.count]
 
 
 @runtime_checkable
@@ -25,16 +74,25 @@ class LearnsFromPrompt(Protocol):
 
 
 @runtime_checkable
+class LearnsThere(Protocol):
+    """The optional part of a draft session that hears of it without a copy to the host."""
+
+    def observe_tops(self, tokens: Ints, tops: Tops) -> None:
+        """Learn the best tokens after each of the prompt's last T tokens i64 [T]."""
+        ...
+
+
+@runtime_checkable
 class ReadsPrompts(Protocol):
     """The optional part of a target session that tells more about prompts than their ends."""
 
     def read_prompts(
         self, pending: Sequence[Sequence[int]], k: int
-    ) -> tuple[torch.Tensor, list[Ints]]:
+    ) -> tuple[torch.Tensor, list[Tops]]:
         """Verify empty trees; return logits [B, 1, V] and what the target thought on the way.
 
-        That is, for each row, its k best tokens after the last T' tokens of the prompt: i64
-        [T', k], where T' may be smaller than the prompt, 0 included. No rows where k is 0.
+        That is, for each row, its k best tokens after the last T' tokens of the prompt, where T'
+        may be smaller than the prompt, 0 included. No rows where k is 0.
         """
         ...
 
@@ -53,7 +111,9 @@ def reads_prompts(drafters: Iterable[Drafter | None]) -> bool:
     return any(getattr(each, "reads_prompt", True) for each in asking)
 
 
-def tell_prompt(session: DraftSession | None, tokens: Ints, top: Ints) -> None:
-    """Hand on the prefill's best tokens to a session that has a use for them."""
-    if isinstance(session, LearnsFromPrompt):
-        session.observe_prompt(tokens, top)
+def tell_prompt(session: DraftSession | None, tokens: Ints, top: Ints | Tops) -> None:
+    """Hand on the prefill's best tokens to a session that has a use for them, in its form."""
+    if isinstance(top, Tops) and isinstance(session, LearnsThere):
+        session.observe_tops(tokens, top)
+    elif isinstance(session, LearnsFromPrompt):
+        session.observe_prompt(tokens, top.host() if isinstance(top, Tops) else top)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ragspec.retrievers.index import PassageIndex as PassageIndex
     from ragspec.retrievers.lookup import LookupDrafter as LookupDrafter
     from ragspec.retrievers.neighbours import NeighbourTable as NeighbourTable
+    from ragspec.retrievers.neighbours_device import DeviceNeighbourTable as DeviceNeighbourTable
     from ragspec.retrievers.ngrams import NGramDrafter as NGramDrafter
     from ragspec.retrievers.ngrams import NGramPool as NGramPool
     from ragspec.retrievers.passages import Passage as Passage
@@ -47,6 +48,7 @@ _WHERE = {
     "ContextIndex": "context_index",
     "CorpusIndex": "corpus",
     "DenseIndex": "dense",
+    "DeviceNeighbourTable": "neighbours_device",
     "Document": "documents",
     "Embedder": "dense",
     "HierarchyDrafter": "hierarchy",
@@ -82,6 +84,7 @@ __all__ = [
     "ContextIndex",
     "CorpusIndex",
     "DenseIndex",
+    "DeviceNeighbourTable",
     "Document",
     "Embedder",
     "HierarchyDrafter",

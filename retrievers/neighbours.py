@@ -3,8 +3,11 @@
 Token Recycling, arXiv 2408.08696, section 3: the adjacency matrix. Deviations: rows nobody has
 learned are empty, not zero, so token 0 is never drafted for want of knowledge; the last one or two
 tokens before may be part of the key, and a row is then the one of the longest key that is known;
-each row counts how often its best token was confirmed, which tells sure rows from unsure ones. The
-table lives on the host, where trees are grown: what crosses from the device is [N + 1, k] tokens.
+each row counts how often its best token was confirmed, which tells sure rows from unsure ones.
+
+The table of this file lives on the host, where trees are grown and longer keys are looked up by
+hash: what crosses from a device is [N + 1, k] tokens a step. `neighbours_device` has the paper's
+own table, of one-token keys, on the device of the target.
 """
 
 from __future__ import annotations
@@ -12,38 +15,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.errors import InputError, StoreError
 from ragspec.manifest import Verify
+from ragspec.retrievers.neighbour_rows import (
+    NOTHING,
+    SUREST,
+    HostRows,
+    Neighbours,
+    Place,
+    learn_text,
+)
 from ragspec.retrievers.provenance import check_prints, prints_of
 from ragspec.store import open_store, publish
 
 KIND = "neighbours"
-NOTHING = -1
 LONGEST = 3
-SUREST = 4
 MOST_CONTEXTS = 1 << 15
 
-Place = tuple[int, int, int]
 
-
-class Neighbours(NamedTuple):
-    """What is known after a token: the best tokens, best first.
-
-    order: how many tokens the key had, 1 to 3. sure: how often in a row the best token was
-    confirmed, 0 to 4.
-    """
-
-    tokens: list[int]
-    order: int
-    sure: int
-
-
-class NeighbourTable:
+class NeighbourTable(HostRows):
     """For each of V tokens the k best next ones: int32 [V, k], and rows of longer keys.
 
     orders: the longest key, 1 (the paper's) to 3 tokens. contexts: the most rows of longer keys
@@ -67,6 +62,7 @@ class NeighbourTable:
         self.sure: NDArray[np.uint8] = np.zeros(vocab_size, dtype=np.uint8)
         self.longer = LongerKeys(contexts)
         self.fingerprints: dict[str, str] = {}
+        self.shared = True
         self._lock = Lock()
 
     def __len__(self) -> int:
@@ -102,6 +98,10 @@ class NeighbourTable:
             self.rows[token] = best[: self.k]
             for order in range(2, self.orders + 1):
                 self.longer.learn(place, order, best)
+
+    def layer(self) -> NeighbourLayer:
+        """Return what one text may teach without changing the table."""
+        return NeighbourLayer(self)
 
     def learn_text(self, tokens: Iterable[int], top: Iterable[list[int]]) -> None:
         """Learn from consecutive tokens [T] and the target's best ones after each [T, k]."""
@@ -170,13 +170,14 @@ class NeighbourTable:
         self.longer.fill(read, self.k)
 
 
-class NeighbourLayer:
+class NeighbourLayer(HostRows):
     """What one text teaches, over a table that it reads and never changes."""
 
     def __init__(self, base: NeighbourTable) -> None:
         self.base = base
         self.k = base.k
         self.orders = base.orders
+        self.shared = False
         self._own = LongerKeys(base.longer.most + base.vocab_size)
 
     def find(self, place: Place) -> Neighbours | None:
@@ -248,13 +249,3 @@ class LongerKeys:
         for (a, b, c), row, order, times in zip(*parts, strict=True):
             key = (a, b, c) if order == 3 else (b, c)
             self._rows[key] = Neighbours(row, order, min(max(times, 0), SUREST))
-
-
-def learn_text(
-    table: NeighbourTable | NeighbourLayer, tokens: Iterable[int], top: Iterable[list[int]]
-) -> None:
-    """Teach a table consecutive tokens [T] and the target's best ones after each [T, k]."""
-    older, before = NOTHING, NOTHING
-    for token, best in zip(tokens, top, strict=True):
-        table.learn((older, before, token), best)
-        older, before = before, token

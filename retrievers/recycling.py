@@ -7,6 +7,9 @@ template (`template=PAPER_LEVELS` has the paper's level sizes; which ranks fill 
 the smallest products of ranks); longer keys (see `neighbours`); the prompt's logits are learned
 from, too; of tokens that occur twice in a tree the accepted one teaches, else the likelier one;
 a text keeps what it teaches to itself unless `scope="global"`, which is the paper's.
+
+Where the target is on an accelerator, a table of one-token keys is there as well, as in the paper
+(`neighbours_device`): the target's best tokens never cross, and a draft takes one copy to the host.
 """
 
 from __future__ import annotations
@@ -17,18 +20,16 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from ragspec.draft import ROOT, DraftContext, DraftKind, DraftRequest, DraftTree, Ints, Step
 from ragspec.errors import InputError
-from ragspec.retrievers.neighbours import (
-    LONGEST,
-    NOTHING,
-    NeighbourLayer,
-    NeighbourTable,
-    Place,
-    learn_text,
-)
+from ragspec.retrievers.neighbour_rows import NOTHING, Find, Place, Rows, Shape
+from ragspec.retrievers.neighbours import LONGEST, NeighbourTable
+from ragspec.retrievers.neighbours_device import DeviceNeighbourTable
 from ragspec.retrievers.provenance import check_prints, prints_of
 from ragspec.retrievers.rank_rates import RankRates
+from ragspec.tops import Tops
 from ragspec.tree import keep_best
 
 PAPER_LEVELS = (8, 21, 25, 15, 8, 3)
@@ -37,13 +38,16 @@ _FLOOR = 0.002
 _LATE = 16  # steps without a draft that are learned together
 
 Scope = Literal["request", "global"]
+AnyTable = NeighbourTable | DeviceNeighbourTable
 
 
 class NeighbourDrafter:
     """Drafts what the target held for likely after the same tokens before.
 
-    table: what is known at the start, a `NeighbourTable` or the folder of a saved one; None starts
-    from nothing. k: neighbours per token where a new table is made. scope: "request" lets every
+    table: what is known at the start: a `NeighbourTable` or a `DeviceNeighbourTable`, which stay
+    where they are, or the folder of a saved one; None starts from nothing. Of these two, keys of
+    single tokens come to where the target is and longer ones stay on the host; `drafter.table` is
+    what has learned. k: neighbours per token where a new table is made. scope: "request" lets every
     text learn for itself, over the table; "global" lets all texts teach one table, which must then
     serve one party only: its drafts tell of other texts. template: sizes of the levels of a fixed
     tree, None grows trees by reach. reads_prompt: learn from the prompt too, for which the prefill
@@ -56,7 +60,7 @@ class NeighbourDrafter:
 
     def __init__(
         self,
-        table: NeighbourTable | Path | str | None = None,
+        table: AnyTable | Path | str | None = None,
         *,
         k: int = 8,
         orders: int = LONGEST,
@@ -66,18 +70,21 @@ class NeighbourDrafter:
     ) -> None:
         if scope not in ("request", "global"):
             raise InputError(f"got scope {scope!r}; expected 'request' or 'global'.")
+        self._moves = table is None or isinstance(table, (str, Path))  # nobody else has it
         if isinstance(table, (str, Path)):
             table = NeighbourTable.open(table)
-        self.table = table
+        self.table: AnyTable | None = table
         self.scope = scope
         self.orders = orders
         self.reads_prompt = reads_prompt
         self.top_logits = k if table is None else table.k
         self.template = None if template is None else _shape(template, self.top_logits)
+        nodes = _widest(self.top_logits) if self.template is None else self.template
+        self._shape = Shape(tuple(nodes), leaves=self.template is None)
         self._rates = RankRates(self.top_logits)
 
     @classmethod
-    def paper(cls, table: NeighbourTable | Path | str | None = None) -> NeighbourDrafter:
+    def paper(cls, table: AnyTable | Path | str | None = None) -> NeighbourDrafter:
         """Return the published method: one token as the key, one shared table, a fixed tree."""
         return cls(table, orders=1, scope="global", template=PAPER_LEVELS)
 
@@ -89,19 +96,27 @@ class NeighbourDrafter:
 
     def open(self, request: DraftRequest) -> NeighbourSession:
         """Return a session; raises InputError where the table has another vocabulary."""
-        table = self.table
-        if table is None:
-            table = NeighbourTable(request.vocab_size, self.top_logits, orders=self.orders)
-            if self.scope == "global":
-                self.table = table
+        table = self._table(request)
         if table.vocab_size != request.vocab_size:
             raise InputError(
                 f"the neighbour table is for {table.vocab_size} tokens, the target has "
                 f"{request.vocab_size}; open the table that was learned from this target."
             )
         if self.scope == "global":
-            return NeighbourSession(table, self._rates, self.template)
-        return NeighbourSession(NeighbourLayer(table), RankRates(table.k), self.template)
+            return NeighbourSession(table, self._rates, self.template, self._shape)
+        return NeighbourSession(table.layer(), RankRates(table.k), self.template, self._shape)
+
+    def _table(self, request: DraftRequest) -> AnyTable:
+        """Return the table, made or brought to where the target is unless somebody gave it."""
+        table = self.table
+        kept = table is not None or self.scope == "global"
+        if table is None:
+            table = NeighbourTable(request.vocab_size, self.top_logits, orders=self.orders)
+        if self._moves:
+            table = _brought(table, request.device)
+        if kept:
+            self.table = table
+        return table
 
 
 class NeighbourSession:
@@ -109,17 +124,19 @@ class NeighbourSession:
 
     def __init__(
         self,
-        table: NeighbourTable | NeighbourLayer,
+        table: Rows,
         rates: RankRates,
         template: list[tuple[int, int]] | None,
+        shape: Shape,
     ) -> None:
         self._table = table
+        self._shape = shape
         self._rates = rates
         self._template = template
         self._place: Place | None = None
         # Steps without a draft are learned together, which takes less time, if only one text cares.
         self._untold: list[Step] = []
-        self._patience = _LATE if isinstance(table, NeighbourLayer) else 1
+        self._patience = 1 if table.shared else _LATE
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return the at most `budget` nodes of largest reach, or of the template."""
@@ -128,22 +145,28 @@ class NeighbourSession:
         deepest = context.remaining - 1
         if budget < 1 or deepest < 1:
             return DraftTree.empty()
+        find = self._table.around(self._place[2], self._shape)
         if self._template is not None:
-            return keep_best(self._filled(self._template, deepest), budget)
-        return self._grown(budget, deepest)
+            return keep_best(self._filled(self._template, deepest, find), budget)
+        return self._grown(budget, deepest, find)
 
     def outlook(self, context: DraftContext) -> float:
         """Return how likely the first of the row that is known here is."""
-        found = self._table.find(_last_place(context.tokens))
+        place = _last_place(context.tokens)
+        found = self._table.around(place[2], self._shape)(place)
         return 0.0 if found is None else self._rates.of(found, 0)[0]
 
     def observe_prompt(self, tokens: Ints, top: Ints) -> None:
         """Learn the best tokens i64 [T, k] after the prompt's tokens i64 [T]."""
-        learn_text(self._table, tokens.tolist(), top[:, : self._table.k].tolist())
+        self.observe_tops(tokens, Tops.of(torch.as_tensor(top)))
+
+    def observe_tops(self, tokens: Ints, tops: Tops) -> None:
+        """Learn the same of best tokens that are where the target made them."""
+        self._table.learn_prompt(tokens, tops)
 
     def observe(self, step: Step) -> None:
         """Learn how good the ranks are, then the rows of all verified tokens; some time later."""
-        self._untold.append(Step(step.tree, step.path, step.tokens, top=step.top))
+        self._untold.append(Step(step.tree, step.path, step.tokens, best=step.best))
         if len(step.tree) or len(self._untold) >= self._patience:
             self._catch_up()
 
@@ -163,11 +186,12 @@ class NeighbourSession:
             _, older, before = places[parent - ROOT]
             places.append((older, before, token))
         visited = [0, *(node - ROOT for node in step.path)]
-        for level, (at, token) in enumerate(zip(visited, step.tokens, strict=False)):
-            found = self._table.find(places[at])
-            if found is not None:
-                self._rates.learn(found, level, token)
-        self._learn(places, visited, step.top)
+        self._table.count([places[at] for at in visited], step.tokens, self._rates.learn)
+        if step.best is not None:
+            accepted = set(visited)
+            # What is learned last, the accepted path, stays.
+            order = [at for at in range(len(places) - 1, -1, -1) if at not in accepted]
+            self._table.learn_step(places, order + visited, step.best)
         for token in step.tokens:
             place = (place[1], place[2], token)
         self._place = place
@@ -177,19 +201,7 @@ class NeighbourSession:
         self._catch_up()
         self._place = None
 
-    def _learn(self, places: list[Place], visited: list[int], top: Ints | None) -> None:
-        """Replace the rows of the places; what is written last, the accepted path, stays."""
-        if top is None:
-            return
-        best = top[:, : self._table.k].tolist()
-        accepted = set(visited)
-        for at in range(len(places) - 1, -1, -1):
-            if at not in accepted:
-                self._table.learn(places[at], best[at])
-        for at in visited:
-            self._table.learn(places[at], best[at])
-
-    def _grown(self, budget: int, deepest: int) -> DraftTree:
+    def _grown(self, budget: int, deepest: int, find: Find) -> DraftTree:
         """Follow rows best-first: siblings one after the other, children below what was taken."""
         tokens: list[int] = []
         parents: list[int] = []
@@ -197,7 +209,7 @@ class NeighbourSession:
         places = [self._place or (NOTHING,) * 3]
         heap: list[tuple[float, int, int, int, int, float, list[int], list[float]]] = []
         number = count()
-        find, rates = self._table.find, self._rates
+        rates = self._rates
         at, level, claim = ROOT, 1, 1.0
         while True:
             found = find(places[at - ROOT]) if level <= deepest else None
@@ -220,14 +232,14 @@ class NeighbourSession:
             at, level, claim = len(tokens) - 1, level + 1, -cost
         return DraftTree.build(tokens, parents, NeighbourDrafter.name, reach=reach)
 
-    def _filled(self, template: list[tuple[int, int]], deepest: int) -> DraftTree:
+    def _filled(self, template: list[tuple[int, int]], deepest: int, find: Find) -> DraftTree:
         """Fill the fixed tree as far as rows are known."""
         tokens: list[int] = []
         parents: list[int] = []
         reach: list[float] = []
         root = self._place or (NOTHING,) * 3
         # Of every node of the template that was filled: where it went, its place, level and row.
-        filled = {ROOT: (ROOT, root, 0, 1.0, self._table.find(root))}
+        filled = {ROOT: (ROOT, root, 0, 1.0, find(root))}
         for node, (parent, rank) in enumerate(template):
             if parent not in filled:
                 continue
@@ -237,11 +249,20 @@ class NeighbourSession:
             token = row.tokens[rank]
             own = claim * self._rates.of(row, level)[rank]
             below = (place[1], place[2], token)
-            filled[node] = (len(tokens), below, level + 1, own, self._table.find(below))
+            filled[node] = (len(tokens), below, level + 1, own, find(below))
             tokens.append(token)
             parents.append(above)
             reach.append(own)
         return DraftTree.build(tokens, parents, NeighbourDrafter.name, reach=reach)
+
+
+def _brought(table: AnyTable, device: torch.device | None) -> AnyTable:
+    """Return the table where the target is, if that is not the host and no key is longer."""
+    if isinstance(table, DeviceNeighbourTable) or table.orders > 1:
+        return table
+    if device is None or device.type == "cpu":
+        return table
+    return DeviceNeighbourTable.of(table, device)
 
 
 def _last_place(tokens: list[int]) -> Place:
@@ -274,3 +295,15 @@ def _shape(levels: Sequence[int], k: int) -> list[tuple[int, int]]:
             above.append((weight, len(nodes)))
             nodes.append((parent, rank))
     return nodes
+
+
+def _widest(k: int) -> list[tuple[int, int]]:
+    """Return the nodes whose rows a tree grown by reach may follow on a device: the paper's 80.
+
+    Levels that k children a node cannot fill are as wide as they get.
+    """
+    sizes, width = list[int](), 1
+    for size in PAPER_LEVELS:
+        width = min(size, width * k)
+        sizes.append(width)
+    return _shape(sizes, k)

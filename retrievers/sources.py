@@ -27,7 +27,7 @@ from ragspec.draft import (
 )
 from ragspec.fuse import PATIENCE, FuseSession, checked_patience
 from ragspec.taps import tell_hidden
-from ragspec.tops import tell_prompt
+from ragspec.tops import Tops, tell_prompt
 from ragspec.tree import merge
 
 if TYPE_CHECKING:
@@ -56,6 +56,10 @@ class Wrapped:
     def observe_prompt(self, tokens: Ints, top: Ints) -> None:
         """Hand on what the prefill knew, see `tops`."""
         tell_prompt(self.inner, tokens, top)
+
+    def observe_tops(self, tokens: Ints, tops: Tops) -> None:
+        """Hand on the same, of best tokens that are where the target made them."""
+        tell_prompt(self.inner, tokens, tops)
 
     def observe_hidden(self, tokens: Ints, hidden: torch.Tensor) -> None:
         """Hand on the prompt's hidden states, see `taps`."""
@@ -104,6 +108,10 @@ class Source:
     def observe_prompt(self, tokens: Ints, top: Ints) -> None:
         """Hand on what the prefill knew, see `tops`."""
         self._guard.observe_prompt(tokens, top)
+
+    def observe_tops(self, tokens: Ints, tops: Tops) -> None:
+        """Hand on the same, of best tokens that are where the target made them."""
+        self._guard.observe_tops(tokens, tops)
 
     def observe_hidden(self, tokens: Ints, hidden: torch.Tensor) -> None:
         """Hand on the prompt's hidden states, see `taps`."""

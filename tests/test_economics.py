@@ -2,10 +2,19 @@ from __future__ import annotations
 
 import json
 import math
+import random
 
 import pytest
 
-from ragspec.economics import BUCKETS, DraftCost, Experience, Rate
+from ragspec.economics import (
+    BUCKETS,
+    DOUBT,
+    FADING,
+    DraftCost,
+    Experience,
+    Rate,
+    SourceWorth,
+)
 
 
 def test_draft_cost_finds_the_line() -> None:
@@ -103,3 +112,35 @@ def test_sums_that_no_times_add_up_to_are_refused(sums: object) -> None:
     for nodes in (8, 8, 4, 64, 8):
         cost.learn(nodes, 1.0)
         assert DraftCost.from_list(cost.sums) == cost
+
+
+def asked(share: float, gain: float, price: float, steps: int = 2000) -> float:
+    """How often a source is asked that brings `gain` in a share of the steps, without pauses."""
+    worth, chance, times = SourceWorth(), random.Random(0), 0
+    for _ in range(steps):
+        if worth.unknown(2) or worth.pays(2, price, 11.0, True):
+            times += 1
+            worth.learn(2, gain if chance.random() < share else 0.0)
+    return times / steps
+
+
+def test_a_source_of_uneven_gains_is_not_dropped_for_some_misses() -> None:
+    assert asked(0.35, 1.0, 0.2) > 0.5
+    assert asked(0.1, 1.0, 0.2) < 0.05
+    assert asked(0.0, 1.0, 0.2) < 0.03
+
+
+def test_what_a_source_may_bring_is_its_mean_and_a_share_of_its_error() -> None:
+    worth = SourceWorth()
+    for gain in (0.0, 2.0, 0.0, 2.0):
+        worth.learn(1, gain)
+    assert worth.hoped(1) == pytest.approx(1.0 + DOUBT * math.sqrt(1.0 / 4))
+    for _ in range(400):
+        worth.learn(1, 0.0)
+        worth.learn(1, 2.0)
+    assert worth.gains[1] == pytest.approx(1.0, abs=2 * FADING)
+    error = math.sqrt(FADING / (2 - FADING))
+    assert worth.hoped(1) == pytest.approx(worth.gains[1] + DOUBT * error, rel=0.01)
+    assert worth.hoped(0) == 0.0
+    entry = json.loads(json.dumps(worth.to_dict()))
+    assert SourceWorth.from_dict(entry).hoped(1) == worth.hoped(1)

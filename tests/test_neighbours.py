@@ -10,15 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.errors import InputError, StoreError
-from ragspec.retrievers.neighbours import (
-    NOTHING,
-    SUREST,
-    NeighbourLayer,
-    Neighbours,
-    NeighbourTable,
-    Place,
-    learn_text,
-)
+from ragspec.retrievers.neighbour_rows import NOTHING, SUREST, Neighbours, Place, learn_text
+from ragspec.retrievers.neighbours import NeighbourLayer, NeighbourTable
 from tests.test_corpus_damage import DAMAGES, TIMES
 
 VOCAB, K = 6, 3

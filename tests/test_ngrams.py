@@ -4,14 +4,15 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.draft import ROOT, DraftContext, DraftRequest, DraftTree, SourceText, Step
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.ngrams import NGramDrafter, NGramPool, ngrams_of
+from ragspec.tops import Tops
 from ragspec.tree import check, depths, paths
 from tests.identities import BATCHES, SAMPLINGS, check_identity
 from tests.test_neighbours import damages
@@ -129,12 +130,13 @@ def test_verified_branches_and_what_the_target_preferred_become_ngrams() -> None
     session = NGramDrafter(level=3, guess=4).open(request(1, 2))
     session.propose(at([1, 2]), 4)
     tree = DraftTree.build([5, 6, 8], [-1, 0, -1], "other")
-    top = np.array([[9], [7], [10], [11]])
-    session.observe(Step(tree, (), (9,), top=top))
+    top = Tops.of(torch.tensor([[9], [7], [10], [11]]))
+    session.observe(Step(tree, (), (9,), best=top))
     known = {(1, 2, 9), (2, 5, 7), (5, 6, 10), (2, 8, 11)}
     assert all(ngram in session._pool for ngram in known)
     assert len(session._pool) == len(known)
-    session.observe(Step(DraftTree.empty(), (), (12,), top=np.array([[13]])))  # nothing proposed
+    more = Tops.of(torch.tensor([[13]]))
+    session.observe(Step(DraftTree.empty(), (), (12,), best=more))  # nothing proposed
     assert (2, 9, 13) in session._pool
 
 
@@ -143,7 +145,7 @@ def test_a_fixed_pool_is_never_changed() -> None:
     session = NGramDrafter(pool, name="answers").open(request(4, 5, 6, 7))
     tree = session.propose(at([4, 5, 6, 7, 1]), 4)
     assert tree.sources == ("answers",)
-    session.observe(Step(tree, (), (9,), top=np.array([[3], [3], [3]])))
+    session.observe(Step(tree, (), (9,), best=Tops.of(torch.tensor([[3], [3], [3]]))))
     session.rollback(1)
     session.propose(at([4, 5, 6, 7, 1]), 4)
     assert len(pool) == 1

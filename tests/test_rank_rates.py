@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.retrievers.neighbours import SUREST, Neighbours
+from ragspec.retrievers.neighbour_rows import SUREST, Neighbours
 from ragspec.retrievers.rank_rates import RankRates
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,8 +13,10 @@ from ragspec.draft import ROOT, DraftContext, DraftRequest, DraftTree, Step
 from ragspec.engine import Engine
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.cascade import Cascade
-from ragspec.retrievers.neighbours import NeighbourTable, learn_text
+from ragspec.retrievers.neighbour_rows import learn_text
+from ragspec.retrievers.neighbours import NeighbourTable
 from ragspec.retrievers.recycling import PAPER_LEVELS, NeighbourDrafter
+from ragspec.tops import Tops
 from ragspec.tree import check, depths
 from tests import tiny
 from tests.identities import BATCHES, PROMPTS, SAMPLINGS, check_identity, expected, target
@@ -35,7 +38,7 @@ def table(rows: dict[int, list[int]], k: int = 3) -> NeighbourTable:
 
 def step(tree: DraftTree, path: tuple[int, ...], last: int, top: list[list[int]]) -> Step:
     tokens = (*(int(tree.tokens[node]) for node in path), last)
-    return Step(tree, path, tokens, top=np.asarray(top, dtype=np.int64))
+    return Step(tree, path, tokens, best=Tops.of(torch.tensor(top)))
 
 
 @pytest.mark.parametrize("batch", BATCHES)

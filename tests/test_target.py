@@ -146,7 +146,7 @@ def test_prompts_tell_the_best_tokens_of_their_ends(
         for row, top in zip(rows, tops, strict=True):
             first = max(0, longest - told)
             assert len(top) == max(0, len(row) - first)
-            for place, best in enumerate(top.tolist(), start=first):
+            for place, best in enumerate(top.host().tolist(), start=first):
                 expected = reference(model, row[: place + 1])
                 assert best == expected.topk(k).indices.tolist()
 
