@@ -59,6 +59,11 @@ def available() -> bool:
     )
 
 
+def halves() -> bool:
+    """Tell whether this CPU multiplies bfloat16 fast: without AVX-512 it is emulated."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def pack(model: nn.Module) -> list[nn.Linear]:
     """Bring the packs of a model up to date and return the modules that have one.
 
@@ -141,7 +146,7 @@ def _packable(module: nn.Module) -> TypeGuard[nn.Linear]:
     if type(module) is not nn.Linear or ("forward" in module.__dict__ and id(module) not in _lent):
         return False
     weight = module.weight
-    half = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    half = weight.dtype == torch.bfloat16 and halves()
     return (
         (weight.dtype == torch.float32 or half)
         and type(weight) is nn.Parameter

@@ -79,7 +79,8 @@ def test_a_product_with_packs_is_the_module_s(
     states = torch.randn(2, positions, WIDTH).to(dtype)
     with packed(pack(model)):
         found = model(states)
-    assert calls == [positions] * 2
+    served = dtype == torch.float32 or packing.halves()
+    assert calls == [positions] * (2 if served else 0)
     assert found.dtype == dtype
     error = (found.double() - right(model, states)).abs().max()
     assert error < (1e-5 if dtype == torch.float32 else 0.03)

@@ -1,4 +1,4 @@
-"""Float32 masters of a bfloat16 model, and checkpoints that are whole or absent."""
+"""Float32 masters of a model in the CPU's fast type, and checkpoints that are whole or absent."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from ragspec.packing import available, halves
+
+HALVES = available() and halves()
+FAST = torch.bfloat16 if HALVES else torch.float32
 
 
 def move_masters(

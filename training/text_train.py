@@ -1,8 +1,9 @@
 """Train a starter text model on a CPU, resumable, ending at a given time of the day.
 
-The model's weights are bfloat16 and follow float32 masters; the hidden matrices are moved by Muon,
-embeddings and norms by AdamW. The learning rate warms up, stays, and falls linearly to zero over
-the last minutes before `--stop-at`, so that a run ends well whenever it has to end.
+The model's weights are bfloat16, where that is fast, and follow float32 masters; the hidden
+matrices are moved by Muon, embeddings and norms by AdamW. The learning rate warms up, stays, and
+falls linearly to zero over the last minutes before `--stop-at`, so that a run ends well whenever it
+has to end.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from masters import move_masters, save_whole
+from masters import FAST, move_masters, save_whole
 from team import agreed, average_gradients, run_team, team_size
 from text_data import read_documents, read_questions
 from text_mix import Mix, Shares
@@ -87,7 +88,7 @@ class Trainer:
         # Token 0 ends texts here: its embedding must learn, so it is no padding to torch.
         self.model.model.embed_tokens.padding_idx = None
         self.masters = {key: p.detach().clone() for key, p in self.model.named_parameters()}
-        self.model.to(torch.bfloat16)
+        self.model.to(FAST)
         use_block_attention(self.model)
         matrices = [m for k, m in self.masters.items() if m.ndim == 2 and "embed" not in k]
         others = [m for k, m in self.masters.items() if m.ndim != 2 or "embed" in k]
@@ -99,7 +100,7 @@ class Trainer:
         ]
         self.phases = PHASES[name]
         kind = Hints if self.model.config.num_hidden_layers >= HOP_LAYERS[-1] else PreviousToken
-        self.heads: Any = kind(self.model.config.hidden_size).to(torch.bfloat16)
+        self.heads: Any = kind(self.model.config.hidden_size).to(FAST)
         self.optimisers.append(torch.optim.AdamW(self.heads.parameters()))
         self.rates = (muon_rate, adam_rate, 2e-3)
         self.step = 0
