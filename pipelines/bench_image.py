@@ -42,6 +42,7 @@ class ImageBench:
     batches: int
     side_by_side: int
     budget: str
+    worth: float | None
     guidance: float
     temperature: float
     top_k: int
@@ -81,6 +82,10 @@ def image(
     batches: Annotated[int, typer.Option(min=5, help="Independent plain batches.")] = 5,
     side_by_side: Annotated[int, typer.Option(min=1, help="Images drawn together there.")] = 32,
     budget: o.BudgetOption = "12",
+    worth: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Accepted codes for which a draft model reads on; 0 for all."),
+    ] = None,
     guidance: GuidanceOption = 2.0,
     temperature: o.TemperatureOption = 1.0,
     top_k: o.TopKOption = 0,
@@ -107,7 +112,7 @@ def image(
     names = tuple(name.strip() for name in ways.split(",") if name.strip())
     asked = ImageBench(
         *(model or image_set or "tiles", names, images, quality, batches, side_by_side, budget),
-        *(guidance, temperature, top_k, seed, device, dtype),
+        *(worth, guidance, temperature, top_k, seed, device, dtype),
         None if features is None else str(features),
     )
     run_image_bench(asked, json, picture)
@@ -173,13 +178,14 @@ def measure(
 
     drafts: dict[str, Any] = {}
     with screen.status("loading") as status:
-        pipes = {way: build_way(way, base, drafts, asked.budget, 1) for way in ways}
+        pipes = {way: build_way(way, base, drafts, asked.budget, 1, asked.worth) for way in ways}
         timed = time_ways(pipes, drawing, asked.images, status.update)
         if not asked.quality:
             return timed, None
         wide = asked.side_by_side
         pipes = {
-            way: build_way(way, base, drafts, max(1, timed[way].usual_size), wide) for way in ways
+            way: build_way(way, base, drafts, max(1, timed[way].usual_size), wide, asked.worth)
+            for way in ways
         }
         quality = judge_ways(
             pipes,

@@ -133,12 +133,17 @@ def default_ways(codes: int, has_draft: bool, has_head: bool) -> tuple[str, ...]
 
 
 def build_way(
-    way: Way, base: ImagePipeline, drafts: dict[str, Any], budget: Any, batch_size: int
+    way: Way,
+    base: ImagePipeline,
+    drafts: dict[str, Any],
+    budget: Any,
+    batch_size: int,
+    worth: float | None = None,
 ) -> ImagePipeline:
     """Return the pipeline of a way, over the models of `base`.
 
-    drafts: what was loaded for the ways before, by name; filled here. Raises what `ImagePipeline`
-    does, and InputError for draft-only without a draft model.
+    drafts: what was loaded for the ways before, by name; filled here. worth: `draft_worth` of all.
+    Raises what `ImagePipeline` does, and InputError for draft-only without a draft model.
     """
     from ragspec.visual.image_pipeline import ImagePipeline
 
@@ -160,6 +165,7 @@ def build_way(
             way.rule,
             budget=budget,
             draft_mode=way.mode,
+            draft_worth=worth,
             folder=base.folder,
             batch_size=batch_size,
             **way.settings,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ragspec.draft import DraftKind
 from ragspec.errors import InputError, ModelNotFoundError, UnknownNameError
@@ -118,12 +119,29 @@ def test_pipelines_share_the_models(tmp_path: Path) -> None:
     assert kinds == {PLAIN: None, "exact": coupled, "rejection": sampled, "scd": coupled}
 
 
+def test_a_draft_that_reads_on_for_less_is_longer(tmp_path: Path) -> None:
+    base = ImagePipeline.from_pretrained(tiny_images.save(tmp_path), None)
+    drafted = {}
+    for worth in (0.0, 5.0):
+        pipe = build_way(parse_way("exact:model"), base, {}, 12, 1, worth)
+        out = pipe(class_labels=[1], generator=torch.Generator().manual_seed(0))
+        drafted[worth] = sum(report.drafted for report in out.stats.reports) / out.stats.forwards
+        plain = base(class_labels=[1], generator=torch.Generator().manual_seed(0))
+        assert torch.equal(out.codes, plain.codes)
+    assert drafted[0.0] > 1.2 * drafted[5.0]
+    with pytest.raises(InputError, match="worth -1"):
+        pipe = build_way(parse_way("exact:model"), base, {}, 12, 1, -1.0)
+        pipe(class_labels=[1])
+
+
 def test_a_drafter_is_found_by_its_path(tmp_path: Path) -> None:
     folder = tiny_images.save(tmp_path)
     base = ImagePipeline.from_pretrained(folder, None)
     near: Any = build_way(parse_way("exact"), base, {}, 4, 1)
     far: Any = build_way(parse_way(f"exact:{folder / 'draft'}/sampled"), base, {}, 4, 1)
     assert near.source.mode == "coupled" and far.source.mode == "sampled"
+    longer: Any = build_way(parse_way(f"exact:{folder / 'draft'}"), base, {}, 4, 1, 0.5)
+    assert longer.source.worth == 0.5 and far.source.worth is None
     weights = near.draft.state_dict(), far.draft.state_dict()
     assert all(bool((weights[0][name] == weights[1][name]).all()) for name in weights[0])
     with pytest.raises(ModelNotFoundError, match="no draft model at"):
@@ -138,6 +156,4 @@ def test_draft_only_needs_a_draft(tmp_path: Path) -> None:
 
 
 def torch_labels() -> Any:
-    import torch
-
     return torch.tensor([0])

@@ -78,6 +78,16 @@ def test_a_head_goes_on_from_the_target_of_the_call(folder: Path) -> None:
         assert found is not None and found.target is made
 
 
+@pytest.mark.parametrize("name", ["model", "head"])
+def test_what_a_draft_reads_on_for_reaches_its_drafter(folder: Path, name: str) -> None:
+    made = target()
+    for given in (name, ["jacobi", name]):
+        found: Any = draft_source(given, Walk(), made.model, find_folder(folder), None, 0.5)
+        drafters = found(made, LABELS)
+        last = drafters[-1] if isinstance(drafters, list) else drafters
+        assert last.worth == 0.5
+
+
 @pytest.mark.parametrize(
     ("rule", "kind"), [(Walk(), DraftKind.COUPLED), (ChainRejection(), DraftKind.SAMPLED)]
 )

@@ -62,6 +62,7 @@ class ModelSource:
     mode: str
     width: Any = None
     depth: int | None = None
+    worth: float | None = None
 
     def __call__(self, target: ImageTarget, conditions: Conditions) -> Drafter:
         """Return a `ModelDrafter` over the draft model."""
@@ -73,7 +74,7 @@ class ModelSource:
             target.guidance_scale,
             target.guidance_interval,
         )
-        return ModelDrafter(draft, self.depth, self.width, mode=self.mode)
+        return ModelDrafter(draft, self.depth, self.width, mode=self.mode, worth=self.worth)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,12 +85,15 @@ class HeadSource:
     mode: str
     width: Any = None
     depth: int | None = None
+    worth: float | None = None
 
     def __call__(self, target: ImageTarget, conditions: Conditions) -> Drafter:
         """Return a `HeadDrafter` over the target of this call."""
         from ragspec.head_drafter import HeadDrafter
 
-        return HeadDrafter(self.head, target, self.depth, self.width, mode=self.mode)
+        return HeadDrafter(
+            self.head, target, self.depth, self.width, mode=self.mode, worth=self.worth
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,7 +129,12 @@ class SeveralSources:
 
 
 def draft_source(
-    drafter: Any, rule: Rule, model: Any, folder: ImageFolder | None, mode: str | None = None
+    drafter: Any,
+    rule: Rule,
+    model: Any,
+    folder: ImageFolder | None,
+    mode: str | None = None,
+    worth: float | None = None,
 ) -> DraftSource:
     """Return what makes the drafters of a pipeline.
 
@@ -133,13 +142,14 @@ def draft_source(
     "jacobi", "auto" (jacobi, or starter for a rule with a budget of total variation), a folder of
     a draft model or of a head, a `LlamaGenModel`, a Drafter, a list of such (fused into one tree),
     or None. mode: how a model or a head drafts, see `HeadDrafter`; None takes the first that the
-    rule accepts, or "deterministic" for a rule with such a budget.
+    rule accepts, or "deterministic" for a rule with such a budget. worth: the accepted codes that
+    its next forward must promise, see there.
     Raises UnknownNameError, ModelNotFoundError, TokenizerMismatchError, InputError.
     """
     if drafter is None:
         return FixedSource(None)
     if isinstance(drafter, list | tuple):
-        made = tuple(draft_source(each, rule, model, folder, mode) for each in drafter)
+        made = tuple(draft_source(each, rule, model, folder, mode, worth) for each in drafter)
         return SeveralSources(made) if len(made) > 1 else [*made, FixedSource(None)][0]
     mode = mode or _mode_for(rule)
     if isinstance(drafter, str) and drafter == "auto":
@@ -147,10 +157,10 @@ def draft_source(
     if isinstance(drafter, str) and drafter == "jacobi":
         return FixedSource(_jacobi(model, mode))
     if isinstance(drafter, str | Path):
-        return _from_folder(_where(drafter, folder), model, mode)
+        return _from_folder(_where(drafter, folder), model, mode, worth)
     if hasattr(drafter, "config") and hasattr(drafter, "condition"):
         check_draft(model, drafter)
-        return ModelSource(drafter, mode)
+        return ModelSource(drafter, mode, worth=worth)
     expect_drafter(drafter)
     return FixedSource(drafter)
 
@@ -206,7 +216,7 @@ def _where(drafter: str | Path, folder: ImageFolder | None) -> Path:
     return found
 
 
-def _from_folder(path: Path, model: Any, mode: str) -> DraftSource:
+def _from_folder(path: Path, model: Any, mode: str, worth: float | None) -> DraftSource:
     try:
         kind = json.loads((path / CONFIG).read_text(encoding="utf-8")).get("kind")
     except (OSError, ValueError, AttributeError) as error:
@@ -214,7 +224,7 @@ def _from_folder(path: Path, model: Any, mode: str) -> DraftSource:
     if kind == KIND:
         from ragspec.head import FeatureHead
 
-        return HeadSource(FeatureHead.load(path), mode)
+        return HeadSource(FeatureHead.load(path), mode, worth=worth)
     draft = load_model(path, model.device, model.dtype)
     check_draft(model, draft)
-    return ModelSource(draft, mode)
+    return ModelSource(draft, mode, worth=worth)

@@ -81,9 +81,11 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
     model: a `LlamaGenModel`. tokenizer: of its codes. drafter: see `draft_source`. rule: a Rule, or
     a name and its settings (neighbours, delta, lam, tv_budget, ...), see `make_rule`. budget: a
     number of draft nodes, "auto" (slow to learn: an image is short), or a policy. draft_mode: how
-    a model or a head drafts. folder: where the drafters called "starter", "model" and "head" lie.
-    batch_size: images that are drawn side by side. Raises TokenizerMismatchError,
-    ModelNotFoundError, UnknownNameError, InputError, RuleError.
+    a model or a head drafts. draft_worth: the accepted codes for which it reads on, see
+    `ModelDrafter`; 0 uses up the budget, which pays where a forward of the draft is next to free.
+    folder: where the drafters called "starter", "model" and "head" lie. batch_size: images that are
+    drawn side by side. Raises TokenizerMismatchError, ModelNotFoundError, UnknownNameError,
+    InputError, RuleError.
     """
 
     # Where diffusers tells what a callback may ask for.
@@ -98,6 +100,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         *,
         budget: Any = NODES,
         draft_mode: str | None = None,
+        draft_worth: float | None = None,
         folder: ImageFolder | None = None,
         batch_size: int = 16,
         **settings: Any,
@@ -112,7 +115,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         elif settings:
             raise InputError(f"got a Rule and {', '.join(settings)}; expected settings by a name.")
         self.rule: Rule = expect_rule(rule)
-        self.source = draft_source(drafter, self.rule, model, folder, draft_mode)
+        self.source = draft_source(drafter, self.rule, model, folder, draft_mode, draft_worth)
         self.budget = make_budget(budget)
         self.batch_size = batch_size
         self.folder = folder
