@@ -37,6 +37,8 @@ def made_up(tmp_path: Path) -> Path:
         fields: dict[str, Any] = {"images": images, "names": names}
         if kind == "emoji":
             fields["is_tone_variant"] = np.arange(count) % 4 == 3
+            fields["subgroup"] = (np.arange(count) % 2).astype(np.uint8)
+            fields["subgroup_names"] = np.array(["cold-shape", "warm-shape"])
         else:
             fields["label"] = (np.arange(count) % 32).astype(np.uint8)
             fields["class_names"] = np.array([f"class {n}" for n in range(32)])
@@ -88,23 +90,6 @@ def test_conditions_are_labels_or_token_vectors(made_up: Path) -> None:
     features = data.conditions(data.read_pictures(made_up, "emoji"), EMBEDDER)
     assert features.shape == (18, data.CAPTION_LENGTH, 224)
     assert bool(features[:, 0].any()) and not bool(features[:, -1].any())
-
-
-def test_hue_and_edges_count() -> None:
-    loss = module("image_tokenizer").picture_loss
-    wanted = torch.zeros(1, 3, 8, 8)
-    grey, red = torch.full((1, 3, 8, 8), 0.1), torch.zeros(1, 3, 8, 8)
-    red[:, 0] = 0.3
-    assert float(loss(wanted, wanted)) == 0
-    assert float(loss(red, wanted)) > 2 * float(loss(grey, wanted))
-    striped = grey * torch.tensor([1.0, -1.0]).repeat(4)
-    assert float(loss(striped, wanted)) > 1.5 * float(loss(grey, wanted))
-
-
-def test_spread_is_least_for_an_even_spread() -> None:
-    spread, even = module("image_tokenizer").spread_loss, torch.cat([torch.eye(8), -torch.eye(8)])
-    assert float(spread(even)) == 0
-    assert float(spread(even[:3])) > 0.1
 
 
 def tokenizer_trainer(seed: int = 1) -> Any:
@@ -221,16 +206,17 @@ def test_dropped_conditions_are_not_seen(made_up: Path, monkeypatch: pytest.Monk
     assert not torch.equal(seen[0], seen[1])
 
 
-def test_misread_codes_come_from_the_next_row() -> None:
-    misread = module("image_train").misread
-    codes = torch.arange(40 * 64).view(40, 64)
-    read = misread(codes, 0.5, torch.Generator().manual_seed(0))
-    wrong = read != codes
-    assert torch.equal(read[wrong], codes.roll(1, 0)[wrong])
-    shares = wrong.float().mean(1)
-    assert 0.2 < float(shares.mean()) < 0.3 and float(shares.max()) < 0.7
-    assert float(shares.max() - shares.min()) > 0.3, "each row has a share of its own"
-    assert torch.equal(misread(codes, 0.0, torch.Generator().manual_seed(0)), codes)
+def test_some_names_are_replaced_by_those_of_the_subgroup(
+    made_up: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = pair_trainer(made_up, monkeypatch, "emoji").rows
+    assert set(rows.pictures.groups) == {"cold shape", "warm shape"}
+    groups = module("image_data").captions(["cold shape", "warm shape"], EMBEDDER)
+    monkeypatch.setattr(rows, "encode", lambda images: images)
+    given = rows.draw(200, torch.Generator().manual_seed(0))[1]
+    replaced = (given[:, None] == groups).all((2, 3)).any(1).float().mean()
+    assert 0.05 < float(replaced) < 0.3
+    assert rows.pictures.part(torch.tensor([1])).groups == [rows.pictures.groups[1]]
 
 
 def test_the_run_resumes(made_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,18 +237,6 @@ def test_the_run_resumes(made_up: Path, tmp_path: Path, monkeypatch: pytest.Monk
     for name in ("target", "draft"):
         for key, master in getattr(straight, name).masters.items():
             assert torch.equal(getattr(second, name).masters[key], master), key
-
-
-def test_the_plain_attention_is_causal_attention() -> None:
-    build = module("image_model")
-    torch.manual_seed(2)
-    model = build.build_model("tiles", "draft").double().eval()
-    codes = torch.randint(1024, (2, 63))
-    condition = model.condition(torch.tensor([1, 30]))
-    stock = model(codes, condition_embeds=condition, use_cache=False).logits
-    build.use_plain_attention(model)
-    ours = model(codes, condition_embeds=condition, use_cache=False).logits
-    assert torch.allclose(ours, stock, atol=1e-10)
 
 
 def test_export_writes_the_running_mean(

@@ -25,7 +25,8 @@ HELD_OUT = 64
 class Pictures:
     """One set: `images` f32 [n, 3, 32, 32] in [-1, 1], their `names`, and tiles' `labels` i64 [n].
 
-    `classes` are the names of the labels; both are empty for emoji.
+    `classes` are the names of the labels; both are empty for emoji. `groups`: of each emoji the
+    name of its subgroup ("cat face"), a second caption; empty for tiles.
     """
 
     kind: str
@@ -33,6 +34,7 @@ class Pictures:
     names: list[str]
     labels: Tensor
     classes: list[str]
+    groups: list[str]
 
     def __len__(self) -> int:
         return len(self.names)
@@ -41,7 +43,8 @@ class Pictures:
         """Take the pictures `rows` i64 [m]."""
         labels = self.labels[rows] if len(self.labels) else self.labels
         names = [self.names[row] for row in rows.tolist()]
-        return Pictures(self.kind, self.images[rows], names, labels, self.classes)
+        groups = [self.groups[row] for row in rows.tolist()] if self.groups else []
+        return Pictures(self.kind, self.images[rows], names, labels, self.classes, groups)
 
 
 def read_pictures(shared: Path, kind: str, tones: bool = False) -> Pictures:
@@ -54,9 +57,11 @@ def read_pictures(shared: Path, kind: str, tones: bool = False) -> Pictures:
         images = torch.from_numpy(data["images"][kept]).permute(0, 3, 1, 2).float() / 127.5 - 1
         names = [str(name) for name in data["names"][kept]]
         if kind == "emoji":
-            return Pictures(kind, images, names, torch.zeros(0, dtype=torch.int64), [])
+            groups = [str(n).replace("-", " ") for n in data["subgroup_names"]]
+            of_each = [groups[number] for number in data["subgroup"][kept]]
+            return Pictures(kind, images, names, torch.zeros(0, dtype=torch.int64), [], of_each)
         labels = torch.from_numpy(data["label"][kept].astype(np.int64))
-        return Pictures(kind, images, names, labels, [str(n) for n in data["class_names"]])
+        return Pictures(kind, images, names, labels, [str(n) for n in data["class_names"]], [])
 
 
 def split(pictures: Pictures, seed: int = 0) -> tuple[Pictures, Pictures]:
@@ -101,6 +106,9 @@ def conditions(pictures: Pictures, embedder: Path) -> Tensor:
 
     The features are the token vectors of the names, as `CaptionEncoder` makes them.
     """
-    if pictures.kind == "tiles":
-        return pictures.labels
-    return CaptionEncoder.from_pretrained(embedder, CAPTION_LENGTH)(pictures.names)
+    return pictures.labels if pictures.kind == "tiles" else captions(pictures.names, embedder)
+
+
+def captions(texts: list[str], embedder: Path) -> Tensor:
+    """Give the features f32 [n, L, 224] of texts."""
+    return CaptionEncoder.from_pretrained(embedder, CAPTION_LENGTH)(texts)

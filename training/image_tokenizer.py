@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from image_data import BACKGROUND, SETS, Pictures, augment, read_pictures, split
-from masters import save_whole
+from masters import FAST, HALVES, save_whole
 from text_train import rate_factor, seconds_until
 from torch import Tensor
 from torch.nn import functional
@@ -101,7 +101,7 @@ class Trainer:
 
     def look_up(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Give the unit latents f32 [M, d] and their codes i64 [M] of pictures [B, 3, H, W]."""
-        with torch.autocast("cpu", torch.bfloat16, enabled=not self.frozen):
+        with torch.autocast("cpu", FAST, enabled=not self.frozen and HALVES):
             latents = self.model.quant_conv(self.model.encoder(images))
         latents = functional.normalize(latents.float().permute(0, 2, 3, 1), dim=-1)
         flat = latents.flatten(0, 2)
@@ -117,7 +117,7 @@ class Trainer:
         passed = latents + (chosen - latents).detach() if self.step >= WARM_UP else latents
         side = images.shape[2] // 2 ** (len(self.model.config.block_out_channels) - 1)
         passed = passed.unflatten(0, (-1, side, side)).permute(0, 3, 1, 2)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", FAST, enabled=HALVES):
             made = self.model.decoder(self.model.post_quant_conv(passed))
         loss = picture_loss(made.float(), images)
         total = loss if self.frozen else loss + 0.05 * spread_loss(latents)

@@ -2,9 +2,9 @@
 
 Target and draft of a set share their rows: the target learns the codes of the pictures, the draft
 the law that the target gives to the same row in the same step, so that one pass of the target pays
-for both. With several sets the steps alternate. Weights are bfloat16 and follow float32 masters;
-Muon moves the hidden matrices, AdamW embeddings, heads and norms. A running mean of the masters is
-what gets exported: it is usable at any time.
+for both. With several sets the steps alternate. Weights are bfloat16, where that is fast, and
+follow float32 masters; Muon moves the hidden matrices, AdamW embeddings, heads and norms. A running
+mean of the masters is what gets exported: it is usable at any time.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from image_data import (
     SETS,
     Pictures,
     augment,
+    captions,
     conditions,
     read_pictures,
     split,
 )
 from image_model import build_model, use_plain_attention
-from masters import move_masters, save_whole
+from masters import FAST, HALVES, move_masters, save_whole
 from text_train import rate_factor, seconds_until
 from torch import Tensor
 from torch.nn import functional
@@ -37,12 +38,13 @@ from ragspec.visual.vq import VQTokenizer
 
 BATCH = 32
 CHANGES = {  # strength and share of mirror images, see `augment`
-    "emoji": (0.4, 0.0),
+    "emoji": (0.1, 0.0),
     "tiles": (0.5, 0.5),
 }
 # Up to this share of a row's codes is read as those of another row, at the same places. Without it
 # the emoji target knew a picture by its first codes, hardly read the name, and drew something else.
-MISREAD = {"emoji": 0.35, "tiles": 0.2}
+MISREAD = {"emoji": 0.25, "tiles": 0.2}
+GROUPED = 0.15  # names replaced by that of the subgroup
 DROPPED = 0.1  # conditions replaced by none
 KEEP = 0.99  # of the running mean, per step
 CODE_SHARE = 0.1  # of the draft's loss: the codes themselves, beside the target's law
@@ -59,6 +61,7 @@ class Rows:
         self.tokenizer = tokenizer
         self.pictures = pictures
         self.given = conditions(pictures, embedder)
+        self.groups = captions(pictures.groups, embedder) if pictures.groups else None
         self.odds = torch.ones(len(pictures))
         if pictures.kind == "tiles":
             self.odds = torch.bincount(pictures.labels).float().rsqrt()[pictures.labels]
@@ -68,15 +71,19 @@ class Rows:
         picked = torch.multinomial(self.odds, count, replacement=True, generator=rng)
         kind = self.pictures.kind
         images = augment(self.pictures.images[picked], BACKGROUND[kind], rng, *CHANGES[kind])
-        return self.encode(images), self.given[picked]
+        given = self.given[picked]
+        if self.groups is not None:
+            grouped = torch.rand(count, generator=rng) < GROUPED
+            given = torch.where(grouped[:, None, None], self.groups[picked], given)
+        return self.encode(images), given
 
     def whole(self) -> tuple[Tensor, Tensor]:
         """Give codes and conditions of all pictures, unchanged."""
         return self.encode(self.pictures.images), self.given
 
     def encode(self, images: Tensor) -> Tensor:
-        """Encode pictures; half precision is twice as fast and changes few codes."""
-        with torch.autocast("cpu", torch.bfloat16):
+        """Encode pictures; bfloat16, where it is fast, changes few codes."""
+        with torch.autocast("cpu", FAST, enabled=HALVES):
             return self.tokenizer.encode(images)
 
 
@@ -88,14 +95,14 @@ def misread(codes: Tensor, most: float, rng: torch.Generator) -> Tensor:
 
 
 class Student:
-    """A model in bfloat16, its float32 masters with their running mean, and its optimisers."""
+    """A model in the fast type, its float32 masters with their running mean, and its optimisers."""
 
     def __init__(self, kind: str, name: str, muon_rate: float, adam_rate: float) -> None:
         """Build the model with torch's own generator and part its parameters."""
         self.model: Any = build_model(kind, name)
         self.masters = {key: p.detach().clone() for key, p in self.model.named_parameters()}
         self.mean = {key: p.clone() for key, p in self.masters.items()}
-        self.model.to(torch.bfloat16).train()
+        self.model.to(FAST).train()
         use_plain_attention(self.model)
         hidden = [m for k, m in self.masters.items() if m.ndim == 2 and k.startswith("layers")]
         others = [m for k, m in self.masters.items() if m.ndim != 2 or not k.startswith("layers")]
