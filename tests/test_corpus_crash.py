@@ -10,6 +10,7 @@ import pytest
 KILLS = 50
 # One process imports the library and forks a child for each kill. The child starts from a copy of
 # the store, so that every kill meets the same two outcomes: the text before and the text after.
+# A child that ended before its kill came does not count as killed: another one follows it.
 SCRIPT = """
 import json, os, random, shutil, signal, sys, time
 from pathlib import Path
@@ -41,6 +42,9 @@ def text(path):
     view = open_view(path, "full", "numpy")
     return sorted(d.tolist() for s in view.segments for d in s.documents())
 
+def state(change, path):  # a merge keeps the text: the number of segments tells
+    return text(path), change is merge and len(open_view(path, "full", "numpy").segments)
+
 base = folder / "base"
 store = CorpusIndex.build(rows[:100], None, base, vocab_size=97, segment_tokens=2000, **options)
 store.append(rows[100], scope="global")
@@ -58,10 +62,10 @@ for change in changes:
     began = time.perf_counter()
     change(path)
     seconds[change] = 1.2 * (time.perf_counter() - began)
-    outcomes[change] = (text(base), text(path))
-for kill in range(kills):
-    change = changes[kill % len(changes)]
-    path = folder / f"kill-{kill}"
+    outcomes[change] = (state(change, base), state(change, path))
+while sum(row[2] for row in found) < kills and len(found) < 4 * kills:
+    change = changes[len(found) % len(changes)]
+    path = folder / f"kill-{len(found)}"
     shutil.copytree(base, path)
     child = os.fork()
     if child == 0:
@@ -73,17 +77,14 @@ for kill in range(kills):
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     before, after = outcomes[change]
-    left = text(path)
+    left = state(change, path)
     verdict = "old" if left == before else "new" if left == after else "neither"
-    if change is merge:  # the text is the same: the number of segments tells
-        segments = len(open_view(path, "full", "numpy").segments)
-        verdict = verdict if verdict == "neither" else "old" if segments > 2 else "new"
-    # A busy machine is slower at times: later where the kill came too early, sooner where too late.
-    seconds[change] *= 1.2 if verdict == "old" else 0.85
+    killed = os.WIFSIGNALED(status)
+    # A busy machine is slower at times: a writer that ended before its kill asks for a sooner one.
+    seconds[change] *= 1.1 if killed else 0.8
     rubbish = list(path.glob(BUILD_PREFIX + "*"))
     seal(path)  # the next writer clears up and goes on
-    whole = not list(path.glob(BUILD_PREFIX + "*")) and len(text(path)) == len(left) + 60
-    killed = os.WIFSIGNALED(status)
+    whole = not list(path.glob(BUILD_PREFIX + "*")) and len(text(path)) == len(left[0]) + 60
     found.append([change.__name__, verdict, killed, bool(rubbish), whole])
     shutil.rmtree(path)
 print(json.dumps(found))
@@ -100,9 +101,9 @@ def test_killed_at_random_moments_the_old_or_the_new_store_is_left(tmp_path: Pat
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert len(found) == KILLS
-    assert {verdict for _, verdict, *_ in found} == {"old", "new"}
-    assert all(whole for *_, whole in found)
     killed = [row for row in found if row[2]]
-    assert len(killed) > KILLS // 2  # most kills hit a writer at work,
-    assert any(rubbish for *_, rubbish, _ in killed)  # and some in the midst of its files
+    assert len(killed) == KILLS
+    assert {verdict for _, verdict, *_ in found} == {"old", "new"}
+    assert {verdict for _, verdict, hit, *_ in found if not hit} == {"new"}
+    assert all(whole for *_, whole in found)
+    assert any(rubbish for *_, rubbish, _ in killed)  # some are hit in the midst of their files
