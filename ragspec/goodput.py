@@ -27,7 +27,7 @@ from ragspec.tree import select
 
 LONGEST_PAUSE = 16  # in pauses that the share for probes would allow
 PROBE = BUCKETS.index(4)
-SELDOM = 4  # of the steps without a draft, one in so many refines the cost of a forward
+SELDOM = 4  # of the steps without a draft, one in so many is learned from
 SOMETIMES = 2  # of the drafted ones: the curve is worked out anew after each
 SLOW, QUICK = 0.2, 0.34  # weights of a step in the rate of drafting: in use, in a probe
 
@@ -206,16 +206,16 @@ class GoodputSession:
         self._asked, self._expected = 0, 0.0
 
     def _pass(self, step: Step, length: int) -> None:
-        """Learn from a step for which nobody drafted: little, in little time."""
+        """Learn from a step for which nobody drafted: of one in so many, in place of the others."""
         experience, spent = self.experience, step.milliseconds
-        if not self.settings.learns:
-            return
         self._passed += 1
-        if self._passed % SELDOM == 0 and "verify" in spent:
+        if not self.settings.learns or self._passed % SELDOM:
+            return
+        if "verify" in spent:
             self.cost.refine(1, length, spent["verify"] / 1000.0)
         self._learn_host(spent)
-        experience.earn(self.settings.probe_share, self._probe_price())
-        experience.overall.learn(len(step.tokens), self._plain, 0.05)
+        experience.earn(SELDOM * self.settings.probe_share, self._probe_price())
+        experience.overall.learn(len(step.tokens), self._plain, SELDOM * 0.05)
 
     def _learn_host(self, spent: dict[str, float]) -> None:
         """Learn the host time of a step; what a draft adds to it is part of the draft's price."""

@@ -15,7 +15,6 @@ import torch
 
 from ragspec.budget import BudgetSession
 from ragspec.draft import ROOT, DraftContext, DraftSession, DraftTree, Step, Verdict
-from ragspec.largest import best_tokens
 from ragspec.law import TokenLaw
 from ragspec.output import TokenLogprob
 from ragspec.report import ReportBuilder
@@ -155,9 +154,9 @@ def _advance(session: TargetSession, rows: Sequence[Row]) -> list[Emission]:
     drafted = time.perf_counter()
     logits = session.verify([row.pending for row in rows], trees)
     k = max(row.top for row in rows)
-    best = best_tokens(logits, k)[1] if k else None
+    kept = not any(row.law.processors for row in rows)
+    tops = Tops.ranked(logits, k, [len(tree) + 1 for tree in trees], kept) if k else None
     judged = _judge(rows, trees, logits)
-    tops = None if best is None else Tops.rows(best, [len(tree) + 1 for tree in trees])
     verified = time.perf_counter()
     hidden = _hidden(session, rows)
     session.commit([verdict.path for verdict, _ in judged])

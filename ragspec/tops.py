@@ -8,7 +8,7 @@ copied to the host unless somebody reads it there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -16,13 +16,22 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from ragspec.draft import Drafter, DraftSession, Ints
+from ragspec.largest import best_tokens
+
+LATE = 1 << 17  # scores that may wait on a host: of many steps together they are found in less time
 
 
 class _Forward:
     """The best tokens of all rows of a forward i64 [B, n, k]; `host` is the one copy of them."""
 
-    def __init__(self, best: torch.Tensor) -> None:
-        self.best = best
+    def __init__(self, find: Callable[[], torch.Tensor]) -> None:
+        self._find: Callable[[], torch.Tensor] | None = find
+
+    @cached_property
+    def best(self) -> torch.Tensor:
+        find, self._find = self._find, None  # which holds the scores
+        assert find is not None
+        return find()
 
     @cached_property
     def host(self) -> Ints:
@@ -47,12 +56,29 @@ class Tops:
     @classmethod
     def of(cls, best: torch.Tensor) -> Tops:
         """Return the best tokens [n, k] of a single row."""
-        return cls(_Forward(best[None]), 0, len(best))
+        return cls(_Forward(lambda: best[None]), 0, len(best))
 
     @classmethod
     def rows(cls, best: torch.Tensor, counts: Sequence[int]) -> list[Tops]:
         """Return the first `counts` of the best tokens [B, n, k] of every row."""
-        forward = _Forward(best)
+        return cls._shared(_Forward(lambda: best), counts)
+
+    @classmethod
+    def ranked(cls, logits: torch.Tensor, k: int, counts: Sequence[int], kept: bool) -> list[Tops]:
+        """Return the k best tokens of the first `counts` positions of logits [B, n, V].
+
+        kept: nobody changes the logits, so that on a host the search may wait for a reader.
+        """
+
+        def find() -> torch.Tensor:
+            return best_tokens(logits, k)[1]
+
+        if kept and logits.device.type == "cpu" and logits.numel() <= LATE:
+            return cls._shared(_Forward(find), counts)
+        return cls.rows(find(), counts)
+
+    @classmethod
+    def _shared(cls, forward: _Forward, counts: Sequence[int]) -> list[Tops]:
         return [cls(forward, row, count) for row, count in enumerate(counts)]
 
     def there(self) -> torch.Tensor:

@@ -155,6 +155,8 @@ class ContextSession:
     def observe(self, step: Step) -> None:
         """Correct the acceptance table by what became of the last proposal."""
         self._texts.commit(len(step.tokens))
+        if not self._drafted:
+            return
         children: dict[int, list[int]] = {}
         for i, node in enumerate(self._drafted):
             children.setdefault(node.parent, []).append(i)

@@ -265,3 +265,15 @@ def test_a_step_at_a_poor_outlook_counts_as_one_without_a_draft() -> None:
     assert experience.draft.sums == known
     session.allowance(128)
     assert session.adviser.promising(0.95), "another outlook is not to suffer for it"
+
+
+def test_of_the_steps_without_a_draft_one_in_four_is_learned_from_for_all() -> None:
+    experience = Experience(credit=0.0)
+    session = GoodputSession(Settings(probe_share=0.02), experience, linear())
+    plain = Step(DraftTree.empty(), (), (5,), {"draft": 0.0, "verify": 12.0, "host": 0.5})
+    for _ in range(3):
+        session.observe(plain, 128)
+    assert experience.overall.steps == 0 and experience.host == 0.0
+    session.observe(plain, 128)
+    assert experience.overall.steps == 1 and experience.host == 0.5
+    assert experience.credit == pytest.approx(4 * 0.02)

@@ -10,7 +10,7 @@ from ragspec.draft import DraftContext, DraftKind, DraftRequest, DraftTree, Ints
 from ragspec.engine import Engine
 from ragspec.fuse import Fuse
 from ragspec.sampling import Sampling
-from ragspec.tops import tell_prompt, wanted
+from ragspec.tops import Tops, tell_prompt, wanted
 from tests import tiny
 from tests.architectures import build
 from tests.fixed import BrokenDrafter, FixedDrafter
@@ -109,10 +109,55 @@ def test_nothing_is_worked_out_where_nobody_asks(monkeypatch: pytest.MonkeyPatch
     def refuse(*arguments: Any) -> None:
         raise AssertionError("nobody asked")
 
-    monkeypatch.setattr("ragspec.loop.best_tokens", refuse)
+    monkeypatch.setattr("ragspec.tops.best_tokens", refuse)
     monkeypatch.setattr("ragspec.target.TreeSession.read_prompts", refuse)
     engine = Engine(tiny.model("llama", dtype=torch.float64), drafter="context", budget=4)
     engine.generate(PROMPTS[0], max_new_tokens=4, ignore_eos=True)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_only_scores_that_nobody_changes_are_searched_when_they_are_read(
+    kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched = []
+
+    def search(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        searched.append(k)
+        values, places = logits.topk(k, -1)
+        return values, places
+
+    monkeypatch.setattr("ragspec.tops.best_tokens", search)
+    logits = torch.tensor([[[0.0, 3.0, 1.0, 2.0], [4.0, 0.0, 1.0, 2.0]]])
+    (tops,) = Tops.ranked(logits, 2, [2], kept)
+    assert searched == ([] if kept else [2])
+    if not kept:
+        logits.zero_()
+    assert tops.host().tolist() == tops.there().tolist() == [[1, 3], [0, 3]]
+    assert searched == [2], "once, whoever asks"
+
+
+def test_many_scores_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ragspec.tops.LATE", 7)
+    logits = torch.tensor([[[0.0, 3.0, 1.0, 2.0], [4.0, 0.0, 1.0, 2.0]]])
+    (tops,) = Tops.ranked(logits, 1, [2], True)
+    logits.zero_()
+    assert tops.host().tolist() == [[1], [0]]
+
+
+def test_what_processors_do_to_scores_is_not_what_the_target_thought() -> None:
+    model, drafter = tiny.model("llama", dtype=torch.float64), Learner()
+
+    def spoil(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores[..., : tiny.VOCAB // 2] = -1e9  # in place, which transformers' own never do
+        return scores
+
+    engine = Engine(model, drafter=drafter, budget=3)
+    engine.generate(PROMPTS[0], max_new_tokens=6, ignore_eos=True, logits_processor=[spoil])
+    (session,) = drafter.sessions
+    assert session.seen
+    for text, _, seen in session.seen:
+        assert seen is not None
+        assert seen[0].tolist() == best_after(model, text, 3)[-1]
 
 
 def test_path_targets_tell_of_steps_only() -> None:
