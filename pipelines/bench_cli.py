@@ -80,8 +80,8 @@ def text(
     budget: Annotated[str, typer.Option(help="'auto' or a number of draft nodes.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, ...")] = "auto",
     device: Annotated[str, typer.Option(help="cpu, an accelerator, or auto.")] = "auto",
-    items: Annotated[int, typer.Option(help="At most so many prompts a category.")] = 64,
-    repeats: Annotated[int, typer.Option(help="Runs of each prompt in each mode.")] = 1,
+    items: Annotated[int, typer.Option(min=1, help="At most so many prompts a category.")] = 64,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each prompt in each mode.")] = 1,
     json: Annotated[Path | None, typer.Option("--json", help="Write the rows here.")] = None,
     spec_bench: Annotated[
         Path | None, typer.Option(help="Write the last mode's answers in Spec-Bench's format.")
@@ -92,7 +92,7 @@ def text(
     for path in (json, spec_bench):
         checked_output(path)
     asked = TextBench(
-        *(model, draft_model, data, names, budget, dtype, device, max(1, items), max(1, repeats)),
+        *(model, draft_model, data, names, budget, dtype, device, items, repeats),
         *(store, history, scope),
     )
     measure(asked, json, spec_bench)

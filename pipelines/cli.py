@@ -141,7 +141,7 @@ def ask(
         compare=compare,
         trace=o.checked_output(trace),
         stream=not no_stream,
-        prediction=o.prediction_of(prediction),
+        prediction=o.prediction_of(prediction, drafter, draft_model),
     )
     text = o.checked_text(question)
     _finish(answer_question(text, docs or [], index, top_passages, asking, embedder))
@@ -188,7 +188,7 @@ def generate(
         compare=compare,
         trace=o.checked_output(trace),
         stream=not no_stream,
-        prediction=o.prediction_of(prediction),
+        prediction=o.prediction_of(prediction, drafter, draft_model),
     )
     prompt = _standard_input() if text == "-" else o.checked_text(text)
     _finish(continue_text(prompt, tuple(stop or ()), asking))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ragspec.draft import Drafter
 from ragspec.errors import InputError, UnknownNameError
-from ragspec.names import resolve, unknown
+from ragspec.names import unknown
 from ragspec.retrievers.corpus_catalogue import GLOBAL
 
 if TYPE_CHECKING:
@@ -188,28 +188,34 @@ def drafts_with_model(drafter: str | Sequence[str] | None) -> bool:
     return not {"rasd", "model", "fused"}.isdisjoint(names)
 
 
-def compose(drafter: str | Sequence[str] | None, sources: Sources) -> Any:
+def compose(drafter: str | Sequence[str] | None, sources: Sources, model: Any = None) -> Any:
     """Return what an engine takes as a drafter, with the stores in the methods that use them.
 
-    drafter: a name, several (fused), or None for plain decoding. A draft model is the engine's own
-    business, but for rasd, which prunes by its law. Raises as `build_method` does, and InputError
+    drafter: a name or the folder of a feature head, several (fused), or None for plain decoding.
+    model: the target, which a head goes on from. A draft model is the engine's own business, but
+    for those of `drafts_with_model`. Raises as `build_method` and `HeadDrafter` do, and InputError
     where stores are given that no method uses.
     """
+    from ragspec.head_drafter import HeadDrafter
+
     if drafter is None:
+        if sources.corpus or sources.history:
+            raise InputError("got a store and --drafter none; expected one: leave the other out.")
         return None
     names = [drafter] if isinstance(drafter, str) else list(drafter)
     for name in names:
-        if name not in METHODS:
-            resolve("drafter", name)
+        if name not in METHODS and not Path(name).is_dir():
+            known = ["none", *METHODS] if len(names) == 1 else METHODS
+            raise UnknownNameError(unknown("drafter", name, known))
     if (sources.corpus or sources.history) and not STORED & set(names):
         raise InputError(
             f"got a store, but {', '.join(names)} does not draft from stores; expected one of "
             f"{', '.join(sorted(STORED))}. Use --drafter auto."
         )
-    built: list[str | Drafter] = []
+    built: list[Drafter] = []
     for name in names:
         # A draft model is no method here, but one more source of the engine.
-        made = build_method(name, sources) if name in METHODS else name
+        made = build_method(name, sources) if name in METHODS else HeadDrafter(name, model)
         built.extend(made if isinstance(made, list) else [made])  # type: ignore[list-item]
     return built[0] if len(built) == 1 else built
 

@@ -25,7 +25,8 @@ DraftModelOption = Annotated[
 DrafterOption = Annotated[
     str | None,
     typer.Option(
-        help="auto, context, suffix, recycling, lookup, match, hierarchy, rest, rasd; several with "
+        help="auto, context, suffix, recycling, recycling-paper, lookup, match, select, hierarchy, "
+        "rest, rasd, model, fused, the folder of a head (`ragspec train-head`); several with "
         "commas; or none: plain decoding. Without it: context, and auto where stores are given."
     ),
 ]
@@ -114,7 +115,7 @@ class EngineOptions:
             size = int(model.config.get_text_config().vocab_size)
             check_draft_model(draft, own, tokenizer, size)
             sources, draft_model = replace(sources, draft_model=draft), None
-        drafter = compose(names, sources)
+        drafter = compose(names, sources, model)
         engine = AnyEngine(model, tokenizer, drafter, draft_model, budget_of(self.budget))
         if engine.tokenizer is None:
             raise ModelError(
@@ -151,11 +152,19 @@ def checked_output(path: Path | None) -> Path | None:
     return path
 
 
-def prediction_of(text: str | None) -> str | None:
+def prediction_of(
+    text: str | None, drafter: str | None = None, draft_model: str | None = None
+) -> str | None:
     """Return the predicted text, read from the file that `@FILE` names.
 
-    Raises InputError where that file cannot be read as UTF-8.
+    drafter, draft_model: the options beside it. Raises InputError where that file cannot be read as
+    UTF-8, and where there is no drafter to copy the text.
     """
+    if text is not None and drafter and drafter_of(drafter) is None and draft_model is None:
+        raise InputError(
+            f"got --prediction and --drafter {drafter}, which copies from no text; expected one: "
+            "leave the other out."
+        )
     if text is None or not text.startswith("@"):
         return text if text is None else checked_text(text)
     try:

@@ -114,7 +114,7 @@ def verify(path: StoreArgument, json: o.JsonOption = False) -> None:
 
 @app.command()
 def merge(path: StoreArgument, json: o.JsonOption = False) -> None:
-    """Make one segment of all those of one scope: look-ups get faster."""
+    """Make one segment of all those of one scope and source: look-ups get faster."""
     terminal = Terminal(quiet=json)
     with _opened(path) as found:
         with terminal.working("merging"):
@@ -133,6 +133,8 @@ def evict(
     terminal = Terminal(quiet=json)
     kept = count_of(max_tokens, "--max-tokens")
     with _opened(path) as found:
+        if scope is not None:
+            _check_held(found, scope)
         with terminal.working("evicting"):
             found.evict(kept, scope=scope)
         _show(found.info(), terminal, json)
@@ -144,6 +146,18 @@ def count_of(text: str, name: str) -> int:
     if found is None:
         raise InputError(f"{name} is {text!r}; expected a number such as 250000, 500k or 10M.")
     return int(float(found[1]) * UNITS[found[2]])
+
+
+def _check_held(found: Any, scope: str) -> None:
+    """Raise InputError where no text has the scope: a tenant's would seem to be gone."""
+    from ragspec.retrievers.corpus import checked_scope
+
+    scopes = found.info().scopes
+    if checked_scope(scope) not in scopes:
+        raise InputError(
+            f"no text of {found.path} has scope {scope!r}; it has "
+            f"{', '.join(sorted(scopes)) or 'none'}: name one of these, or leave --scope out."
+        )
 
 
 def _opened(path: Path) -> Any:

@@ -127,8 +127,10 @@ def _folder(folder: Path, wanted: Wanted) -> Iterator[Item]:
             for item in _file(path, wanted):
                 found = True
                 yield item
-        except DocumentError as error:
-            wanted.skipped(str(path), str(error).removeprefix(f"{path} "))
+        except (DocumentError, InputError) as error:
+            if isinstance(error, InputError) and wanted.field is not None:
+                raise  # the column that was asked for is not there
+            wanted.skipped(str(path), str(error).removeprefix(str(path)).lstrip(" ,"))
     if not found:
         raise DocumentError(
             f"{folder} holds no usable text. Name a folder with documents, jsonl or parquet files."

@@ -9,7 +9,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragspec.errors import DocumentError, InputError, ModelError, PromptTooLongError
+from ragspec.errors import (
+    DocumentError,
+    InputError,
+    ModelError,
+    PromptTooLongError,
+    StoreError,
+)
 from ragspec.pipelines.store_sources import Wanted, read_prompts, read_texts
 from ragspec.pipelines.terminal import Terminal
 
@@ -55,12 +61,14 @@ def build_store(
 ) -> CorpusInfo:
     """Build a corpus from sources of text, streamed; limit: about how many tokens at most.
 
-    Raises DocumentError where there is no text in them; an older corpus stays then.
+    Raises DocumentError where there is no text in them, StoreError where a corpus is in the way
+    that holds more than documents; an older corpus stays then.
     """
     from ragspec.retrievers.corpus import CorpusIndex
     from ragspec.retrievers.corpus_text import tokenized
 
     sources = list(sources)
+    _check_replaceable(out)
     tokenizer = load_tokenizer(model)
     with counting(terminal, "reading") as told:
         rows: Iterator[Any] = tokenized(read_texts(sources, wanted), tokenizer, told)
@@ -68,6 +76,31 @@ def build_store(
             rows = _at_most(rows, limit)
         with CorpusIndex.build(_some(rows, sources), tokenizer, out) as store:
             return store.info()
+
+
+def _check_replaceable(out: Path) -> None:
+    """Raise StoreError where a corpus holds what a build would not bring back."""
+    from ragspec.retrievers.corpus_catalogue import GLOBAL, KIND, Source, read_catalogue
+    from ragspec.store import OpenStore, read_current
+
+    try:
+        path, manifest = read_current(out)
+        if manifest.kind != KIND:
+            return  # whoever writes refuses it
+        known = read_catalogue(OpenStore(path, manifest))
+    except StoreError:
+        return  # there is none, or a damaged one, which may be built again
+    appended = any(record.source is Source.APPENDED for record in known.segments)
+    scopes = sorted({record.scope for record in known.segments})
+    held = [f"outputs of model {known.model[:PREFIX]}"] if known.model is not None else []
+    held += ["text that was appended while in use"] if appended else []
+    held += [f"text of scope {', '.join(scopes)}"] if set(scopes) - {GLOBAL} else []
+    if held:
+        raise StoreError(
+            f"{out} holds {' and '.join(held)} ({known.tokens:,} tokens), which a new corpus would "
+            "replace; expected a new folder or a corpus of documents. Name another folder with "
+            "--out, or remove this one first."
+        )
 
 
 def store_answers(
@@ -119,12 +152,20 @@ def _answer(
 
 
 def _open_for(engine: Engine, out: Path) -> CorpusIndex:
-    """Open the corpus of this model's answers, or make it."""
+    """Open the corpus of this model's answers, or make it; raises StoreError for documents."""
     from ragspec.retrievers.corpus import CorpusIndex
     from ragspec.store import POINTER
 
     if (out / POINTER).exists():
-        return CorpusIndex.open(out, tokenizer=engine.tokenizer, model=engine)
+        store = CorpusIndex.open(out, tokenizer=engine.tokenizer, model=engine)
+        info = store.info()
+        if info.tokens and info.model is None:  # they would become outputs of this model
+            store.close()
+            raise StoreError(
+                f"{out} holds documents ({info.tokens:,} tokens), no model's answers; name a new "
+                "folder for the answers with --out."
+            )
+        return store
     return CorpusIndex.build([], engine.tokenizer, out, model=engine)
 
 

@@ -24,6 +24,7 @@ LETTERS = 16  # of a token in its box
 LINE = 80  # of a token in a tip
 PAD, GAP, NODE_HEIGHT, ROW_HEIGHT, MARGIN = 6, 15, 22, 28, 4
 BEND = 4  # radius
+END = "end"  # what the end token, which has no text, is shown as
 HIDDEN, UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"}), "\ufffd"
 SHOWN = str.maketrans({" ": "·", "\n": "↵", "\r": "␍", "\t": "⇥"})
 
@@ -100,9 +101,24 @@ class _Words:
         for step, texts in zip(trace.steps, trace.texts, strict=True):
             self._texts.update(zip(step.tokens, texts, strict=True))
         self._texts.update(trace.vocabulary)
+        self.end = _end_of(trace)
 
     def __getitem__(self, token: int) -> str:
+        if token == self.end:
+            return END
         return self._texts.get(token) or f"#{token}"
+
+
+def _end_of(trace: Trace) -> int | None:
+    """Return the end token that ended the text, None where something else did.
+
+    The last token of a whole run shows at least a mark of an unfinished character, unless it is
+    one that decoding leaves out.
+    """
+    if not trace.complete or trace.report.finish_reason != "stop" or not trace.steps:
+        return None
+    last, texts = trace.steps[-1].tokens, trace.texts[-1]
+    return last[-1] if last and not texts[-1] else None
 
 
 def _view(
@@ -131,7 +147,7 @@ def _view(
     return DraftView(
         number=number,
         accepted=len(kept_of(step)),
-        caption=_caption(step, texts[len(tokens) :]),
+        caption=_caption(step, [words[token] for token in own if token != words.end]),
         nodes=nodes,
         edges=_edges(nodes, parents, [i for i in range(1, len(nodes)) if i not in bold]),
         path=_edges(nodes, parents, first[1:]),

@@ -20,11 +20,12 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ragspec.errors import StoreError
+from ragspec.errors import InputError, StoreError
 from ragspec.filesystem import LOCK, link_or_copy, read_file, sync, writer_lock
 from ragspec.manifest import (
     MANIFEST,
@@ -84,9 +85,11 @@ def publish(
     `stage` is called with the name of each point that was reached: "locked", "written", "synced",
     "manifest", "renamed", "switched", "cleaned". Up to "renamed" a crash leaves the old store,
     from "switched" on the new one. Raises StoreError where `root` is something else than a store
-    or another process writes to it; whatever `write` raises passes through.
+    or another process writes to it; whatever `write` raises passes through, and what was made for
+    a first generation goes again.
     """
     root = Path(root)
+    new = not root.exists()
     check_writable(root)
     with writer_lock(root, wait):
         remove_leftovers(root)
@@ -103,6 +106,8 @@ def publish(
             os.rename(build, target)
         except BaseException:
             shutil.rmtree(build, ignore_errors=True)
+            if new:
+                remove_empty(root)
             raise
         sync(root)
         stage("renamed")
@@ -239,6 +244,14 @@ def remove_leftovers(root: Path) -> None:
         shutil.rmtree(root / name, ignore_errors=True)
 
 
+def remove_empty(root: Path) -> None:
+    """Remove the folder of a store that holds nothing but a lock, with the lock held."""
+    with suppress(OSError):  # it is in use, or where open files cannot be removed
+        if [path.name for path in root.iterdir()] == [LOCK]:
+            (root / LOCK).unlink()
+            root.rmdir()
+
+
 def remove_old(root: Path, keep: str) -> None:
     """Remove all generations but `keep` and the newest before it, which readers may be opening."""
     for name in generations(root)[:-2]:
@@ -261,7 +274,7 @@ def open_store(
     """
     root = Path(root)
     if verify not in ("full", "size"):
-        raise ValueError(f"verify is {verify!r}, expected 'full' or 'size'.")
+        raise InputError(f"verify is {verify!r}; expected 'full' or 'size'.")
     path, manifest = read_current(root)
     if manifest.kind != kind:
         raise StoreError(f"{root} holds {manifest.kind!r}, expected {kind!r}; name another store.")
@@ -280,11 +293,14 @@ def read_current(root: Path) -> tuple[Path, Manifest]:
     try:
         found = read_file(pointer)
         current = json.loads(found)
+        if not isinstance(current, dict):
+            raise ValueError(f"{type(current).__name__}, expected an object")
         generation, digest = str(current["generation"]), str(current["manifest_sha256"])
         if GENERATION.fullmatch(generation) is None or found != pointer_bytes(generation, digest):
             raise ValueError(f"generation {generation!r}")
-    except (ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{root} is damaged ({error}); build the store again.") from error
+    except (ValueError, KeyError) as error:
+        wrong = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
+        raise StoreError(f"{pointer} {wrong}; build the store again.") from error
     data = read_file(root / generation / MANIFEST)
     if hashlib.sha256(data).hexdigest() != digest:
         raise StoreError(

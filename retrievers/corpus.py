@@ -224,7 +224,7 @@ class CorpusIndex:
         self._writer.seal()
 
     def merge(self) -> None:
-        """Make one segment of all those of one scope: look-ups get faster. Raises StoreError."""
+        """Make one segment of all those of one scope and source. Raises StoreError."""
         self._writer.seal()
         self._writer.change(Revision.merge)
 
@@ -236,6 +236,7 @@ class CorpusIndex:
         """
         if max_tokens < 0:
             raise InputError(f"max_tokens is {max_tokens}; expected 0 or more.")
+        scope = None if scope is None else checked_scope(scope)
 
         def change(revision: Revision) -> None:
             among = [r for r in revision.catalogue.segments if scope in (None, r.scope)]

@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from ragspec.errors import StoreError
+from ragspec.errors import InputError, StoreError
 from ragspec.manifest import FileRecord, Verify, check_file
 from ragspec.retrievers.segment import FILES, Accelerator, Segment
 from ragspec.store import POINTER, OpenStore, open_store
@@ -201,7 +201,7 @@ def open_view(
     A reader that is overtaken by two writers begins again. Raises StoreError.
     """
     if verify not in ("full", "size"):
-        raise ValueError(f"verify is {verify!r}, expected 'full' or 'size'.")
+        raise InputError(f"verify is {verify!r}; expected 'full' or 'size'.")
     while True:
         pointer = read_pointer(root)
         try:

@@ -115,6 +115,7 @@ class CorpusWriter:
 
     def set_model(self, fingerprint: str) -> None:
         """Say whose outputs are appended from now on; raises StoreError for a second model."""
+        self._check_open()
         check_model(self.root, self.model, fingerprint)
         self.model = self.model or fingerprint  # the one of the store knows more dtypes
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ragspec.errors import DocumentError, MissingExtraError
-from ragspec.store import is_store
+from ragspec.errors import DocumentError, MissingExtraError, StoreError
+from ragspec.store import is_store, read_current
 
 MAX_BYTES = 64 * 2**20
 MARKDOWN = frozenset({".md", ".markdown", ".mdown", ".mkd"})
@@ -128,12 +129,10 @@ def list_files(folder: Path) -> list[Path]:
     """List the files below a folder, sorted by path, without hidden ones and stores of ours.
 
     Links to folders are listed and not followed: they may lead in a circle, or out of the folder.
-    Raises DocumentError where the folder is an index itself, or cannot be listed.
+    Raises DocumentError where the folder is such a store itself, or cannot be listed.
     """
     if is_store(folder):
-        raise DocumentError(
-            f"{folder} is an index, expected documents; open it with `ragspec ask --index`."
-        )
+        raise DocumentError(f"{folder} is {_advice(folder)}.")
     found: list[Path] = []
     for root, folders, names in os.walk(folder, onerror=raise_unreadable):
         if is_store(Path(root)):  # an index that was written among the documents it was made of
@@ -143,6 +142,18 @@ def list_files(folder: Path) -> list[Path]:
         links = [name for name in folders if Path(root, name).is_symlink()]
         found += [Path(root, name) for name in (*names, *links) if not name.startswith(".")]
     return sorted(found, key=lambda path: path.as_posix())
+
+
+def _advice(folder: Path) -> str:
+    """Say what a store is that was named in the place of documents, and what it is for."""
+    from ragspec.retrievers.corpus_catalogue import KIND
+
+    kind = ""
+    with suppress(StoreError):  # a damaged one
+        kind = read_current(folder)[1].kind
+    if kind == KIND:
+        return "a store of text, expected documents; draft from it with --store or --history"
+    return "an index, expected documents; open it with `ragspec ask --index`"
 
 
 def raise_unreadable(error: OSError) -> None:

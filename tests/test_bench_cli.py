@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from typer import BadParameter
 
 from ragspec.errors import DocumentError, InputError, UnknownNameError
 from ragspec.pipelines.bench import main
@@ -61,5 +62,8 @@ def test_bad_data_and_unknown_modes_are_refused(folder: Path, tmp_path: Path) ->
             bench(folder, "--modes", nothing)
     with pytest.raises(InputError, match="there is no folder"):
         bench(folder, "--json", str(tmp_path / "no" / "rows.json"))
+    for option in ("--items", "--repeats"):
+        with pytest.raises(BadParameter):
+            bench(folder, option, "0")
     with pytest.raises(DocumentError, match="cannot be read"):
         bench(folder, "--data", str(tmp_path / "missing.jsonl"))

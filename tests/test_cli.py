@@ -115,6 +115,8 @@ def test_a_predicted_text_is_copied_and_changes_nothing(
     assert again["text"] == found["text"]
     assert again["report"]["accepted_prediction_tokens"] > 0
     assert again["report"]["forwards"] <= found["report"]["forwards"]
+    assert main([*arguments, "--prediction", "a", "--drafter", "none"]) == 2
+    assert "--prediction and --drafter none" in capsys.readouterr().err
 
 
 def test_generate_streams_text_and_keeps_remarks_apart(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ragspec.errors import StoreError
+from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.corpus import CorpusIndex
 from tests.corpora import build, reopen, rows
 
@@ -128,7 +128,7 @@ def test_a_size_check_notices_what_has_another_size(
     reopen(tmp_path / "c", verify="size").close()  # as documented
     with pytest.raises(StoreError, match="SHA-256"):
         reopen(tmp_path / "c")
-    with pytest.raises(ValueError, match="verify"):
+    with pytest.raises(InputError, match="expected 'full' or 'size'"):
         reopen(tmp_path / "c", verify="often")
 
 

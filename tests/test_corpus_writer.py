@@ -31,6 +31,14 @@ def store(tmp_path: Path) -> Iterator[CorpusIndex]:
         yield made
 
 
+def test_a_closed_corpus_records_nothing(tmp_path: Path) -> None:
+    engine = Engine(tiny.model(), drafter=None)
+    store = build(tmp_path / "c", rows(1))
+    store.close()
+    with pytest.raises(StoreError, match="was closed"):
+        store.record(engine, scope="global")
+
+
 # --- scopes -------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ragspec.errors import DocumentError
+from ragspec.retrievers.corpus import CorpusIndex
 from ragspec.retrievers.documents import find_headings, load_document, load_documents
 from ragspec.retrievers.index import PassageIndex
 from tests.toy_embedder import make_embedder
@@ -168,6 +169,9 @@ def test_an_index_among_the_documents_is_not_read(tmp_path: Path) -> None:
         PassageIndex.build(found.documents, embedder=None).save(tmp_path / "good.idx")
     with pytest.raises(DocumentError, match="is an index, expected documents"):
         load_documents(tmp_path / "good.idx")
+    CorpusIndex.build([[1, 2]], None, tmp_path / "c.store", vocab_size=9).close()
+    with pytest.raises(DocumentError, match=r"is a store of text, .* with --store"):
+        load_documents(tmp_path / "c.store")
 
 
 def test_pdf_text_and_page_headings(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from ragspec.draft import DraftContext, DraftRequest
 from ragspec.drafting import build_drafter
 from ragspec.engine import Engine
-from ragspec.errors import InputError, StoreError, UnknownNameError
+from ragspec.errors import InputError, ModelNotFoundError, StoreError, UnknownNameError
 from ragspec.pipelines.methods import (
     METHODS,
     Sources,
@@ -22,7 +22,7 @@ from ragspec.pipelines.methods import (
 )
 from ragspec.retrievers.corpus import CorpusIndex
 from ragspec.target import CausalTarget
-from tests import tiny
+from tests import heads, tiny
 
 PROMPT = [5, 6, 7, 8, 9, 5, 6, 7]
 ALONE = [name for name in METHODS if not METHODS[name].needs]
@@ -113,7 +113,7 @@ def test_text_of_a_scope_is_drafted_from_where_it_is_named(tmp_path: Path) -> No
 
 
 def test_what_the_command_line_asks_for_is_composed(sources: Sources) -> None:
-    assert compose(None, sources) is None
+    assert compose(None, Sources()) is None
     assert compose("context", Sources()).name == "context"
     assert [each.name for each in compose(["lookup", "rest"], sources)] == [
         "lookup",
@@ -127,10 +127,28 @@ def test_what_the_command_line_asks_for_is_composed(sources: Sources) -> None:
 def test_a_store_that_nobody_reads_and_a_name_that_nobody_has_are_refused(sources: Sources) -> None:
     with pytest.raises(InputError, match="context does not draft from stores"):
         compose("context", sources)
-    with pytest.raises(UnknownNameError, match="nope"):
-        compose("nope", sources)
+    with pytest.raises(InputError, match="a store and --drafter none"):
+        compose(None, sources)
+    for name in ("nope", "head", "synthetic", "jacobi"):
+        with pytest.raises(UnknownNameError, match=f"unknown drafter '{name}'") as caught:
+            compose(name, sources)
+        known = str(caught.value).partition("Known: ")[2].rstrip(".").split(", ")
+        assert known == sorted(["none", *METHODS])
     with pytest.raises(InputError, match=r"rest got no store; expected .* with --store"):
         compose("rest", Sources())
+
+
+def test_a_folder_is_that_of_a_head(tmp_path: Path, plain: list[int]) -> None:
+    model = tiny.model("llama")
+    heads.fresh(CausalTarget(model)).save(tmp_path / "head")
+    for name in (str(tmp_path / "head"), ["context", str(tmp_path / "head")]):
+        engine = Engine(model, drafter=compose(name, Sources(), model), budget=6)
+        found = engine.generate(PROMPT, max_new_tokens=16, ignore_eos=True)
+        assert found.tokens == plain
+        assert found.report.faults == {}
+        assert "head" in found.report.drafted_by_source
+    with pytest.raises(ModelNotFoundError):
+        compose(str(tmp_path), Sources(), model)
 
 
 def test_a_foreign_corpus_is_refused_when_the_engine_is_built(tmp_path: Path) -> None:

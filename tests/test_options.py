@@ -75,6 +75,9 @@ def test_a_prediction_is_a_text_or_a_file(tmp_path: Path) -> None:
     assert prediction_of(None) is None
     with pytest.raises(InputError, match="cannot be read"):
         prediction_of(f"@{tmp_path / 'missing.txt'}")
+    assert prediction_of("a", "none", "draft") == prediction_of("a", "context") == "a"
+    with pytest.raises(InputError, match="got --prediction and --drafter none"):
+        prediction_of("a", "none")
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="UTF-8"):
         prediction_of(f"@{file}")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ragspec.errors import StoreError
+from ragspec.errors import InputError, StoreError
 from ragspec.filesystem import writer_lock
 from ragspec.manifest import Contents
 from ragspec.store import POINTER, OpenStore, carry, open_store, publish
@@ -249,6 +249,35 @@ def test_damage_to_a_carried_file_is_not_made_official(tmp_path: Path) -> None:
     (tmp_path / "gen-000002" / "inner/more.txt").unlink()
     with pytest.raises(StoreError, match="missing"):
         carried_on(tmp_path, "three")
+
+
+def test_a_first_generation_that_fails_leaves_no_folder(tmp_path: Path) -> None:
+    def fail(folder: Path) -> None:
+        (folder / "data.txt").write_text("half")
+        raise InputError("no text")
+
+    root = tmp_path / "new"
+    with pytest.raises(InputError, match="no text"):
+        publish(root, "toy", fail)
+    assert not root.exists()
+    build(root, "one")
+    with pytest.raises(InputError, match="no text"):
+        publish(root, "toy", fail)
+    assert read(root) == "one"
+
+
+@pytest.mark.parametrize(
+    ("pointer", "message"),
+    [
+        ('{"generation": "gen-000001"}', "CURRENT lacks 'manifest_sha256'"),
+        ("[1]", r"CURRENT is damaged \(list, expected an object\)"),
+    ],
+)
+def test_what_is_wrong_with_the_pointer_is_told(tmp_path: Path, pointer: str, message: str) -> None:
+    build(tmp_path, "one")
+    (tmp_path / POINTER).write_text(pointer)
+    with pytest.raises(StoreError, match=message):
+        read(tmp_path)
 
 
 @pytest.mark.parametrize("blocked", ["LOCK", "build"])

@@ -147,6 +147,69 @@ def test_answers_are_kept_with_the_fingerprint_of_their_model(
     assert "another model" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("what", ["answers", "a tenant's", "appended"])
+def test_a_build_replaces_documents_alone(
+    texts: Path, tmp_path: Path, model: str, what: str, capsys: Capture
+) -> None:
+    out = tmp_path / "c.store"
+    build = ["build", str(texts), "-m", model, "-o", str(out)]
+    made: dict[str, Any] = {"model": "a" * 64} if what == "answers" else {}
+    if what == "a tenant's":
+        made = {"scope": "acme"}
+    with CorpusIndex.build(["kept"], tiny.tokenizer(), out, **made) as store:
+        if what == "appended":
+            store.append([1, 2, 3], scope="global")
+    before = held(out, "acme")
+    capsys.readouterr()
+    assert run(*build) == 8
+    told = capsys.readouterr().err
+    words = {"answers": "outputs of model aaaaaaaaaaaa", "a tenant's": "scope acme"}
+    assert words.get(what, "text that was appended") in told
+    assert "Name another folder" in told
+    assert held(out, "acme") == before
+    CorpusIndex.build(["old"], tiny.tokenizer(), out).close()
+    assert run(*build) == 0
+    assert len(held(out)) == 3
+
+
+def test_documents_do_not_become_answers(
+    texts: Path, tmp_path: Path, model: str, capsys: Capture
+) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "c.store"
+    prompts.write_text('{"prompt": "ab"}\n')
+    assert run("build", str(texts), "-m", model, "-o", str(out)) == 0
+    arguments = ["from-answers", str(prompts), "-m", model, "-o", str(out)]
+    assert run(*arguments, "--max-new-tokens", "2") == 8
+    assert "holds documents (" in capsys.readouterr().err
+    assert found(capsys, "info", str(out))["model"] is None
+    assert len(held(out)) == 3
+
+
+def test_a_scope_that_no_text_has_is_not_evicted(
+    texts: Path, tmp_path: Path, model: str, capsys: Capture
+) -> None:
+    out = tmp_path / "c.store"
+    assert run("build", str(texts), "-m", model, "-o", str(out)) == 0
+    capsys.readouterr()
+    for scope, message in (("nobody", "scope 'nobody'; it has global"), ("", "scope is ''")):
+        assert run("evict", str(out), "--max-tokens", "0", "--scope", scope) == 2
+        assert message in capsys.readouterr().err
+    assert found(capsys, "info", str(out))["generation"] == "gen-000001"
+    with CorpusIndex.open(out) as store, pytest.raises(InputError, match="scope is ' '"):
+        store.evict(0, scope=" ")
+
+
+def test_a_store_is_no_source_of_documents(
+    texts: Path, tmp_path: Path, model: str, capsys: Capture
+) -> None:
+    first, second = str(tmp_path / "a.store"), str(tmp_path / "b.store")
+    assert run("build", str(texts), "-m", model, "-o", first) == 0
+    capsys.readouterr()
+    assert run("build", first, "-m", model, "-o", second) == 7
+    told = capsys.readouterr().err
+    assert "is a store of text" in told and "--store" in told and "ragspec ask --index" not in told
+
+
 def test_a_prompt_that_is_too_long_is_left_out(tmp_path: Path, model: str, capsys: Capture) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("a b", "x" * 600)))
@@ -191,7 +254,7 @@ def test_errors_are_one_message_and_a_code(
         given += ["-m", model]
     assert run(*given) == code
     assert message in capsys.readouterr().err
-    assert not (tmp_path / "c.store" / "CURRENT").exists()
+    assert not (tmp_path / "c.store").exists()
 
 
 @pytest.mark.parametrize(

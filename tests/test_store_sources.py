@@ -198,3 +198,19 @@ def test_a_split_or_config_that_no_source_has_is_refused(tmp_path: Path) -> None
     with pytest.raises(InputError, match="--config is 'en'"):
         read(tmp_path / "splits", split="test", config="en")
     assert read(rows, tmp_path / "splits", split="test") == ["one", "two"] * 2
+
+
+def test_a_file_without_a_usual_column_does_not_end_a_folder(tmp_path: Path) -> None:
+    write_rows(tmp_path / "a.jsonl", [{"x": 1, "y": 2}])
+    (tmp_path / "b.jsonl").write_text("{broken")
+    write_rows(tmp_path / "c.jsonl", ROWS)
+    reasons: dict[str, str] = {}
+
+    def skipped(path: str, reason: str) -> None:
+        reasons[Path(path).name] = reason
+
+    assert read(tmp_path, skipped=skipped) == ["one", "two"]
+    assert reasons["a.jsonl"].startswith("row 1 has no column of a usual name; it has x, y")
+    assert reasons["b.jsonl"].startswith("line 1: no JSON object")
+    with pytest.raises(InputError, match="no column 'z'"):
+        read(tmp_path, field="z")  # asked for by name

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 
@@ -82,6 +83,27 @@ def test_a_text_that_ends_with_the_path_has_no_token_of_the_target() -> None:
     view = view_of(Step(branching(), (1, 3, 4), (1, 2)))
     assert "own" not in {node.css for node in view.nodes}
     assert view.caption == "5 drafted, 2 accepted, then the end"
+
+
+def test_the_end_token_is_shown_as_the_end() -> None:
+    def trace(*texts: str) -> Trace:
+        steps = (
+            Step(DraftTree.chain([1, 0], "context"), (0,), (1, 2)),
+            Step(DraftTree.chain([2, 0], "context"), (), (0,)),
+        )
+        found = trace_of(*steps, vocabulary={1: " the", 0: ""})
+        return replace(found, texts=((" the", texts[0]), (texts[1],)))
+
+    first, second = draft_views(trace(" a", ""))
+    assert [node.text for node in first.nodes[1:]] == ["·the", "end", "·a"]
+    assert [node.text for node in second.nodes[1:]] == ["·a", "end", "end"]
+    assert second.caption == "2 drafted, 0 accepted, then the end"
+    assert first.caption == "2 drafted, 1 accepted, then “·a” by the target"
+    # A token that is part of a character has no text either, and one may end a text by its length.
+    split = draft_views(trace("", " a"))[0]
+    assert split.caption == "2 drafted, 1 accepted, then “#2” by the target"
+    cut = replace(trace(" a", ""), complete=False)
+    assert draft_views(cut)[1].caption == "2 drafted, 0 accepted, then “#0” by the target"
 
 
 def test_the_root_is_what_was_written_before(tmp_path: Path) -> None:
