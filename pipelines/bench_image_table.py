@@ -27,11 +27,11 @@ class ImageRow:
     """One way of drawing.
 
     images: timed ones. seconds, forwards: medians an image. ratio: median of plain seconds / this
-    way's, paired by image; ratio_low, ratio_high: its 95 % bootstrap interval. codes_per_forward:
-    mean over images. tv_excess: mean a position, of the timed images; quality_tv_excess: of those
-    that the Frechet distance is of. equal: share of images that are the plain ones. frechet: with
-    its interval; frechet_inside: whether plain decoding is as far from itself. draft_nodes: mean a
-    step. What was not measured is None.
+    way's, paired by image; ratio_low, ratio_high: its 95 % bootstrap interval, of two images or
+    more. codes_per_forward: mean over images. tv_excess: mean a position, of the timed images;
+    quality_tv_excess: of those that the Frechet distance is of. equal: share of images that are the
+    plain ones. frechet: with its interval; frechet_inside: whether plain decoding is as far from
+    itself. draft_nodes: mean a step. What was not measured is None.
     """
 
     way: str
@@ -43,8 +43,8 @@ class ImageRow:
     seconds: float
     forwards: float
     ratio: float
-    ratio_low: float
-    ratio_high: float
+    ratio_low: float | None
+    ratio_high: float | None
     codes_per_forward: float | None
     tv_excess: float | None
     equal: float
@@ -67,7 +67,7 @@ def make_rows(timed: Mapping[Way, Timed], quality: Quality | None) -> list[Image
     for way, found in timed.items():
         pairs = zip(plain.seconds, found.seconds, strict=True)
         ratios = [ours / max(1e-9, theirs) for ours, theirs in pairs]
-        low, high = interval(ratios)
+        low, high = interval(ratios) if len(ratios) > 1 else (None, None)
         length = float(np.mean(found.lengths))
         rows.append(
             ImageRow(
@@ -128,7 +128,7 @@ def make_table(rows: Sequence[ImageRow], title: str) -> Table:
             _number(row.codes_per_forward, 2),
             f"{row.seconds:.3f}",
             f"{row.ratio:.2f}",
-            f"{row.ratio_low:.2f}-{row.ratio_high:.2f}",
+            NONE if row.ratio_low is None else f"{row.ratio_low:.2f}-{row.ratio_high:.2f}",
             _number(row.tv_excess, 4),
             f"{row.equal:.0%}",
             _number(row.frechet, 2),

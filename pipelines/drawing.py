@@ -152,7 +152,7 @@ def _draw_into(
     else:
         drawn = Drawn([pipe(**_arguments(asked), generator=_generator(seed))])
     written = _write(asked, drawn, plain, seed, out)
-    found = figures(asked, drawn, plain, seed, written)
+    found = figures(asked, drawn, plain, seed, written) | _used(asked, pipe)
     if json is not None:
         json.write_text(json_text.dumps(found, indent=1) + "\n", encoding="utf-8")
     _tell(found, drawn, out, terminal)
@@ -205,6 +205,21 @@ def figures(
         "guidance": asked.guidance,
         "seed": seed,
         "seeds": drawn.seeds,
+    }
+
+
+def _used(asked: Asked, pipe: ImagePipeline) -> dict[str, Any]:
+    """Return what the images were drawn with, as far as it is not what was typed."""
+    from ragspec.visual.image_drafting import source_name
+
+    return {
+        "model": asked.source(),
+        "drafter_used": source_name(pipe.source),
+        "device": str(pipe.model.device),
+        "dtype": str(pipe.model.dtype).removeprefix("torch."),
+        "budget": asked.budget,
+        "temperature": asked.temperature,
+        "top_k": asked.top_k,
     }
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ragspec.errors import InputError
 from ragspec.pipelines import options as o
 from ragspec.pipelines.terminal import Terminal
 
@@ -43,6 +45,8 @@ def train_head(
     from ragspec.pipelines.head_tasks import make_head
     from ragspec.pipelines.store_cli import count_of
 
+    _check_positive(minutes, "--minutes")
+    _check_positive(rate, "--rate")
     settings = HeadTraining(
         steps=steps,
         seconds=None if minutes is None else 60.0 * minutes,
@@ -62,3 +66,9 @@ def train_head(
         f"{found['seconds']:.0f} s; on texts kept apart the head's best token is the model's in "
         f"{found['agreement']:.0%} of places"
     )
+
+
+def _check_positive(given: float | None, option: str) -> None:
+    """Raise InputError for a number that is none, or not above 0."""
+    if given is not None and not (isfinite(given) and given > 0.0):
+        raise InputError(f"{option} is {given:g}; expected a number above 0, or leave it out.")

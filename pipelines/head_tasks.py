@@ -155,16 +155,21 @@ def _agreement(
 @contextmanager
 def _telling(terminal: Terminal, steps: int) -> Iterator[Callable[[Progress], None]]:
     """Show the training on its way, on a terminal; else a line now and then."""
+
+    def due(seen: Progress, every: int) -> bool:
+        done = seen.step + 1
+        return done % every == 0 or done in (1, steps)
+
     if terminal.quiet or not terminal.err.is_terminal:
         every = max(1, steps // 10)
-        yield lambda seen: None if seen.step % every else terminal.note(_told(seen))
+        yield lambda seen: terminal.note(_told(seen)) if due(seen, every) else None
         return
     with terminal.err.status("training", spinner="dots") as status:
-        yield lambda seen: None if seen.step % 10 else status.update(_told(seen))
+        yield lambda seen: status.update(_told(seen)) if due(seen, 10) else None
 
 
 def _told(seen: Progress) -> str:
     return (
-        f"step {seen.step}: loss {seen.loss:.3f}, best token right in {seen.agreement:.0%} of "
+        f"step {seen.step + 1}: loss {seen.loss:.3f}, best token right in {seen.agreement:.0%} of "
         f"places, {seen.seconds:.0f} s"
     )

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import Any
 
 import torch
 from torch.func import functional_call
@@ -28,6 +29,7 @@ SHORTEST = 4
 _CLIP = 0.5
 _RATE = 0.6
 _WARM_UP = 0.03
+_TINY = math.ulp(0.0)  # the least number above 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +55,22 @@ class HeadTraining:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        counts = ((self.steps, 1), (self.batch_size, 1), (self.length, SHORTEST))
-        whole = all(isinstance(count, Integral) and count >= least for count, least in counts)
-        limits = [value for value in (self.learning_rate, self.seconds) if value is not None]
-        others = (self.noise, self.laws, self.weight_decay)
-        numbers = all(isinstance(n, Real) and math.isfinite(n) for n in (*limits, *others))
-        if not (whole and numbers and min(limits, default=1.0) > 0.0 and min(others) >= 0.0):
+        counts = {"steps": 1, "batch_size": 1, "length": SHORTEST}
+        limits = [n for n in ("learning_rate", "seconds") if getattr(self, n) is not None]
+        least = {"noise": 0.0, "laws": 0.0, "weight_decay": 0.0, **dict.fromkeys(limits, _TINY)}
+        wrong = [n for n, low in counts.items() if not _reaches(getattr(self, n), low, Integral)]
+        wrong += [n for n, low in least.items() if not _reaches(getattr(self, n), low, Real)]
+        if wrong:
+            told = ", ".join(f"{name}={getattr(self, name)!r}" for name in wrong)
             raise InputError(
-                f"got {self}; expected at least one step and one text a step, texts of "
-                f"{SHORTEST} tokens or more, all in whole numbers, a positive rate, and nothing "
-                "infinite or below 0."
+                f"got {told}; expected at least one step and one text a step, texts of "
+                f"{SHORTEST} tokens or more, all in whole numbers, a rate and seconds above 0, and "
+                "nothing infinite or below 0."
             )
+
+
+def _reaches(given: Any, least: float, kind: Any) -> bool:
+    return isinstance(given, kind) and math.isfinite(given) and given >= least
 
 
 @dataclass(frozen=True, slots=True)

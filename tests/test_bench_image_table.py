@@ -83,6 +83,13 @@ def test_the_table_prints_every_row() -> None:
     assert "outside" in text and "inside" in text and "nan" not in text
 
 
+def test_one_image_has_no_interval() -> None:
+    rows = make_rows({WAYS[0]: timed([2.0]), WAYS[1]: timed([1.0])}, None)
+    assert [(row.ratio, row.ratio_low, row.ratio_high) for row in rows][1] == (2.0, None, None)
+    cells = list(make_table(rows, "title").columns[6].cells)
+    assert cells == ["-", "-"]
+
+
 def test_points_of_a_series_follow_their_value() -> None:
     points = curve_points(make_rows(measured(), QUALITY), WAYS)
     assert [(p.series, p.setting) for p in points] == [

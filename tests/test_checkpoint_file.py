@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,40 @@ def test_other_objects_are_never_opened(allow: bool, tmp_path: Path) -> None:
         with pytest.raises(ModelError, match=r"expected tensors and plain containers"):
             read_checkpoint(file, allow)
     assert not mark.exists()
+
+
+class Command:
+    """Runs a command when it is unpickled, by a module that torch blocks."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.system, ("true",))
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_nobody_is_told_how_to_run_what_a_file_holds(tmp_path: Path) -> None:
+    file = tmp_path / "c.pt"
+    torch.save({"model": Command()}, file)
+    contents = {
+        file.read_bytes(): "holds posix.system; expected tensors",
+        pickle.dumps(Command(), protocol=2): "holds posix.system; expected tensors",
+        pickle.dumps(Command(), protocol=4): "(UnpicklingError); expected what torch.save",
+        b"": "(EOFError)",
+        b"some text\n": "cannot be read",
+    }
+    for content, told in contents.items():
+        file.write_bytes(content)
+        with pytest.raises(ModelError) as caught:
+            read_checkpoint(file)
+        assert told in str(caught.value)
+        assert "weights_only" not in str(caught.value)
+        assert caught.value.__suppress_context__, "a traceback would show torch's text"
+
+
+def test_the_places_are_tried_in_order(tmp_path: Path) -> None:
+    file = tmp_path / "c.pt"
+    torch.save({"ema": {"a": torch.ones(1)}, "model": {"b": torch.ones(1)}}, file)
+    assert list(read_checkpoint(file)[0]) == ["b"]
+    assert list(read_checkpoint(file, places=("ema", "model"))[0]) == ["a"]
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def check(found: Any, model: Any) -> None:
 
 
 @pytest.mark.parametrize("condition", ["class", "features"])
-@pytest.mark.parametrize("place", ["model", "module", "state_dict", None])
+@pytest.mark.parametrize("place", ["model", "module", "state_dict", "ema", None])
 def test_weights_are_found_wherever_they_lie(
     place: str | None, condition: str, tmp_path: Path
 ) -> None:
@@ -140,6 +140,58 @@ def test_sizes_that_cannot_be_known_are_asked_for(tmp_path: Path) -> None:
         load_llamagen(tmp_path / "c.pt", grid_size=4)
     with pytest.raises(InputError, match="16 for pictures of 256"):
         load_llamagen(tmp_path / "c.pt", num_attention_heads=2)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5, "4", -12, True])
+@pytest.mark.parametrize("name", ["grid_size", "num_attention_heads"])
+def test_sizes_are_counts(name: str, size: Any, tmp_path: Path) -> None:
+    torch.save({"model": published(image_models.model())}, tmp_path / "c.pt")
+    with pytest.raises(InputError, match=f"{name} is .*; expected a whole number"):
+        load_llamagen(tmp_path / "c.pt", **SIZES | {name: size})
+
+
+@pytest.mark.parametrize("heads", [3, 32])
+def test_heads_that_do_not_divide_the_width_are_refused(heads: int, tmp_path: Path) -> None:
+    torch.save({"model": published(image_models.model())}, tmp_path / "c.pt")
+    with pytest.raises(InputError, match=f"{heads} heads"):
+        load_llamagen(tmp_path / "c.pt", grid_size=4, num_attention_heads=heads)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("tok_embeddings.weight", [16]),
+        ("tok_embeddings.weight", [24, 0]),
+        ("layers.0.feed_forward.w1.weight", [16]),
+        ("layers.1.feed_forward.w3.weight", [32, 20]),
+        ("layers.0.attention.wqkv.weight", [16]),
+        ("layers.0.attention.wqkv.weight", [9, 16]),
+        ("norm.weight", [16, 1]),
+    ],
+)
+def test_weights_of_another_shape_are_told(name: str, shape: list[int], tmp_path: Path) -> None:
+    weights = published(image_models.model())
+    weights[name] = torch.zeros(shape)
+    torch.save({"model": weights}, tmp_path / "c.pt")
+    with pytest.raises(ModelError, match=r"do not fit together.*expected"):
+        load_llamagen(tmp_path / "c.pt", **SIZES)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 16, 18])
+def test_a_rotary_table_of_no_square_is_refused(rows: int, tmp_path: Path) -> None:
+    weights = published(image_models.model()) | {"freqs_cis": torch.zeros(rows, 4, 2)}
+    torch.save({"model": weights}, tmp_path / "c.pt")
+    with pytest.raises((ModelError, InputError), match="grid_size"):
+        load_llamagen(tmp_path / "c.pt", num_attention_heads=2)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_that_are_not_finite_are_refused(value: float, tmp_path: Path) -> None:
+    weights = published(image_models.model())
+    weights["output.weight"][3, 5] = value
+    torch.save({"model": weights}, tmp_path / "c.pt")
+    with pytest.raises(ModelError, match=r"c\.pt holds lm_head\.weight .* not finite"):
+        load_llamagen(tmp_path / "c.pt", **SIZES)
 
 
 def test_a_dtype_may_be_asked_for(tmp_path: Path) -> None:

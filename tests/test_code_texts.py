@@ -92,7 +92,13 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         np.savez(path, **arrays)
         with pytest.raises(InputError, match="expected the arrays"):
             read_codes(path)
-    path.write_bytes(b"no arrays")
+    for content in (b"no arrays", b"", b"PK\x03\x04 no archive"):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r"cannot be read .*numpy\.savez") as caught:
+            read_codes(path)
+        assert "pickle" not in str(caught.value)
+    np.save(tmp_path / "one.npy", CODES.numpy())
+    (tmp_path / "one.npy").rename(path)
     with pytest.raises(InputError, match="cannot be read"):
         read_codes(path)
     with pytest.raises(InputError, match="cannot be read"):

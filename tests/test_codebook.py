@@ -119,8 +119,8 @@ def test_tables_of_another_type_are_refused(tmp_path: Path, kind: type) -> None:
         CodeNeighbours.open(tmp_path)
 
 
-@pytest.mark.parametrize("k", [0, 30, -1])
-def test_k_outside_its_range_is_refused(k: int) -> None:
+@pytest.mark.parametrize("k", [0, 30, -1, 2.5, "3", True])
+def test_k_outside_its_range_is_refused(k: Any) -> None:
     with pytest.raises(InputError, match=r"expected 1 to 29"):
         CodeNeighbours.build(codebook(30), k)
 

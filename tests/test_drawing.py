@@ -55,6 +55,9 @@ def test_a_comparison_draws_the_images_that_one_batch_draws(folder: Path, tmp_pa
     assert both["forwards"] < both["forwards_plain"] == 4 * tiny_images.SIDE**2
     assert both["seconds"] > 0 and both["seconds_plain"] > 0 and both["ratio"] > 0
     assert alone["forwards_plain"] is None and alone["equal"] is None
+    assert alone["model"] == str(folder) and alone["drafter_used"] == "model"
+    used = [alone[name] for name in ("device", "dtype", "budget", "temperature", "top_k")]
+    assert used == ["cpu", "float32", 6, what.temperature, what.top_k]
     assert both["seeds"] == alone["seeds"] and len(set(both["seeds"])) == 4
     for one, two in zip(both["images"], alone["images"], strict=True):
         assert Path(one).read_bytes() == Path(two).read_bytes()

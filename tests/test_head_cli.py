@@ -70,6 +70,7 @@ def test_a_person_is_told_how_good_it_is(
     assert code == 0
     assert "after 4 steps" in printed
     assert "loss" in err
+    assert "step 1:" in err and "step 4:" in err and "step 0:" not in err
     code, printed, _ = run(capsys, *small(model, texts, tmp_path / "head", "--minutes", "0.001"))
     assert code == 0  # a head may be replaced
 
@@ -128,6 +129,19 @@ def test_what_cannot_be_done_is_said(
     assert "expected" in err or "check the path" in err
     if case == "other files":
         assert [path.name for path in out.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--minutes", "0"), ("--minutes", "-1"), ("--rate", "-1"), ("--rate", "nan")],
+)
+def test_numbers_out_of_range_are_told_by_their_option(
+    option: str, value: str, model: Path, texts: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    code, _, err = run(capsys, *small(model, texts, tmp_path / "head", option, value))
+    assert code == 2
+    assert f"{option} is {value}; expected" in " ".join(err.split())
+    assert "HeadTraining" not in err
 
 
 def test_a_head_of_another_model_is_not_taken_for_one(tmp_path: Path) -> None:

@@ -186,6 +186,7 @@ def test_no_text_is_refused(given: list[list[int]]) -> None:
         {"length": 8.0},
     ],
 )
-def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="expected at least"):
+def test_bad_settings_are_refused_by_their_names(settings: dict[str, Any]) -> None:
+    ((name, value),) = settings.items()
+    with pytest.raises(InputError, match=f"^got {name}={value!r}; expected at least"):
         HeadTraining(**settings)

@@ -19,7 +19,7 @@ from ragspec.head import FeatureHead
 from ragspec.rejection import ChainRejection
 from ragspec.rules import Walk
 from ragspec.synthetic import SyntheticDrafter
-from ragspec.visual.image_drafting import Conditions, draft_source
+from ragspec.visual.image_drafting import Conditions, draft_source, source_name
 from ragspec.visual.image_folder import find_folder
 from ragspec.visual.image_target import ImageTarget
 from ragspec.visual.relaxation import make_rule
@@ -47,6 +47,21 @@ def target() -> ImageTarget:
 
 def test_no_drafter_is_plain_decoding() -> None:
     assert source(None, Walk(), tiny_images.model(), None)(target(), LABELS) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        (None, None),
+        ("auto", "jacobi"),
+        ("starter", "model"),
+        ("head", "head"),
+        (("model", "head"), "model+head"),
+    ],
+)
+def test_what_drafts_has_a_name(given: Any, name: str | None, folder: Path) -> None:
+    made_by = source(given, Walk(), tiny_images.model(), find_folder(folder))
+    assert source_name(made_by) == name
 
 
 def test_a_draft_model_is_guided_as_the_target_is(folder: Path) -> None:

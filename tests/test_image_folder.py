@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ragspec.errors import ModelError, ModelNotFoundError, TokenizerMismatchError
+from ragspec.errors import (
+    ModelError,
+    ModelNotFoundError,
+    TokenizerMismatchError,
+    UnsupportedModelError,
+)
 from ragspec.visual.image_folder import (
     caption_encoder,
     check_draft,
@@ -78,6 +83,16 @@ def test_a_damaged_model_is_refused(folder: Path, tmp_path: Path) -> None:
     whole = (folder / "target" / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole)
     with pytest.raises(ModelError, match="lacks the weights"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "config", [{"model_type": "llama"}, {"_class_name": "VQModel"}, {"kind": "feature-head"}]
+)
+def test_a_folder_of_another_kind_of_model_is_named(config: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (kind,) = config.values()
+    with pytest.raises(UnsupportedModelError, match=f"is a '{kind}' model; expected 'llamagen'"):
         load_model(tmp_path)
 
 

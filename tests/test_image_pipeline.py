@@ -9,10 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.errors import InputError, RuleError, TokenizerMismatchError, UnknownNameError
+from ragspec.errors import (
+    InputError,
+    RuleError,
+    TokenizerMismatchError,
+    UnknownNameError,
+    UnsupportedModelError,
+)
 from ragspec.rules import Walk
 from ragspec.visual.image_pipeline import ImagePipeline
-from tests import tiny_images
+from tests import image_models, test_foreign, tiny_images
 
 ALL = tiny_images.SIDE**2
 
@@ -219,6 +225,17 @@ def test_all_models_move_together(folder: Path) -> None:
     plain.set_progress_bar_config(disable=True)
     one, two = (each(class_labels=[0, 1], generator=dice()) for each in (pipe, plain))
     assert torch.equal(one.codes, two.codes) and one.stats.forwards < two.stats.forwards
+
+
+@pytest.mark.parametrize("kind", ["janus", "emu3", "chameleon", "imagegpt"])
+def test_models_of_others_are_refused_with_the_name_of_what_draws_them(kind: str) -> None:
+    vq, made = tiny_images.tokenizer(), test_foreign.target(kind)
+    with pytest.raises(UnsupportedModelError, match=rf"Engine\({type(made).__name__}\(model"):
+        ImagePipeline(made.model, vq, None)
+    with pytest.raises(UnsupportedModelError, match=r"Engine\(target, None, drafter\)"):
+        ImagePipeline(made, vq, None)
+    with pytest.raises(UnsupportedModelError, match="Give the target's model"):
+        ImagePipeline(image_models.target(image_models.model()), vq, None)
 
 
 def test_what_does_not_fit_is_refused(folder: Path) -> None:

@@ -36,7 +36,11 @@ def test_a_class_may_be_any_whole_number(given: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [4, -1, "4", "dog", "fire", "", "--3", "1.0", "9" * 5000, 1.9, 1.0, None, [1]]
+    "given",
+    [
+        *[4, -1, "4", "dog", "fire", "", "--3", "1.0", "9" * 5000, 1.9, 1.0, None, [1]],
+        *[True, False, np.bool_(True), torch.tensor(True)],
+    ],
 )
 def test_a_class_that_is_not_there_or_not_clear_is_refused(given: Any) -> None:
     with pytest.raises(InputError, match="expected"):
@@ -96,7 +100,7 @@ def test_a_callback_is_told_what_it_asks_for() -> None:
 def test_counts_and_texts_are_checked() -> None:
     two: Any = np.int64(2)
     assert checked_count(2, "n") == checked_count(two, "n") == 2
-    for wrong in (0, -1, 1.5):
+    for wrong in (0, -1, 1.5, True):
         with pytest.raises(InputError, match="n is"):
             checked_count(wrong, "n")  # type: ignore[arg-type]
     assert checked_texts(["cat"]) == ["cat"]

@@ -28,7 +28,17 @@ def test_a_sheet_has_room_for_title_and_captions() -> None:
     images = [picture((0, 0, 0))] * 2
     plain = sheet(images, side=32)
     told = sheet(images, ["one", "a caption that is much too long"], title="both", side=32)
-    assert told.height > plain.height and told.width == plain.width
+    assert told.height > plain.height and told.width == pictures.NARROWEST > plain.width
+    wide = sheet(images * 20, title="all")
+    assert wide.width > pictures.NARROWEST
+
+
+def test_the_title_of_a_single_image_is_not_cut() -> None:
+    said = "cat face · seed 1 · exact"
+    made = np.asarray(sheet([picture((0, 0, 0))], title=said))
+    inked = np.argwhere((made[: pictures.MARGIN + 20] < 128).all(-1))[:, 1]
+    written = pictures.font(18).getlength(said)
+    assert inked.max() - inked.min() > 0.95 * written
 
 
 def test_full_rows_are_preferred() -> None:
@@ -67,6 +77,14 @@ def test_a_heat_map_colours_by_length_and_marks_what_was_relaxed() -> None:
     dotted = np.asarray(heat_map(grey, np.full((4, 4), 16), relaxed, side=64), dtype=int)
     changed = np.argwhere((dotted != fast).any(-1))
     assert changed.min(0).tolist() >= [32, 16] and changed.max(0).tolist() < [48, 32]
+
+
+@pytest.mark.parametrize("ground", [(0, 0, 0), (255, 255, 255), (255, 200, 0)])
+def test_the_colours_of_a_heat_map_are_like_those_of_the_key(ground: tuple[int, int, int]) -> None:
+    for number, colour in enumerate(pictures.RAMP, start=1):
+        made = heat_map(picture(ground), np.full((4, 4), number), side=64)
+        shown = np.asarray(made.getpixel((8, 8)), dtype=int)
+        assert abs(shown - np.asarray(colour)).max() <= 50
 
 
 def test_a_heat_map_refuses_maps_of_other_shapes() -> None:

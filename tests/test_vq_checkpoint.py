@@ -116,6 +116,20 @@ def test_files_of_the_training_script_tell_the_size_of_their_pictures(tmp_path: 
     assert VQTokenizer.from_pretrained(file, allow_namespace=True).image_size == 512
 
 
+def test_the_running_mean_is_taken_where_there_is_one(tmp_path: Path) -> None:
+    mean = published()
+    plain = {name: value * 2 for name, value in mean.items()}
+    made = load_llamagen_vq(saved(tmp_path / "vq.pt", plain, ema=mean), torch.float64)
+    assert torch.equal(made.quantize.embedding.weight, mean["quantize.embedding.weight"].double())
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    weights = published()
+    weights["decoder.conv_in.bias"][0] = torch.nan
+    with pytest.raises(ModelError, match=r"vq\.pt holds decoder\.conv_in\.bias .* not finite"):
+        VQTokenizer.from_pretrained(saved(tmp_path / "vq.pt", weights))
+
+
 def test_a_generator_is_told_from_a_tokenizer(tmp_path: Path) -> None:
     torch.save({"model": published_generator(image_models.model())}, tmp_path / "c2i.pt")
     with pytest.raises(ModelError, match="open it with load_llamagen"):

@@ -8,13 +8,15 @@ see `checkpoint_file`.
 from __future__ import annotations
 
 import re
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ragspec.errors import InputError, ModelError
-from ragspec.visual.checkpoint_file import PLACES, Tensors, read_checkpoint
+from ragspec.visual.checkpoint_file import PLACES, Tensors, check_finite, read_checkpoint
+from ragspec.visual.image_request import checked_count
 from ragspec.visual.llamagen import LlamaGenConfig, LlamaGenModel
 
 _DROPPED = ("freqs_cis", "quantize.codebook_used", "causal_mask")
@@ -53,17 +55,24 @@ def load_llamagen(
     num_attention_heads: needed for widths that were not published. dtype: None keeps the file's.
     allow_namespace: also open files of the training scripts, which hold their settings as an
     argparse.Namespace (plain data, no code). Raises ModelNotFoundError, ModelError for files that
-    hold other objects or other weights, InputError for sizes that cannot be known.
+    hold other objects, other weights or weights that are not finite, InputError for sizes that
+    cannot be known or be.
     """
     file = Path(path)
+    if grid_size is not None:
+        grid_size = checked_count(grid_size, "grid_size")
+    if num_attention_heads is not None:
+        num_attention_heads = checked_count(num_attention_heads, "num_attention_heads")
     published, settings = read_checkpoint(file, allow_namespace)
     weights, dropped = _renamed(published, file)
     config = _config(weights, dropped, settings, grid_size, num_attention_heads)
-    kind = dtype or weights["lm_head.weight"].dtype
+    kind = weights["lm_head.weight"].dtype if dtype is None else dtype
+    weights = {name: value.to(kind) for name, value in weights.items()}
+    check_finite(weights, file.name)
     with torch.device("meta"):
         model: LlamaGenModel = LlamaGenModel(config)
     try:
-        model.load_state_dict({k: v.to(kind) for k, v in weights.items()}, assign=True)
+        model.load_state_dict(weights, assign=True)
     except RuntimeError as error:
         raise ModelError(
             f"the weights in {file.name} do not fit together: {error}. Expected those of one "
@@ -108,10 +117,24 @@ def _renamed(weights: Tensors, file: Path) -> tuple[Tensors, Tensors]:
             f"{'also holds' if unknown else 'lacks'} {told}. Expected the weights of one of the "
             "published class- or text-conditional models."
         )
+    _check_shapes({name: value for name, value in weights.items() if name not in dropped}, file)
     for number, pair in halves.items():
         joined = torch.cat([pair[_GATE], pair[_UP]])
         renamed[f"layers.{number}.feed_forward.gate_up_proj.weight"] = joined
     return renamed, dropped
+
+
+def _check_shapes(weights: Tensors, file: Path) -> None:
+    """Raise ModelError for weights that are no matrix, or no vector where they belong to a norm."""
+    for name, value in weights.items():
+        axes = 1 if name.endswith("norm.weight") else 2
+        other = weights.get(name.replace(_GATE, _UP), value)  # of the gate, the other half
+        if value.ndim != axes or not value.numel() or other.shape != value.shape:
+            expected = list(other.shape) if other.shape != value.shape else f"{axes} axes with rows"
+            raise ModelError(
+                f"the weights in {file.name} do not fit together: {name} has the shape "
+                f"{list(value.shape)}; expected {expected}. Copy the file again."
+            )
 
 
 def _config(
@@ -127,8 +150,15 @@ def _config(
     captions = weights.get("caption.unconditional")
     length = 1 if captions is None else len(captions)
     heads, grid_size = _told(dropped, settings, length, hidden, heads, grid_size)
-    width = hidden // heads
-    groups = (weights["layers.0.attention.qkv_proj.weight"].shape[0] // width - heads) // 2
+    width, rest = divmod(hidden, heads)
+    rows = len(weights["layers.0.attention.qkv_proj.weight"])
+    groups = heads if rest else (rows // width - heads) // 2  # the config refuses a rest
+    if not rest and (groups < 1 or heads % groups or (heads + 2 * groups) * width != rows):
+        raise ModelError(
+            f"the weights do not fit together with {heads} attention heads: wqkv has {rows} rows "
+            f"for a width of {hidden}; expected rows for every head, its keys and its values. Pass "
+            "num_attention_heads as the model was trained."
+        )
     classes = weights.get("class_embedding.weight")
     return LlamaGenConfig(
         vocab_size=book,
@@ -155,13 +185,13 @@ def _told(
 ) -> tuple[int, int]:
     """Return the heads and the side of the grid: as given, by a rotary table, by the settings."""
     table = dropped.get("freqs_cis")  # [L + side * side, width / 2, 2]
-    if table is not None:
-        grid_size = grid_size or round((len(table) - length) ** 0.5)
-        heads = heads or hidden // (2 * table.shape[1])
+    if table is not None and table.ndim > 1 and table.numel():
+        grid_size = _side(table, length) if grid_size is None else grid_size
+        heads = max(1, hidden // (2 * table.shape[1])) if heads is None else heads
     pixels, factor = (getattr(settings, n, None) for n in ("image_size", "downsample_size"))
-    if isinstance(pixels, int) and isinstance(factor, int) and factor > 0:
-        grid_size = grid_size or pixels // factor
-    heads = heads or _HEADS.get(hidden)
+    if isinstance(pixels, int) and isinstance(factor, int) and 0 < factor <= pixels:
+        grid_size = pixels // factor if grid_size is None else grid_size
+    heads = _HEADS.get(hidden) if heads is None else heads
     if heads is None:
         raise InputError(
             f"a width of {hidden} is none of the published ones, and weights do not tell their "
@@ -173,3 +203,15 @@ def _told(
             "16 for pictures of 256 pixels, 24 for 384, 32 for 512."
         )
     return heads, grid_size
+
+
+def _side(table: torch.Tensor, length: int) -> int:
+    """Return the side of the grid by a rotary table; raises ModelError for one of no square."""
+    codes = max(0, len(table) - length)
+    side = isqrt(codes)
+    if not side or side * side != codes:
+        raise ModelError(
+            f"the checkpoint's freqs_cis has {len(table)} rows; expected {length} and a square of "
+            "codes. Pass grid_size: 16 for pictures of 256 pixels, 24 for 384, 32 for 512."
+        )
+    return side

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -68,10 +69,15 @@ def read_codes(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
                     "'codes' and either 'labels' or 'features'."
                 )
             codes, given = data["codes"], data[conditions[0]]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, EOFError, BadZipFile) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{path} cannot be read ({error}); expected a .npz of arrays.") from error
+        # NumPy's own text advises to open files that can run code.
+        told = str(error) if isinstance(error, OSError) else type(error).__name__
+        raise InputError(
+            f"{path} cannot be read ({told}); expected what numpy.savez writes, with the arrays "
+            "'codes' and either 'labels' or 'features'."
+        ) from None
     if conditions == ["labels"]:
         return torch.from_numpy(codes.astype(np.int64)), torch.from_numpy(given.astype(np.int64))
     return torch.from_numpy(codes.astype(np.int64)), torch.from_numpy(given.astype(np.float32))

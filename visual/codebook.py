@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ragspec.errors import InputError, StoreError
 from ragspec.manifest import Verify
 from ragspec.store import open_store, publish
+from ragspec.visual.image_request import whole
 
 KIND = "code-neighbours"
 FILE = "neighbours.npy"
@@ -66,10 +67,11 @@ class CodeNeighbours:
         Of codes at one distance the lower id comes first. Raises InputError for k outside
         1 .. V - 1 and for rows that cannot be normalised.
         """
-        codes = unit_codes(codebook)
+        codes, k = unit_codes(codebook), whole(given := k) or 0
         if not 1 <= k < len(codes):
             raise InputError(
-                f"got k={k} neighbours for {len(codes)} codes; expected 1 to {len(codes) - 1}."
+                f"got k={given!r} neighbours for {len(codes)} codes; expected 1 to "
+                f"{len(codes) - 1}, a whole number."
             )
         rows = np.empty((len(codes), k), dtype=np.int32)
         for start in range(0, len(codes), _BLOCK):
@@ -152,9 +154,11 @@ class CodePartition:
         The seed picks the codes that the centres start from. Raises InputError for a number of
         clusters outside 1 .. V and for rows that cannot be normalised.
         """
-        codes = unit_codes(codebook)
+        codes, clusters = unit_codes(codebook), whole(given := clusters) or 0
         if not 1 <= clusters <= len(codes):
-            raise InputError(f"got {clusters} clusters of {len(codes)} codes; expected 1 to that.")
+            raise InputError(
+                f"got {given!r} clusters of {len(codes)} codes; expected 1 to that, a whole number."
+            )
         start = np.random.default_rng(seed).choice(len(codes), clusters, replace=False)
         centres, belongs = codes[start], np.full(len(codes), -1)
         for _ in range(_ROUNDS):

@@ -165,6 +165,15 @@ def draft_source(
     return FixedSource(drafter)
 
 
+def source_name(source: DraftSource) -> str | None:
+    """Return what drafts, in the words of `draft_source`; None where nothing does."""
+    if isinstance(source, SeveralSources):
+        return "+".join(str(source_name(each)) for each in source.sources)
+    if isinstance(source, FixedSource):
+        return None if source.drafter is None else source.drafter.name
+    return "head" if hasattr(source, "head") else "model"
+
+
 def _mode_for(rule: Rule) -> str:
     if getattr(rule, "tv_budget", None) is not None:
         return DraftKind.DETERMINISTIC.value  # only such drafts let a budget bound

@@ -7,6 +7,7 @@ where several share one) and, where there are such, `draft/` and `head/`. A fold
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ragspec.device import pick_device, pick_dtype
-from ragspec.errors import InputError, ModelError, ModelNotFoundError, TokenizerMismatchError
+from ragspec.errors import (
+    InputError,
+    ModelError,
+    ModelNotFoundError,
+    TokenizerMismatchError,
+    UnsupportedModelError,
+)
 from ragspec.models import STARTER, resolve_model
 from ragspec.names import did_you_mean
 
@@ -26,6 +33,13 @@ if TYPE_CHECKING:
 SETS = ("emoji", "tiles")
 BUNDLED = STARTER / "images"
 _CONFIG = "config.json"
+_OURS = "llamagen"  # the model_type of a LlamaGenModel
+_TARGETS = {
+    "janus": "JanusTarget",
+    "emu3": "Emu3Target",
+    "chameleon": "ChameleonTarget",
+    "imagegpt": "ImageGPTTarget",
+}
 _UNNAMED = "LABEL_"  # what transformers calls classes that nobody named
 
 
@@ -72,6 +86,7 @@ def load_model(
 
     if not _is_model(folder):
         raise ModelNotFoundError(f"{folder} holds no {_CONFIG}; expected a saved LlamaGenModel.")
+    _expect_ours(folder)
     place = pick_device(device)
     try:
         model, info = LlamaGenModel.from_pretrained(
@@ -107,6 +122,23 @@ def load_tokenizer(folder: ImageFolder, device: torch.device) -> VQTokenizer:
     made = VQTokenizer.from_pretrained(folder.tokenizer)
     made.model.to(device)
     return made
+
+
+def check_model(model: Any) -> None:
+    """Raise UnsupportedModelError for a model that an image pipeline does not draw with."""
+    whose = getattr(model, "model", None) if type(model).__name__.endswith("Target") else model
+    kind = getattr(getattr(whose, "config", None), "model_type", None)
+    if kind == _OURS and whose is model:
+        return
+    made = f"{_TARGETS.get(str(kind), 'JanusTarget')}(model, ...)" if whose is model else "target"
+    advice = (
+        "Give the target's model."
+        if kind == _OURS
+        else f"Draw the codes of other models with Engine({made}, None, drafter), whose targets are"
+        " in ragspec.visual.foreign."
+    )
+    told = type(model).__name__ + (f" of type {kind!r}" if kind else "")
+    raise UnsupportedModelError(f"got a {told}; expected a LlamaGenModel. {advice}")
 
 
 def check_tokenizer(model: Any, tokenizer: VQTokenizer) -> None:
@@ -159,6 +191,22 @@ def caption_encoder(model: Any) -> CaptionEncoder | None:
     folder = resolve_model(EMBEDDER, offline=True).folder
     encoder = CaptionEncoder.from_pretrained(folder, model.config.condition_length)
     return encoder if encoder.width == model.config.caption_dim else None
+
+
+def _expect_ours(folder: Path) -> None:
+    """Raise UnsupportedModelError for a folder that says it holds a model of another kind."""
+    try:
+        told = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return  # which loading will report
+    names = ("model_type", "_class_name", "kind")  # of transformers, of diffusers, of heads
+    found = (told.get(name) for name in names) if isinstance(told, dict) else ()
+    kind = next((name for name in found if name), None)
+    if kind not in (None, _OURS):
+        raise UnsupportedModelError(
+            f"{folder} is a {kind!r} model; expected {_OURS!r}, a saved LlamaGenModel. Name the "
+            "folder of an image generator."
+        )
 
 
 def _is_model(folder: Path) -> bool:

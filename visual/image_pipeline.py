@@ -31,6 +31,7 @@ from ragspec.visual.image_drafting import Conditions, draft_source
 from ragspec.visual.image_folder import (
     ImageFolder,
     caption_encoder,
+    check_model,
     check_tokenizer,
     class_names,
     find_folder,
@@ -84,8 +85,8 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
     a model or a head drafts. draft_worth: the accepted codes for which it reads on, see
     `ModelDrafter`; 0 uses up the budget, which pays where a forward of the draft is next to free.
     folder: where the drafters called "starter", "model" and "head" lie. batch_size: images that are
-    drawn side by side. Raises TokenizerMismatchError, ModelNotFoundError, UnknownNameError,
-    InputError, RuleError.
+    drawn side by side. Raises UnsupportedModelError, TokenizerMismatchError, ModelNotFoundError,
+    UnknownNameError, InputError, RuleError.
     """
 
     # Where diffusers tells what a callback may ask for.
@@ -106,6 +107,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         **settings: Any,
     ) -> None:
         super().__init__()
+        check_model(model)
         check_tokenizer(model, tokenizer)
         self.tokenizer = tokenizer
         self.side = int(model.config.grid_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from numbers import Real
 from operator import index
 from typing import Any
 
@@ -15,11 +16,21 @@ TENSORS = ("codes",)  # what a callback may ask for
 
 
 def whole(given: Any) -> int | None:
-    """Return what is a whole number by its type (of NumPy and torch too) as one, else None."""
+    """Return what is a whole number by its type (of NumPy and torch too) as one, else None.
+
+    A truth value is none, though Python counts with them.
+    """
+    if isinstance(given, bool) or getattr(given, "dtype", None) == torch.bool:
+        return None
     try:
         return index(given)
     except TypeError:
         return None
+
+
+def is_number(given: Any) -> bool:
+    """Tell whether this is a real number by its type; truth values are none."""
+    return isinstance(given, Real) and not isinstance(given, bool)
 
 
 def class_number(given: int | str, names: Sequence[str], count: int) -> int:

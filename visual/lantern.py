@@ -32,6 +32,7 @@ from ragspec.rejection import children_of
 from ragspec.rules import ALL_KINDS, TargetView, Walk
 from ragspec.tree import promised
 from ragspec.visual.codebook import CodeNeighbours, CodePartition
+from ragspec.visual.image_request import is_number
 from ragspec.visual.relation import (
     Law,
     NearestByRatio,
@@ -64,8 +65,10 @@ class RelaxedWalk:
         tv_budget: TVBudget | float | None = None,
         least_gain: float = 0.0,
     ) -> None:
-        if not 0.0 <= least_gain < inf:
-            raise InputError(f"got least_gain={least_gain}; expected a number of codes, 0 or more.")
+        if not (is_number(least_gain) and 0.0 <= least_gain < inf):
+            raise InputError(
+                f"got least_gain={least_gain!r}; expected a number of codes, 0 or more."
+            )
         self.relation = relation
         self.least_gain = least_gain
         self.tv_budget = TVBudget(tv_budget) if isinstance(tv_budget, float | int) else tv_budget

@@ -36,6 +36,9 @@ RAMP: tuple[Colour, ...] = (
 )
 MARGIN = 20
 GAP = 10
+NARROWEST = 560  # pixels of a canvas that a title or a key fits on
+_FAINT = 0.5  # what is left of a picture's contrast, about middle grey, below a heat-map
+_STRONG = 0.75  # the part of a colour of the key in what lies over it
 SMALLEST_SIDE = 144  # pixels of an image on a sheet
 
 
@@ -71,8 +74,9 @@ def sheet(
     below = 20 if captions else 0
     head = 34 if title else 0
     down = -(-len(images) // across)
+    needed = 2 * MARGIN + across * (width + GAP) - GAP
     canvas = _canvas(
-        2 * MARGIN + across * (width + GAP) - GAP,
+        max(needed, NARROWEST) if title else needed,
         2 * MARGIN + head + down * (height + below + GAP) - GAP,
     )
     draw = ImageDraw.Draw(canvas)
@@ -108,8 +112,10 @@ def heat_map(
     down, across = together.shape
     colours = np.asarray(RAMP, dtype=np.uint8)[np.clip(together, 1, len(RAMP)) - 1]
     cells = Image.fromarray(colours).resize(shown.size, Image.Resampling.NEAREST)
-    grey = Image.blend(shown, shown.convert("L").convert("RGB"), 0.65)
-    mixed = Image.blend(grey, cells, 0.55)
+    # On white as on black the colours must look like those of the key.
+    middle = Image.new("RGB", shown.size, (128, 128, 128))
+    faint = Image.blend(middle, shown.convert("L").convert("RGB"), _FAINT)
+    mixed = Image.blend(faint, cells, _STRONG)
     draw = ImageDraw.Draw(mixed)
     wide, high = shown.width / across, shown.height / down
     for place in _starts(together.reshape(-1)):
@@ -147,7 +153,7 @@ def comparison(
     named = 20 if rows else 0
     width = 2 * MARGIN + len(columns) * (side + 2 * GAP) - 2 * GAP
     top = MARGIN + head + 46
-    canvas = _canvas(max(width, 560), top + count * (side + GAP + named) + 44)
+    canvas = _canvas(max(width, NARROWEST), top + count * (side + GAP + named) + 44)
     draw = ImageDraw.Draw(canvas)
     if title:
         _write(draw, (MARGIN, MARGIN - 6), title, 20, most=canvas.width - 2 * MARGIN)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from ragspec.errors import InputError, RuleError
 from ragspec.visual.codebook import CodeNeighbours, CodePartition, Codes
+from ragspec.visual.image_request import is_number, whole
 
 Law = NDArray[np.float64]
 
@@ -53,12 +54,13 @@ class _Nearest:
     """The k nearest codes; k defaults to all that the table holds, 0 relates nothing."""
 
     def __init__(self, neighbours: CodeNeighbours, k: int | None = None) -> None:
-        self.k = neighbours.k if k is None else k
-        if not 0 <= self.k <= neighbours.k:
+        wanted = neighbours.k if k is None else whole(k)
+        if wanted is None or not 0 <= wanted <= neighbours.k:
             raise InputError(
-                f"got k={k}; the table holds {neighbours.k} neighbours of each code. Give at most "
-                "that, or build a table with more."
+                f"got k={k!r}; the table holds {neighbours.k} neighbours of each code. Give a whole"
+                " number of at most that, or build a table with more."
             )
+        self.k = wanted
         self.neighbours = neighbours
         self._rows = neighbours.rows[:, : self.k]
 
@@ -80,9 +82,9 @@ class NearestWithin(_Nearest):
 
     def __init__(self, neighbours: CodeNeighbours, k: int | None = None, delta: float = 0.1):
         super().__init__(neighbours, k)
-        if not 0.0 <= delta < 1.0:
+        if not (is_number(delta) and 0.0 <= delta < 1.0):
             raise InputError(
-                f"got delta={delta}; expected a probability mass from 0 to below 1. A factor on "
+                f"got delta={delta!r}; expected a probability mass from 0 to below 1. A factor on "
                 "the draft's own probability is `lam` of lantern++."
             )
         self.delta = delta
@@ -105,9 +107,9 @@ class NearestByRatio(_Nearest):
 
     def __init__(self, neighbours: CodeNeighbours, k: int | None = None, lam: float = 2.0):
         super().__init__(neighbours, k)
-        if not 1.0 <= lam < inf:
+        if not (is_number(lam) and 1.0 <= lam < inf):
             raise InputError(
-                f"got lam={lam}; expected a factor of at least 1 (1 relaxes nothing). A bound on "
+                f"got lam={lam!r}; expected a factor of at least 1 (1 relaxes nothing). A bound on "
                 "the neighbours' own mass is `delta` of lantern."
             )
         self.lam = lam

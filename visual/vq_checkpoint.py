@@ -17,11 +17,13 @@ from typing import Any
 import torch
 
 from ragspec.errors import ModelError
-from ragspec.visual.checkpoint_file import PLACES, Tensors, read_checkpoint
+from ragspec.visual.checkpoint_file import PLACES, Tensors, check_finite, read_checkpoint
 
 PIXELS = 256  # a side of the pictures that the published ones were trained on
 JANUS = "janus_vqgan"  # the model_type of transformers' JanusVQVAE
 
+# The running mean first, as in LlamaGen's own script that draws with the tokenizer.
+_PLACES = ("ema", *(place for place in PLACES if place != "ema"))
 _GROUPS = 32
 _DROPPED = "quantize.codebook_used"  # a count of codes in training
 _CONVOLUTION, _BOOK = 4, 2  # axes of their weights
@@ -59,15 +61,14 @@ def load_llamagen_vq(
     """Return the `VQModel` of a published tokenizer file, in eval mode on the CPU.
 
     allow_namespace: see `read_checkpoint`. Raises ModelNotFoundError, ModelError for files that
-    hold other objects or other weights.
+    hold other objects, other weights or weights that are not finite.
     """
-    weights, settings = read_checkpoint(path, allow_namespace)
+    found, settings = read_checkpoint(path, allow_namespace, _PLACES)
     pixels = getattr(settings, "image_size", None)
-    return _vq_model(
-        {name: value.to(dtype) for name, value in weights.items() if name != _DROPPED},
-        Path(path).name,
-        pixels if isinstance(pixels, int) and pixels > 0 else PIXELS,
-    )
+    origin = Path(path).name
+    weights = {name: value.to(dtype) for name, value in found.items() if name != _DROPPED}
+    check_finite(weights, origin)
+    return _vq_model(weights, origin, pixels if isinstance(pixels, int) and pixels > 0 else PIXELS)
 
 
 def from_janus(model: Any) -> Any:
