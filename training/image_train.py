@@ -38,7 +38,7 @@ from ragspec.visual.vq import VQTokenizer
 
 BATCH = 32
 CHANGES = {  # strength and share of mirror images, see `augment`
-    "emoji": (0.5, 0.0),
+    "emoji": (0.4, 0.0),
     "tiles": (0.5, 0.5),
 }
 # Up to this share of a row's codes is read as those of another row, at the same places. Without it
