@@ -7,6 +7,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -198,12 +199,31 @@ def _hub_rows(name: str, wanted: Wanted) -> Iterator[Mapping[str, Any]]:
 
     from ragspec.models import hub_answers
 
-    online = hub_answers()
-    options: dict[str, Any] = {"streaming": True}
-    if not online:
-        options = {"download_config": datasets.DownloadConfig(local_files_only=True)}
-    where = "on the hub" if online else "in the cache, and the hub does not answer"
-    yield from _loaded(name, wanted, options, f"is no file, no folder, and no data set {where}")
+    nowhere = "is no file, no folder, and no data set"
+    if hub_answers():
+        yield from _loaded(name, wanted, {"streaming": True}, f"{nowhere} on the hub")
+        return
+    options = {"download_config": datasets.DownloadConfig(local_files_only=True)}
+    with _hub_left_alone():
+        wrong = f"{nowhere} in the cache, and the hub does not answer"
+        yield from _loaded(name, wanted, options, wrong)
+
+
+@contextmanager
+def _hub_left_alone() -> Iterator[None]:
+    """Keep libraries from asking again and again, for half a minute, a hub that does not answer."""
+    import datasets
+    from huggingface_hub import constants
+
+    places: tuple[Any, ...] = (datasets.config, constants)
+    before = [place.HF_HUB_OFFLINE for place in places]
+    try:
+        for place in places:
+            place.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.HF_HUB_OFFLINE = value
 
 
 def _laid_out_rows(folder: Path, wanted: Wanted) -> Iterator[Mapping[str, Any]]:

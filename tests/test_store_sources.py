@@ -64,6 +64,25 @@ def test_a_data_set_by_name_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None
     assert asked == [("owner/name", "en", "test", {"streaming": True})]
 
 
+def test_a_hub_that_does_not_answer_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+    from huggingface_hub import constants
+
+    places: tuple[Any, ...] = (datasets.config, constants)
+
+    def load(name: str, config: str | None, **options: Any) -> Any:
+        assert all(place.HF_HUB_OFFLINE for place in places)
+        raise ConnectionError("offline")
+
+    for place in places:
+        monkeypatch.setattr(place, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr("ragspec.models.hub_answers", lambda: False)
+    with pytest.raises(InputError, match="in the cache, and the hub does not answer"):
+        read("owner/name")
+    assert not any(place.HF_HUB_OFFLINE for place in places)
+
+
 def test_token_ids_and_other_columns(tmp_path: Path) -> None:
     ids = write_rows(tmp_path / "ids.jsonl", [{"ids": [1, 2]}, {"ids": [3]}])
     assert read(ids) == [[1, 2], [3]]
