@@ -177,7 +177,7 @@ class AutoBudget:
     needs_cost = True
 
     def __init__(
-        self, *, margin: float = 0.03, probe_share: float = 0.015, maximum: int = MOST_NODES
+        self, *, margin: float = 0.03, probe_share: float = 0.008, maximum: int = MOST_NODES
     ) -> None:
         """Raises InputError for a share outside [0, 1) or a maximum below 1."""
         if not (0.0 <= margin < 1.0 and 0.0 <= probe_share < 1.0 and maximum >= 1):

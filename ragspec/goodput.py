@@ -37,7 +37,7 @@ class Settings:
     """What AutoBudget and FrozenBudget are made with; see there."""
 
     margin: float = 0.03
-    probe_share: float = 0.015
+    probe_share: float = 0.008
     largest: int = len(BUCKETS) - 1
     learns: bool = True
 
