@@ -63,8 +63,9 @@ class Rasd(Fuse):
     ) -> None:
         drafter = NeighbourDrafter() if drafter is None else drafter
         retrievers = [ContextDrafter()] if retrievers is None else retrievers
-        if not retrievers:
-            raise InputError("got no retriever; expected at least one drafter over text.")
+        if not isinstance(retrievers, Sequence) or not retrievers:
+            told = "no retriever" if isinstance(retrievers, Sequence) else repr(retrievers)
+            raise InputError(f"got {told}; expected a list of at least one drafter over text.")
         shares = (prune_probability, grace or 0.0)
         if prune_rank < 0 or not all(0.0 <= share <= 1.0 for share in shares):
             raise InputError(

@@ -214,6 +214,7 @@ def test_any_trees_and_laws_give_a_tree(
     "settings",
     [
         {"retrievers": []},
+        {"retrievers": ContextDrafter()},
         {"prune_rank": -1},
         {"prune_probability": 2},
         {"grace": 2.0},

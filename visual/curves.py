@@ -146,7 +146,7 @@ def _grid(draw: ImageDraw.ImageDraw, axes: Axes) -> None:
     _line(draw, [(LEFT, bottom), (WIDTH - RIGHT, bottom)], SOFT)
     middle = (LEFT + WIDTH - RIGHT) / 2
     _text(draw, (middle, HEIGHT - 14), "seconds, times as fast as plain decoding", 13, INK, "ms")
-    _text(draw, (14, TOP - 10), "Frechet distance to plain", 13, INK, "ls")
+    _text(draw, (LEFT, TOP - 10), "Frechet distance to plain, less is better", 13, INK, "ls")
 
 
 def _intervals(
