@@ -87,13 +87,16 @@ class DraftTree:
     ) -> DraftTree:
         """Return a tree of one source; reach defaults to 1, origin to none."""
         n = len(tokens)
-        no_origin = np.full((n, 2), -1, dtype=np.int64)
+        if not n and q is None:
+            return _empty(kind)
+        if origin is None:
+            origin = np.full((n, 2), -1, dtype=np.int64)
         return cls(
             tokens=np.asarray(tokens, dtype=np.int64),
             parents=np.asarray(parents, dtype=np.int64),
             reach=np.ones(n, np.float32) if reach is None else np.asarray(reach, np.float32),
             source=np.zeros(n, dtype=np.int64),
-            origin=no_origin if origin is None else np.asarray(origin, np.int64).reshape(n, 2),
+            origin=np.asarray(origin, np.int64).reshape(n, 2),
             sources=(source,),
             kind=kind,
             q=q,
@@ -118,7 +121,9 @@ class DraftTree:
 @cache
 def _empty(kind: DraftKind) -> DraftTree:
     """Return the empty tree of a kind: one is met at every plain step."""
-    return DraftTree.build([], [], "none", kind=kind)
+    none = np.zeros(0, dtype=np.int64)
+    origin = np.zeros((0, 2), dtype=np.int64)
+    return DraftTree(none, none, np.zeros(0, np.float32), none, origin, ("none",), kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,17 +33,30 @@ class DraftCost:
 
     sums: list[float] = field(default_factory=lambda: [0.0] * 5)
     decay: float = 0.95
+    _line: tuple[float, float] | None = field(default=None, init=False, repr=False, compare=False)
 
     def learn(self, nodes: int, milliseconds: float) -> None:
         """Add one measurement, clipped at three times what was expected."""
-        if self.sums[0] > 1.0:
+        weight, x, y, xx, xy = self.sums
+        if weight > 1.0:
             milliseconds = min(milliseconds, OUTLIER * self.of(nodes) + 0.01)
-        x, y = float(nodes), milliseconds
-        new = (1.0, x, y, x * x, x * y)
-        self.sums = [old * self.decay + added for old, added in zip(self.sums, new, strict=True)]
+        kept, n = self.decay, float(nodes)
+        self.sums = [
+            weight * kept + 1.0,
+            x * kept + n,
+            y * kept + milliseconds,
+            xx * kept + n * n,
+            xy * kept + n * milliseconds,
+        ]
+        self._line = None
 
     def line(self) -> tuple[float, float]:
         """Return (milliseconds per call, milliseconds per node), both >= 0."""
+        if self._line is None:
+            self._line = self._fitted()
+        return self._line
+
+    def _fitted(self) -> tuple[float, float]:
         weight, x, y, xx, xy = self.sums
         if weight <= 0.0:
             return 0.0, 0.0
@@ -84,6 +97,10 @@ class SourceWorth:
     trials: list[int] = field(default_factory=lambda: [0] * (len(LEVELS) + 1))
     passed: list[int] = field(default_factory=lambda: [0] * (len(LEVELS) + 1))
     vain: list[int] = field(default_factory=lambda: [0] * (len(LEVELS) + 1))
+    _hopes: list[float] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._hopes = [self._hope(level) for level in range(len(LEVELS) + 1)]
 
     def learn(self, level: int, gain: float) -> None:
         """Add the tokens that the source brought in one step."""
@@ -93,6 +110,7 @@ class SourceWorth:
         weight = max(FADING, 1.0 / self.trials[level])
         self.gains[level] += weight * (gain - self.gains[level])
         self.squares[level] += weight * (gain * gain - self.squares[level])
+        self._hopes[level] = self._hope(level)
 
     def unknown(self, level: int) -> bool:
         """Whether too little is known of the source at a level of promise to judge it."""
@@ -103,6 +121,9 @@ class SourceWorth:
 
         Gains are rare and large: a run of misses would close a source for long that pays.
         """
+        return self._hopes[level]
+
+    def _hope(self, level: int) -> float:
         seen = min(self.trials[level], 2.0 / FADING - 1.0)  # what a fading mean rests on
         variance = self.squares[level] - self.gains[level] ** 2
         return self.gains[level] + DOUBT * sqrt(max(0.0, variance) / max(1.0, seen))
@@ -186,7 +207,10 @@ class Experience:
 
     def source(self, name: str) -> SourceWorth:
         """Return what is known about a source."""
-        return self.sources.setdefault(name, SourceWorth())
+        found = self.sources.get(name)
+        if found is None:  # or two texts at once might each make one
+            found = self.sources.setdefault(name, SourceWorth())
+        return found
 
     def earn(self, steps: float, price: float) -> None:
         """Add to the credit for probes, or take from it; price: more than one is not saved up."""

@@ -75,13 +75,15 @@ class _Source:
     """One drafter in a row; `session` is None once it is switched off.
 
     suffix: what tells it, and the sources that its trees name, from others of the same name.
-    patience: seconds that a draft may take; None for as long as it likes.
+    look: the session's outlook, where it has one. patience: seconds that a draft may take; None for
+    as long as it likes.
     """
 
     name: str
     kind: DraftKind
     suffix: str = ""
     session: DraftSession | None = None
+    look: Callable[[DraftContext], float | None] | None = None
     faults: int = 0
     patience: float | None = None
     warm: bool = False
@@ -101,9 +103,8 @@ class _Source:
 
     def outlook(self, context: DraftContext) -> float | None:
         """Return how likely its best draft is, before it drafts; None where it cannot tell."""
-        look = getattr(self.session, "outlook", None)
         try:
-            return None if look is None else look(context)
+            return None if self.look is None else self.look(context)
         except Exception as error:
             _fault(self, error)
             return None
@@ -137,6 +138,7 @@ class FuseSession:
         for source, drafter in zip(self._sources, drafters, strict=True):
             try:
                 source.session = _opened(drafter, request)
+                source.look = getattr(source.session, "outlook", None)
             except Exception as error:
                 source.faults = 1
                 _switch_off(source, error)
@@ -232,7 +234,7 @@ class FuseSession:
             return None
         if late is not None:
             _fault(source, late)
-        if source.suffix:
+        if source.suffix and len(tree):
             tree = replace(tree, sources=tuple(name + source.suffix for name in tree.sources))
         if context.adviser is not None:
             if len(tree):
@@ -278,7 +280,7 @@ def _fault(source: _Source, error: Exception) -> None:
 
 
 def _switch_off(source: _Source, error: Exception) -> None:
-    source.session = None
+    source.session = source.look = None
     warnings.warn(
         f"drafter {source.name!r} is switched off for this text after {source.faults} fault(s); "
         f"the output is not affected. Last: {type(error).__name__}: {error}",

@@ -8,7 +8,7 @@ copied to the host unless somebody reads it there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -22,16 +22,24 @@ LATE = 1 << 17  # scores that may wait on a host: of many steps together they ar
 
 
 class _Forward:
-    """The best tokens of all rows of a forward i64 [B, n, k]; `host` is the one copy of them."""
+    """The k best tokens of all rows of a forward i64 [B, n, k]; `host` is the one copy of them."""
 
-    def __init__(self, find: Callable[[], torch.Tensor]) -> None:
-        self._find: Callable[[], torch.Tensor] | None = find
+    def __init__(self, scores: torch.Tensor, k: int) -> None:
+        self._scores: torch.Tensor | None = scores
+        self._k = k
+
+    @classmethod
+    def of(cls, best: torch.Tensor) -> _Forward:
+        """Return the forward whose best tokens are known."""
+        known = cls(best, best.shape[-1])
+        known.best, known._scores = best, None
+        return known
 
     @cached_property
     def best(self) -> torch.Tensor:
-        find, self._find = self._find, None  # which holds the scores
-        assert find is not None
-        return find()
+        scores, self._scores = self._scores, None  # nobody needs to hold them any longer
+        assert scores is not None
+        return best_tokens(scores, self._k)[1]
 
     @cached_property
     def host(self) -> Ints:
@@ -56,12 +64,12 @@ class Tops:
     @classmethod
     def of(cls, best: torch.Tensor) -> Tops:
         """Return the best tokens [n, k] of a single row."""
-        return cls(_Forward(lambda: best[None]), 0, len(best))
+        return cls(_Forward.of(best[None]), 0, len(best))
 
     @classmethod
     def rows(cls, best: torch.Tensor, counts: Sequence[int]) -> list[Tops]:
         """Return the first `counts` of the best tokens [B, n, k] of every row."""
-        return cls._shared(_Forward(lambda: best), counts)
+        return cls._shared(_Forward.of(best), counts)
 
     @classmethod
     def ranked(cls, logits: torch.Tensor, k: int, counts: Sequence[int], kept: bool) -> list[Tops]:
@@ -69,13 +77,9 @@ class Tops:
 
         kept: nobody changes the logits, so that on a host the search may wait for a reader.
         """
-
-        def find() -> torch.Tensor:
-            return best_tokens(logits, k)[1]
-
         if kept and logits.device.type == "cpu" and logits.numel() <= LATE:
-            return cls._shared(_Forward(find), counts)
-        return cls.rows(find(), counts)
+            return cls._shared(_Forward(logits, k), counts)
+        return cls.rows(best_tokens(logits, k)[1], counts)
 
     @classmethod
     def _shared(cls, forward: _Forward, counts: Sequence[int]) -> list[Tops]:
