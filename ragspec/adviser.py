@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Protocol
 
@@ -28,6 +28,7 @@ import numpy as np
 from ragspec.calibration import Appraisal, Calibration
 from ragspec.draft import DraftTree, Step
 from ragspec.economics import CHEAP, FREE, LEVELS, Experience
+from ragspec.upkeep import Upkeep
 
 EXPLORING = 0.06  # of the time may go to a costly source where little is known of it
 COSTLY_NODES = 8  # what a source that must be worth its time is asked for at most
@@ -55,6 +56,14 @@ class Adviser(Protocol):
 
     def spent(self, source: str, milliseconds: float) -> None:
         """Note the time that a source took, which has been appraised if it proposed anything."""
+        ...
+
+    def rests(self, source: str) -> bool:
+        """Return whether to leave a source alone for this text, as it does not pay to teach it."""
+        ...
+
+    def taught(self, source: str, milliseconds: float) -> None:
+        """Note the time that it took to tell a source of a step."""
         ...
 
 
@@ -93,6 +102,13 @@ class Claims:
     def spent(self, source: str, milliseconds: float) -> None:
         """Costs do not matter here."""
 
+    def rests(self, source: str) -> bool:
+        """False: a fixed budget asks everyone."""
+        return False
+
+    def taught(self, source: str, milliseconds: float) -> None:
+        """Costs do not matter here."""
+
     def learn(self, tokens: Sequence[int]) -> int:
         """Count what came of the step's trees; returns the most nodes that the text followed."""
         return max(self._outcomes(tokens), default=0)
@@ -101,6 +117,19 @@ class Claims:
         """Count what came of the trees, and return how far the text followed each of them."""
         opened, self._open = self._open, []
         return [self.calibration.learn(each, tokens) for each in opened] if self.learns else []
+
+
+@dataclass(slots=True)
+class _Trial:
+    """A source that was asked, and its trees: open[before:after].
+
+    level: of the promise before it; None where it was cheap enough to be asked anyhow.
+    """
+
+    source: str
+    level: int | None
+    before: int
+    after: int
 
 
 class Economy(Claims):
@@ -116,11 +145,12 @@ class Economy(Claims):
         self._probe_share = probe_share
         self._rate = self._plain = 0.0
         self._nodes = 0
-        self._level: int | None = None  # while a source is asked that had to be worth it
-        self._trials: list[tuple[str, int, int, int]] = []  # source, level, its trees: from, to
+        self._trials: list[_Trial] = []
         self.extra = 0.0
         self.declined = False
         self._outlook: int | None = None
+        self._waiting = 0  # steps in a row that were declined,
+        self._waited = 0  # and how many there were right before this one
 
     @property
     def rate(self) -> float:
@@ -130,8 +160,8 @@ class Economy(Claims):
     def begin(self, rate: float, plain: float, budget: int) -> None:
         """Start a step: tokens per millisecond, milliseconds of a plain step, nodes asked for."""
         self._rate, self._plain, self._nodes = rate, plain, budget
-        self._level, self._trials, self.extra = None, [], 0.0
-        self._outlook, self.declined = None, False
+        self._trials, self.extra = [], 0.0
+        self._outlook, self.declined, self._waited = None, False, 0
 
     def promising(self, outlook: float | None) -> bool:
         """Return False where drafts at such an outlook did not pay and no trial of it is due."""
@@ -143,6 +173,10 @@ class Economy(Claims):
         self.declined = not worth.unknown(self._outlook) and not worth.pays(
             self._outlook, price, price / share if share else inf, self.learns
         )
+        if self.declined:
+            self._waiting += 1
+        else:  # sources that wait for a trial waited meanwhile: they may be why nothing paid
+            self._waited, self._waiting = self._waiting, 0
         return not self.declined
 
     def learn_gain(self, gain: float) -> None:
@@ -153,9 +187,11 @@ class Economy(Claims):
     def allowance(self, source: str, budget: int) -> int:
         """Return 0 unless the source is cheap, little known, worth its time, or due for a probe."""
         worth = self._experience.source(source)
-        self._level, self._nodes = None, budget
+        self._nodes = budget
         price = worth.cost.of(budget)
         if price <= FREE * self._plain:
+            if source in self._experience.upkeep:
+                self._trials.append(_Trial(source, None, len(self._open), len(self._open)))
             return budget
         if price > CHEAP * self._plain:
             self._nodes = min(budget, COSTLY_NODES)
@@ -163,19 +199,37 @@ class Economy(Claims):
         level = self._promise()
         share = EXPLORING if worth.unknown(level) else self._probe_share
         pause = price / (share * self._plain) if share else inf
-        if not worth.pays(level, price * self._rate, pause, self.learns):
+        if not worth.pays(level, price * self._rate, pause, self.learns, 1 + self._waited):
             return 0
-        self._level = level
-        self._trials.append((source, level, len(self._open), len(self._open)))
+        self._trials.append(_Trial(source, level, len(self._open), len(self._open)))
         return self._nodes
 
     def spent(self, source: str, milliseconds: float) -> None:
         """Learn the source's cost."""
-        if self._level is not None:
-            self.extra += milliseconds
-            self._trials[-1] = (*self._trials[-1][:3], len(self._open))
+        trial = self._trials[-1] if self._trials else None
+        if trial is not None and trial.source == source:
+            trial.after = len(self._open)
+            self.extra += 0.0 if trial.level is None else milliseconds
         if self.learns:
             self._experience.source(source).cost.learn(self._nodes, milliseconds)
+            self._charge(source, milliseconds)
+
+    def rests(self, source: str) -> bool:
+        """Return whether teaching the source did not pay; some texts try it all the same."""
+        books = self._experience.upkeep.get(source)
+        return books is not None and books.rests(self.learns)
+
+    def taught(self, source: str, milliseconds: float) -> None:
+        """Charge the source for the time that it took to tell it of a step."""
+        if self.learns:
+            books = self._experience.upkeep.setdefault(source, Upkeep())
+            books.step()
+            self._charge(source, milliseconds)
+
+    def _charge(self, source: str, milliseconds: float) -> None:
+        books = self._experience.upkeep.get(source)
+        if books is not None:
+            books.spent += self._rate * milliseconds
 
     def learn_step(self, step: Step, node: float) -> int:
         """Count what came of the claims, and of asking the sources that had to be worth it.
@@ -185,12 +239,20 @@ class Economy(Claims):
         trials, self._trials = self._trials, []
         found = self._outcomes(step.tokens)
         if self.learns:
-            for source, level, before, after in trials:
-                known = max(found[:before], default=0)
-                gain = max(found[:after], default=0) - known
-                price = node * nodes_of(step.tree, source)
-                self._experience.source(source).learn(level, gain - price)
+            for trial in trials:
+                self._learn_trial(trial, found, node * nodes_of(step.tree, trial.source))
         return max(found, default=0)
+
+    def _learn_trial(self, trial: _Trial, found: Sequence[int], price: float) -> None:
+        """Count what a source added to those before it, and to all others; price: of its nodes."""
+        source, before, after = trial.source, trial.before, trial.after
+        if trial.level is not None:
+            gain = max(found[:after], default=0) - max(found[:before], default=0)
+            self._experience.source(source).learn(trial.level, gain - price)
+        books = self._experience.upkeep.get(source)
+        if books is not None:
+            others = max((*found[:before], *found[after:]), default=0)
+            books.brought += max(found, default=0) - others - price
 
     def _promise(self) -> int:
         """Return how much the trees so far promise for the next token, as an index into LEVELS."""

@@ -27,7 +27,7 @@ from ragspec.errors import InputError, StoreError, UnknownNameError
 from ragspec.goodput import GoodputSession, Settings
 from ragspec.tree import keep_best
 
-FORMAT = 4
+FORMAT = 5
 MOST_NODES = BUCKETS[-1]
 
 

@@ -11,10 +11,12 @@ from math import isfinite, sqrt
 from typing import Any
 
 from ragspec.calibration import Calibration
+from ragspec.upkeep import Upkeep
 
 BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 FIRST_ASKED = BUCKETS.index(8)
 OUTLIER = 3.0
+RIDGE = 0.25  # squares of the mean size: by how much sizes must vary for a slope to be seen
 FREE = 0.01  # what costs less of a plain step than this is always asked
 CHEAP = 0.1  # what costs more is asked for few nodes at a time
 MOST_VAIN = 2
@@ -27,8 +29,8 @@ LEVELS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the best claim for the next token, befo
 class DraftCost:
     """Milliseconds of a proposal as a line in the nodes asked for; fading least squares.
 
-    sums: of weight, x, y, x^2, xy. A slope is only seen once sizes vary; until then a ridge
-    keeps it at 0, so larger drafts are tried and it is seen.
+    sums: of weight, x, y, x^2, xy. A slope is only seen once sizes vary by much; until then a
+    ridge keeps it at 0, so larger drafts are tried and it is seen.
     """
 
     sums: list[float] = field(default_factory=lambda: [0.0] * 5)
@@ -36,11 +38,18 @@ class DraftCost:
     _line: tuple[float, float] | None = field(default=None, init=False, repr=False, compare=False)
 
     def learn(self, nodes: int, milliseconds: float) -> None:
-        """Add one measurement, clipped at three times what was expected."""
+        """Add one measurement, clipped at three times what was expected.
+
+        One of less than a third shows that the past was the outlier: it then weighs less. What
+        seems dear is hardly asked, so it would be long before a mean came down.
+        """
         weight, x, y, xx, xy = self.sums
-        if weight > 1.0:
-            milliseconds = min(milliseconds, OUTLIER * self.of(nodes) + 0.01)
         kept, n = self.decay, float(nodes)
+        if weight > 0.0:
+            expected = self.of(nodes)
+            if weight > 1.0:
+                milliseconds = min(milliseconds, OUTLIER * expected + 0.01)
+            kept *= min(1.0, OUTLIER * milliseconds / max(expected, 1e-9))
         self.sums = [
             weight * kept + 1.0,
             x * kept + n,
@@ -60,7 +69,8 @@ class DraftCost:
         weight, x, y, xx, xy = self.sums
         if weight <= 0.0:
             return 0.0, 0.0
-        spread = xx - x * x / weight + 1.0
+        mean = x / weight
+        spread = xx - x * mean + RIDGE * mean * mean + 1.0
         slope = max(0.0, (xy - x * y / weight) / spread)
         slope = min(slope, y / x) if x > 0.0 else 0.0
         return max(0.0, (y - slope * x) / weight), slope
@@ -128,14 +138,15 @@ class SourceWorth:
         variance = self.squares[level] - self.gains[level] ** 2
         return self.gains[level] + DOUBT * sqrt(max(0.0, variance) / max(1.0, seen))
 
-    def pays(self, level: int, price: float, pause: float, probes: bool) -> bool:
+    def pays(self, level: int, price: float, pause: float, probes: bool, steps: int = 1) -> bool:
         """Tell whether to ask at a price in tokens, or else for once after `pause` refusals.
 
-        Pauses double while such trials are in vain, up to four times as long.
+        Pauses double while such trials are in vain, up to four times as long. steps: as how many
+        refusals this one would count.
         """
         if self.hoped(level) > price:
             return True
-        self.passed[level] += 1
+        self.passed[level] += steps
         if not probes or self.passed[level] <= pause * 2 ** self.vain[level]:
             return False
         self.passed[level] = 0
@@ -191,13 +202,14 @@ class Experience:
     worth: net tokens that a bucket added over the ones below it. asked: index of the bucket that
     the drafter is asked for. credit: plain steps whose time the probes of all rows may still cost.
     draft: cost of a step's proposal; sources: of each of its sources. asking: what drafting
-    brought by the outlook.
+    brought by the outlook. upkeep: accounts of the sources that have to be taught.
     """
 
     calibration: Calibration = field(default_factory=Calibration)
     draft: DraftCost = field(default_factory=DraftCost)
     sources: dict[str, SourceWorth] = field(default_factory=dict)
     asking: SourceWorth = field(default_factory=SourceWorth)
+    upkeep: dict[str, Upkeep] = field(default_factory=dict)
     overall: Rate = field(default_factory=Rate)
     drafted: Rate = field(default_factory=Rate)
     host: float = 0.0
@@ -254,6 +266,7 @@ class Experience:
             "draft": self.draft.sums,
             "sources": {name: worth.to_dict() for name, worth in list(self.sources.items())},
             "asking": self.asking.to_dict(),
+            "upkeep": {name: books.to_dict() for name, books in list(self.upkeep.items())},
             "overall": [self.overall.tokens, self.overall.milliseconds, self.overall.steps],
             "drafted": [self.drafted.tokens, self.drafted.milliseconds, self.drafted.steps],
             "host": self.host,
@@ -279,6 +292,10 @@ class Experience:
                 for name, worth in fields["sources"].items()  # type: ignore[attr-defined]
             },
             asking=SourceWorth.from_dict(fields["asking"]),  # type: ignore[arg-type]
+            upkeep={
+                str(name): Upkeep.from_dict(books)
+                for name, books in fields["upkeep"].items()  # type: ignore[attr-defined]
+            },
             overall=_rate(fields["overall"]),
             drafted=_rate(fields["drafted"]),
             host=float(fields["host"]),  # type: ignore[arg-type]

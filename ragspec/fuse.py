@@ -14,6 +14,7 @@ from time import perf_counter
 
 import torch
 
+from ragspec.adviser import Adviser
 from ragspec.combined import Combined, kind_of
 from ragspec.draft import (
     DraftContext,
@@ -28,7 +29,7 @@ from ragspec.draft import (
 )
 from ragspec.errors import InputError
 from ragspec.taps import needs_hidden, tell_hidden
-from ragspec.tops import Tops, tell_prompt
+from ragspec.tops import Tops, tell_prompt, wanted
 from ragspec.tree import check, keep_best, merge
 
 FAULTS_ALLOWED = 3
@@ -76,7 +77,7 @@ class _Source:
 
     suffix: what tells it, and the sources that its trees name, from others of the same name.
     look: the session's outlook, where it has one. patience: seconds that a draft may take; None for
-    as long as it likes.
+    as long as it likes. learns: it has to be taught what the target thinks at every step.
     """
 
     name: str
@@ -87,6 +88,7 @@ class _Source:
     faults: int = 0
     patience: float | None = None
     warm: bool = False
+    learns: bool = False
 
     def delay(self, seconds: float) -> InputError | None:
         """Return what is wrong with a draft that took so long; None where nothing is."""
@@ -143,6 +145,8 @@ class FuseSession:
                 source.faults = 1
                 _switch_off(source, error)
             source.patience = patience if _looks_up(drafter, source.session) else None
+            source.learns = source is not self._sources[0] and wanted([drafter]) > 0
+        self._adviser: Adviser | None = None
 
     @property
     def faults(self) -> dict[str, int]:
@@ -164,6 +168,8 @@ class FuseSession:
         asked only where they pay, and none where the outlook is too poor.
         """
         adviser = context.adviser
+        if adviser and self._adviser is None:
+            self._begin(adviser)
         if adviser and not adviser.promising(self.outlook(context)):
             return DraftTree.empty(self._kind)
         if len(self._sources) == 1:
@@ -190,7 +196,16 @@ class FuseSession:
 
     def observe(self, step: Step) -> None:
         """Tell every source; `step.tree` is the fused tree as it was verified."""
-        self._tell(lambda session: session.observe(step))
+        for source in self._sources:
+            if source.session is None:
+                continue
+            began = perf_counter() if source.learns else 0.0
+            try:
+                source.session.observe(step)
+            except Exception as error:
+                _fault(source, error)
+            if source.learns and self._adviser is not None:
+                self._adviser.taught(source.name, 1000.0 * (perf_counter() - began))
 
     def observe_prompt(self, tokens: Ints, top: Ints) -> None:
         """Tell the sources that learn from it what the target thought of the prompt."""
@@ -207,6 +222,13 @@ class FuseSession:
     def rollback(self, n: int) -> None:
         """Forget the last `n` committed tokens in every source."""
         self._tell(lambda session: session.rollback(n))
+
+    def _begin(self, adviser: Adviser) -> None:
+        """Let the sources rest that are not worth their teaching: for this text, and silently."""
+        self._adviser = adviser
+        for source in self._sources:
+            if source.learns and adviser.rests(source.name):
+                source.session = source.look = None
 
     def _merged(self, parts: Sequence[tuple[DraftTree, int]]) -> DraftTree:
         """Return the trees, each with the number of its source, as one."""

@@ -222,11 +222,10 @@ class GoodputSession:
         known, drafted = (spent, self._asked > 0) if "host" in spent else self._before
         if "host" in known:  # it may be known a step late
             host = known["host"] + known.get("commit", 0.0)
-            if drafted and self.experience.host:
-                self._late = max(
-                    0.0, min(host, OUTLIER * self.experience.host) - self.experience.host
-                )
-            else:
+            usual = self.experience.host
+            if drafted and usual:
+                self._late = max(0.0, min(host, OUTLIER * usual) - usual)
+            if not drafted or host < usual or not usual:
                 self.experience.learn_host(host)
         self._before = (spent, self._asked > 0)
 

@@ -192,3 +192,68 @@ def test_outlooks_that_began_to_pay_are_drafted_at_again() -> None:
         draft_at(economy, 0.4, 0.0)
     later = [draft_at(economy, 0.4, 2.0) for _ in range(40)]
     assert all(later[-20:])
+
+
+def test_steps_that_were_declined_bring_the_trial_of_a_source_nearer() -> None:
+    """Where the outlook is poor nobody is asked: a draft model would else never be tried."""
+
+    def steps_until_asked(declined: int) -> int:
+        experience = drafting(0.1 * PLAIN)
+        experience.asking.trials[0] = 3
+        worth = experience.source("model")
+        worth.cost.learn(8, PLAIN)
+        worth.trials[0] = 3
+        economy = Economy(experience, probe_share=0.02)
+        for number in range(declined + 60):
+            economy.begin(rate=1.0 / PLAIN, plain=PLAIN, budget=32)
+            experience.asking.passed[0] = 0 if number < declined else 10**6
+            assert economy.promising(0.0) == (number >= declined)
+            if number >= declined and economy.allowance("model", 32):
+                return number - declined
+        return 60
+
+    assert steps_until_asked(0) == 50, "a trial in 1 / 0.02 steps"
+    assert steps_until_asked(30) == 20
+    assert steps_until_asked(100) == 0
+
+
+def teach(economy: Economy, after: tuple[DraftTree, ...], tokens: tuple[int, ...]) -> None:
+    """Play a step in which a source that learns drafts OTHER, at 1 ms and as much to be taught."""
+    economy.begin(rate=1.0 / PLAIN, plain=PLAIN, budget=32)
+    asked = economy.allowance("learner", 32)
+    if asked:
+        economy.appraise(OTHER, 0)
+        economy.spent("learner", 1.0)
+    for tree in after:
+        economy.appraise(tree, 0)
+    economy.learn_step(Step(OTHER, (), tokens), 0.0)
+    economy.taught("learner", 1.0)
+
+
+def test_a_source_that_learns_is_charged_for_all_its_time_and_credited_beyond_the_others() -> None:
+    experience = Experience()
+    economy = Economy(experience, probe_share=0.02)
+    economy.taught("learner", 0.0)
+    teach(economy, (), (5, 6, 7, 8))
+    books = experience.upkeep["learner"]
+    assert books.brought == pytest.approx(3.0, rel=0.01), "the past fades"
+    assert books.spent == pytest.approx(2.0 / PLAIN, rel=0.01)
+    better = DraftTree.chain([5, 6, 7, 8], "model", reach=[0.9, 0.8, 0.7, 0.6])
+    teach(economy, (better,), (5, 6, 7, 8, 9))
+    assert books.brought == pytest.approx(3.0, rel=0.01), "the other source knew as much"
+
+
+def test_a_source_rests_where_teaching_it_does_not_pay() -> None:
+    experience = Experience()
+    economy = Economy(experience, probe_share=0.02)
+    assert not economy.rests("learner")
+    economy.begin(rate=1.0 / PLAIN, plain=PLAIN, budget=32)
+    for _ in range(200):
+        economy.taught("learner", 0.1)
+    assert economy.rests("learner") and not economy.rests("another")
+    frozen = Economy(experience, probe_share=0.02, learns=False)
+    before = experience.upkeep["learner"].to_dict()
+    frozen.taught("learner", 5.0)
+    assert all(frozen.rests("learner") for _ in range(50)), "equal runs make equal choices"
+    assert experience.upkeep["learner"].to_dict() == before
+    assert not Claims(Calibration()).rests("learner")

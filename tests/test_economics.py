@@ -45,6 +45,24 @@ def test_draft_cost_is_not_moved_far_by_an_outlier() -> None:
     assert cost.of(8) < 1.2
 
 
+def test_a_first_time_that_was_an_outlier_does_not_stay() -> None:
+    cost = DraftCost()
+    for milliseconds in (40.0, 4.0, 4.0):
+        cost.learn(8, milliseconds)
+    assert cost.of(8) < 10.0
+    steady = DraftCost()
+    for i in range(20):
+        steady.learn(8, (3.0, 6.0)[i % 2])  # nothing unusual: all count
+    assert steady.of(8) == pytest.approx(4.5, rel=0.05)
+
+
+def test_few_times_at_sizes_that_hardly_differ_make_no_slope() -> None:
+    cost = DraftCost()
+    for nodes, milliseconds in ((8, 5.0), (6, 3.0), (8, 5.0)):
+        cost.learn(nodes, milliseconds)
+    assert cost.line()[1] < 0.2
+
+
 def test_nothing_is_known_at_first() -> None:
     assert DraftCost().of(64) == 0.0
     assert Rate().value == 0.0

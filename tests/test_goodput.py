@@ -277,3 +277,14 @@ def test_of_the_steps_without_a_draft_one_in_four_is_learned_from_for_all() -> N
     session.observe(plain, 128)
     assert experience.overall.steps == 1 and experience.host == 0.5
     assert experience.credit == pytest.approx(4 * 0.02)
+
+
+def test_host_time_comes_down_though_every_step_drafts() -> None:
+    experience = Experience(host=2.0)
+    session = GoodputSession(Settings(), experience, linear())
+    for _ in range(60):
+        session.allowance(128)
+        tree = session.fit(DraftTree.chain([0, 1], "a", reach=[0.9, 0.8]), 128)
+        spent = {"draft": 0.1, "verify": 10.0, "host": 0.3}
+        session.observe(Step(tree, (0, 1), (0, 1, 2), spent), 128)
+    assert experience.host == pytest.approx(0.3, abs=0.05)
