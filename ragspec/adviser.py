@@ -18,7 +18,7 @@ currency of all sources; who is asked is our own design.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Protocol
@@ -231,16 +231,17 @@ class Economy(Claims):
         if books is not None:
             books.spent += self._rate * milliseconds
 
-    def learn_step(self, step: Step, node: float) -> int:
+    def learn_step(self, step: Step, price: Callable[[int], float]) -> int:
         """Count what came of the claims, and of asking the sources that had to be worth it.
 
-        node: tokens that the verification of one node costs; what only one source offered, it pays.
+        price: the tokens that could be had in the time which so many of the nodes added to the
+        forward; what only one source offered, it pays.
         """
         trials, self._trials = self._trials, []
         found = self._outcomes(step.tokens)
         if self.learns:
             for trial in trials:
-                self._learn_trial(trial, found, node * nodes_of(step.tree, trial.source))
+                self._learn_trial(trial, found, price(nodes_of(step.tree, trial.source)))
         return max(found, default=0)
 
     def _learn_trial(self, trial: _Trial, found: Sequence[int], price: float) -> None:

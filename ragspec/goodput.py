@@ -75,7 +75,7 @@ class GoodputSession:
         self._pause, self._countdown = 1, 2
         self._regret = 0.0
         self._passed = 0
-        self._added = 0.0  # milliseconds by which the present draft lengthens the forward
+        self._costs: Sequence[float] = ()  # seconds of a forward of 0, 1, ... nodes of the draft
         self._late = 0.0  # milliseconds by which drafting lengthened the host's part of a step
         self._before: tuple[dict[str, float], bool] = ({}, False)
 
@@ -137,8 +137,9 @@ class GoodputSession:
         self._proposed = self._proposed or last > 0
         size = min(BUCKETS[best], last)
         self._expected = gains[size]
-        self._added = 1000.0 * max(0.0, costs[size] - costs[0])
-        self.adviser.learn_gain(gains[size] - self._added / max(self._plain, 1e-9))
+        self._costs = costs[: size + 1]
+        added = 1000.0 * max(0.0, costs[size] - costs[0])
+        self.adviser.learn_gain(gains[size] - added / max(self._plain, 1e-9))
         return cut(tree, order, size)
 
     def _nets(
@@ -167,7 +168,7 @@ class GoodputSession:
         if not self._asked and not size:
             self._pass(step, length)
             return
-        followed = self.adviser.learn_step(step, self._node_price(size))
+        followed = self.adviser.learn_step(step, self._price)
         if not self.settings.learns:
             return
         experience, settings, spent = self.experience, self.settings, step.milliseconds
@@ -229,9 +230,16 @@ class GoodputSession:
                 self.experience.learn_host(host)
         self._before = (spent, self._asked > 0)
 
-    def _node_price(self, size: int) -> float:
-        """Return the tokens that could be had in the time that a node adds to a forward."""
-        return self._rate() * self._added / size if size else 0.0
+    def _price(self, nodes: int) -> float:
+        """Return the tokens that could be had in the time that the last nodes added to the forward.
+
+        The first node adds most: it is where drafting at all is paid for, by whoever drafts alone.
+        """
+        size = len(self._costs) - 1
+        if size < 1 or not nodes:
+            return 0.0
+        added = self._costs[size] - self._costs[max(0, size - nodes)]
+        return 1000.0 * self._rate() * max(0.0, added)
 
     def _rate(self) -> float:
         """Return the present tokens per millisecond, never below those of plain decoding."""

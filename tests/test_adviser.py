@@ -13,6 +13,11 @@ OTHER = DraftTree.chain([5, 6, 7], "model", reach=[0.9, 0.8, 0.7])
 PLAIN = 5.0
 
 
+def free(nodes: int) -> float:
+    """Verify nodes at no price."""
+    return 0.0
+
+
 def ask(
     economy: Economy,
     before: DraftTree,
@@ -35,7 +40,7 @@ def ask(
             economy.appraise(after, 0)
         economy.spent("model", milliseconds)
     step = Step(after if asked and len(after) else before, (), tokens)
-    economy.learn_step(step, node)
+    economy.learn_step(step, lambda nodes: nodes * node)
     return asked
 
 
@@ -138,7 +143,7 @@ def test_a_source_that_proposes_nothing_takes_no_credit_for_the_next_one() -> No
     assert economy.allowance("model", 32)
     economy.appraise(OTHER, 0)
     economy.spent("model", PLAIN)
-    economy.learn_step(Step(NONE, (), (5, 6, 7, 8)), 0.0)
+    economy.learn_step(Step(NONE, (), (5, 6, 7, 8)), free)
     gains = {name: experience.source(name).gains[0] for name in ("silent", "failing", "model")}
     assert gains == {"silent": 0.0, "failing": 0.0, "model": 3.0}
 
@@ -226,7 +231,7 @@ def teach(economy: Economy, after: tuple[DraftTree, ...], tokens: tuple[int, ...
         economy.spent("learner", 1.0)
     for tree in after:
         economy.appraise(tree, 0)
-    economy.learn_step(Step(OTHER, (), tokens), 0.0)
+    economy.learn_step(Step(OTHER, (), tokens), free)
     economy.taught("learner", 1.0)
 
 

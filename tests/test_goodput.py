@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -288,3 +289,29 @@ def test_host_time_comes_down_though_every_step_drafts() -> None:
         spent = {"draft": 0.1, "verify": 10.0, "host": 0.3}
         session.observe(Step(tree, (0, 1), (0, 1, 2), spent), 128)
     assert experience.host == pytest.approx(0.3, abs=0.05)
+
+
+def test_sources_pay_for_what_their_nodes_add_and_not_for_drafting_at_all() -> None:
+    """A kernel for several rows is slower than that for one: only the first node costs much."""
+    seconds = np.array([[0.005 if n == 1 else 0.009 + 0.0001 * n for n in ROWS]])
+    tree = DraftTree.build([1, 2, 3, 4], [-1] * 4, "store", reach=[0.9, 0.05, 0.04, 0.005])
+    names = ("store", "model", "none")
+
+    def gains(kept: tuple[int, int, int, int]) -> float:
+        experience = Experience()
+        experience.source("model").cost.learn(8, 0.4)
+        experience.source("model").passed[0] = 10**6  # its trial is due
+        session = GoodputSession(Settings(margin=0.0), experience, CostCurve(ROWS, (128,), seconds))
+        session.allowance(128)
+        fused = replace(tree, source=np.array(kept), sources=names)
+        assert session.adviser.allowance("model", 8)
+        session.adviser.appraise(replace(fused, reach=np.full(4, 0.99, np.float32)), 0)
+        session.adviser.spent("model", 0.4)
+        verified = session.fit(replace(fused, reach=np.full(4, 0.99, np.float32)), 128)
+        assert len(verified) == 4
+        session.observe(Step(verified, (), (9,), {"verify": 9.5}), 128)
+        return experience.source("model").gains[0]
+
+    assert -0.1 < gains((0, 0, 1, 1)) < 0.0, "the tree would have been there without it"
+    assert gains((1, 1, 1, 1)) < -0.7, "it drafted alone"
+    assert gains((0, 0, 0, 0)) == 0.0
