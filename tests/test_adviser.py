@@ -243,8 +243,11 @@ def test_a_source_that_learns_is_charged_for_all_its_time_and_credited_beyond_th
     books = experience.upkeep["learner"]
     assert books.brought == pytest.approx(3.0, rel=0.01), "the past fades"
     assert books.spent == pytest.approx(2.0 / PLAIN, rel=0.01)
+    assert economy.extra == 0.0, "it was asked at no price"
+    experience.source("learner").passed = [10**6] * (len(LEVELS) + 1)
     better = DraftTree.chain([5, 6, 7, 8], "model", reach=[0.9, 0.8, 0.7, 0.6])
     teach(economy, (better,), (5, 6, 7, 8, 9))
+    assert economy.extra == 1.0, "now it had to be worth it"
     assert books.brought == pytest.approx(3.0, rel=0.01), "the other source knew as much"
 
 

@@ -224,3 +224,12 @@ def test_promised_sums_what_is_expected_below() -> None:
     assert promised(tree) == pytest.approx([0.5 * 1.5 + 0.2, 0.5, 0.0, 0.0])
     nothing = DraftTree.build([1, 2], [-1, 0], "a", reach=[0.0, 0.0])
     assert promised(nothing) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("kind", list(DraftKind))
+def test_a_tree_that_is_built_of_nothing_is_the_empty_tree_of_its_kind(kind: DraftKind) -> None:
+    tree = DraftTree.build([], [], "a", reach=[], origin=[], kind=kind)
+    assert tree is DraftTree.empty(kind) and tree.kind is kind
+    check(tree, VOCAB)
+    with_law = DraftTree.build([], [], "a", kind=kind, q=torch.zeros(1, VOCAB))
+    assert with_law.q is not None

@@ -9,6 +9,7 @@ import pytest
 from ragspec.adviser import Claims
 from ragspec.calibration import Calibration
 from ragspec.draft import DraftTree, Step
+from ragspec.economics import Experience
 from ragspec.fuse import Fuse
 from ragspec.upkeep import ENOUGH, TRIED, Upkeep
 from tests.test_fuse import PLACE, REQUEST, Fixed, Looking, chain
@@ -60,6 +61,8 @@ def test_accounts_survive_json_and_damage_is_refused() -> None:
             Upkeep.from_dict(entry)
     with pytest.raises(KeyError):
         Upkeep.from_dict({"brought": 0.0})
+    experience = Experience(upkeep={"recycling": books})
+    assert Experience.from_dict(experience.to_dict()).upkeep == {"recycling": books}
 
 
 class Learner(Looking):
