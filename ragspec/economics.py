@@ -220,7 +220,7 @@ class Experience:
     def source(self, name: str) -> SourceWorth:
         """Return what is known about a source."""
         found = self.sources.get(name)
-        if found is None:  # or two texts at once might each make one
+        if found is None:  # texts at once must share one, so the first that is set stays
             found = self.sources.setdefault(name, SourceWorth())
         return found
 
