@@ -186,7 +186,7 @@ def pytest(arguments: Sequence[str] = ()) -> str:
 
 def wheel() -> str:
     """Build the wheel and answer a question with it, in a clean environment."""
-    must(PYTHON, ROOT / "tests" / "wheel.py", why="the wheel does not do the job")
+    must(PYTHON, ROOT / "tests" / "structure" / "wheel.py", why="the wheel does not do the job")
     return ""
 
 

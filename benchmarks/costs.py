@@ -20,16 +20,16 @@ from typing import Any
 
 import torch
 
-from ragspec.draft import DraftTree
-from ragspec.engine import Engine
-from ragspec.law import TokenLaw
-from ragspec.models import STARTER
-from ragspec.noise import NoiseStream
-from ragspec.pipelines.bench_data import bundled_items
-from ragspec.rules import Walk
-from ragspec.sampling import Sampling
-from ragspec.stops import StopRule
-from ragspec.view import RowView
+from ragspec.acceptance.target_view import RowView
+from ragspec.acceptance.walk import Walk
+from ragspec.engine.engine import Engine
+from ragspec.models.resolve import STARTER
+from ragspec.pipelines.bench.prompts import bundled_items
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
+from ragspec.sampling.stopping import StopRule
+from ragspec.trees.draft_tree import DraftTree
 
 VOCABULARY = 32_000
 NODES = 32

@@ -19,9 +19,9 @@ from typing import Any
 
 from text import long_documents, read_lines
 
-from ragspec.loading import load_model
-from ragspec.pipelines.bench_replay import Known, Replay, Replayed
-from ragspec.pipelines.bench_tasks import plain_ids
+from ragspec.models.load import load_model
+from ragspec.pipelines.bench.replay import Known, Replay, Replayed
+from ragspec.pipelines.bench.tasks import plain_ids
 from ragspec.retrievers import AutoDrafter, CorpusIndex
 
 PROMPT, TEXT, PAGES = 128, 256, 12  # tokens, tokens, pages a manual

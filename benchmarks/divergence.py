@@ -14,9 +14,9 @@ from pathlib import Path
 
 from text import docqa, spread
 
-from ragspec.engine import Engine
-from ragspec.pipelines.compare import compare, plain_engine
-from ragspec.sampling import Sampling
+from ragspec.engine.engine import Engine
+from ragspec.pipelines.cli.compare import compare, plain_engine
+from ragspec.sampling.settings import Sampling
 
 
 def main() -> None:

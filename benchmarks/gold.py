@@ -18,14 +18,14 @@ from typing import Any
 
 from text import long_documents, quote_tasks, read_lines
 
-from ragspec.loading import load_model
-from ragspec.pipelines.bench_replay import Known, Replay
-from ragspec.pipelines.bench_tasks import CONTEXT_TOKENS, QUOTATION, plain_ids, quotation
+from ragspec.models.load import load_model
+from ragspec.pipelines.bench.replay import Known, Replay
+from ragspec.pipelines.bench.tasks import CONTEXT_TOKENS, QUOTATION, plain_ids, quotation
+from ragspec.pipelines.docqa.prompt import render
 from ragspec.pipelines.methods import Sources, build_method
-from ragspec.pipelines.prompt import render
-from ragspec.retrievers.documents import Document
-from ragspec.retrievers.passages import split_document
-from ragspec.retrievers.search import Hit
+from ragspec.retrievers.search.documents import Document
+from ragspec.retrievers.search.fusion import Hit
+from ragspec.retrievers.search.passages import split_document
 
 METHODS = "lookup,context,match,suffix,select"
 Texts = dict[str, list[Known]]

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from ragspec.device import pick_device
-from ragspec.target import CausalTarget
+from ragspec.models.device import pick_device
+from ragspec.target.causal import CausalTarget
 
 NODES = (0, 8, 16, 32, 64)
 LENGTHS = (512, 4096)

@@ -26,17 +26,17 @@ from typing import Any
 
 import torch
 
-from ragspec.draft import SourceText
-from ragspec.engine import Engine
+from ragspec.drafters.base import SourceText
+from ragspec.engine.engine import Engine
 from ragspec.errors import UnknownNameError
-from ragspec.loading import load_model
-from ragspec.names import unknown
+from ragspec.models.load import load_model
 from ragspec.pipelines.methods import METHODS, Sources, build_method
-from ragspec.retrievers.context import ContextDrafter
-from ragspec.retrievers.corpus import CorpusIndex
-from ragspec.retrievers.lookup import LookupDrafter
-from ragspec.retrievers.select import MatchDrafter, Select
-from ragspec.retrievers.suffix import SuffixDrafter
+from ragspec.registry import unknown
+from ragspec.retrievers.corpus.index import CorpusIndex
+from ragspec.retrievers.methods.context import ContextDrafter
+from ragspec.retrievers.methods.prompt_lookup import LookupDrafter
+from ragspec.retrievers.methods.sam_decoding import MatchDrafter, Select
+from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
 
 NEW_TOKENS = 96
 BUDGETS = "4,13,59,auto"

@@ -16,10 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ragspec.retrievers.dense import DEFAULT_EMBEDDER, DenseIndex, load_embedder
-from ragspec.retrievers.index import fusion_for
-from ragspec.retrievers.search import CANDIDATES, Ranking, fuse_rankings
-from ragspec.retrievers.sparse import SparseIndex
+from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER, DenseIndex, load_embedder
+from ragspec.retrievers.search.fusion import CANDIDATES, Ranking, fuse_rankings
+from ragspec.retrievers.search.passage_index import fusion_for
+from ragspec.retrievers.search.sparse import SparseIndex
 
 CUTS = (1, 5, 20)
 

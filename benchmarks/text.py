@@ -8,7 +8,7 @@ lm/valid.jsonl.gz. Categories: docqa (prompts by DocQA's own search over all doc
 interpreter's own library, cut in the middle), Spec-Bench's summarization, rag, qa, math,
 translation and chat (MT-Bench's categories together), and free text. All but docqa write a fixed
 number of new tokens; code and Spec-Bench are sampled, as free text is, since small models loop when
-greedy (--temperature 0 for large ones). See `ragspec.pipelines.bench` for how runs are compared.
+greedy (--temperature 0 for large ones). See `pipelines.bench.text` for how runs are compared.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from ragspec.engine import Engine
-from ragspec.loading import load_model
-from ragspec.pipelines.bench import run_benchmark, write_json
-from ragspec.pipelines.bench_data import (
+from ragspec.engine.engine import Engine
+from ragspec.models.load import load_model
+from ragspec.pipelines.bench.modes import MODES, build_modes
+from ragspec.pipelines.bench.prompts import (
     DOCQA,
     FIXED_NEW_TOKENS,
     FREE,
@@ -37,9 +37,8 @@ from ragspec.pipelines.bench_data import (
     free_items,
     read_items,
 )
-from ragspec.pipelines.bench_modes import MODES, build_modes
-from ragspec.pipelines.bench_table import make_table
-from ragspec.pipelines.bench_tasks import (
+from ragspec.pipelines.bench.table import make_table
+from ragspec.pipelines.bench.tasks import (
     CODE,
     CONTEXT_TOKENS,
     QUOTATION,
@@ -48,10 +47,11 @@ from ragspec.pipelines.bench_tasks import (
     library_files,
     quotation_items,
 )
-from ragspec.pipelines.docqa import DocQA
+from ragspec.pipelines.bench.text import run_benchmark, write_json
+from ragspec.pipelines.docqa.docqa import DocQA
 from ragspec.pipelines.methods import open_sources
-from ragspec.retrievers.documents import Document
-from ragspec.retrievers.index import PassageIndex
+from ragspec.retrievers.search.documents import Document
+from ragspec.retrievers.search.passage_index import PassageIndex
 
 T = TypeVar("T")
 AROUND = 120  # tokens of a quotation's prompt that are not the document's

@@ -1,7 +1,7 @@
 """One more argument on `model.generate`: speculation behind the call that you already have."""
 
+from ragspec import load_model
 from ragspec.bridge import Speculation, speculative
-from ragspec.loading import load_model
 
 model, tokenizer = load_model("starter")  # any AutoModelForCausalLM and its tokenizer
 inputs = tokenizer("Question: What is a tuple?\nAnswer:", return_tensors="pt")

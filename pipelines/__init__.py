@@ -5,36 +5,26 @@ Importing this package is light: the public names are imported when they are fir
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ragspec.registry import door
 
 if TYPE_CHECKING:
-    from ragspec.pipelines.citations import Citation as Citation
-    from ragspec.pipelines.docqa import Answer as Answer
-    from ragspec.pipelines.docqa import DocQA as DocQA
-    from ragspec.pipelines.prompt import Prompt as Prompt
-    from ragspec.pipelines.prompt import build_prompt as build_prompt
+    from ragspec.pipelines.docqa.citations import Citation as Citation
+    from ragspec.pipelines.docqa.docqa import Answer as Answer
+    from ragspec.pipelines.docqa.docqa import DocQA as DocQA
+    from ragspec.pipelines.docqa.prompt import Prompt as Prompt
+    from ragspec.pipelines.docqa.prompt import build_prompt as build_prompt
 
 _WHERE = {
-    "Answer": "docqa",
-    "Citation": "citations",
-    "DocQA": "docqa",
-    "Prompt": "prompt",
-    "build_prompt": "prompt",
+    "Answer": "ragspec.pipelines.docqa.docqa",
+    "Citation": "ragspec.pipelines.docqa.citations",
+    "DocQA": "ragspec.pipelines.docqa.docqa",
+    "Prompt": "ragspec.pipelines.docqa.prompt",
+    "build_prompt": "ragspec.pipelines.docqa.prompt",
 }
 
-__all__ = ["Answer", "Citation", "DocQA", "Prompt", "build_prompt"]
+__all__ = sorted(_WHERE)
 
 if not TYPE_CHECKING:  # hidden from the checkers, which otherwise accept misspelt names
-
-    def __getattr__(name: str) -> Any:
-        """Import a public name on first use."""
-        from importlib import import_module
-
-        if name not in _WHERE:
-            raise AttributeError(f"module 'ragspec.pipelines' has no attribute {name!r}")
-        value = getattr(import_module(f"ragspec.pipelines.{_WHERE[name]}"), name)
-        globals()[name] = value
-        return value
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = door(__name__, _WHERE)

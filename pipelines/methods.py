@@ -11,13 +11,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ragspec.draft import Drafter
+from ragspec.drafters.base import Drafter
 from ragspec.errors import InputError, UnknownNameError
-from ragspec.names import unknown
-from ragspec.retrievers.corpus_catalogue import GLOBAL
+from ragspec.registry import unknown
+from ragspec.retrievers.corpus.catalogue import GLOBAL
 
 if TYPE_CHECKING:
-    from ragspec.retrievers.corpus import CorpusIndex
+    from ragspec.retrievers.corpus.index import CorpusIndex
 
 Drafters = Drafter | list[Drafter]
 
@@ -42,13 +42,13 @@ class Sources:
 
     def models(self) -> list[Drafter]:
         """Return a drafter for the draft model, if there is one."""
-        from ragspec.model_drafter import ModelDrafter
+        from ragspec.drafters.model.drafter import ModelDrafter
 
         return [] if self.draft_model is None else [ModelDrafter(self.draft_model)]
 
 
 def _context(sources: Sources) -> Drafters:
-    from ragspec.retrievers.context import ContextDrafter
+    from ragspec.retrievers.methods.context import ContextDrafter
 
     return ContextDrafter()
 
@@ -58,19 +58,19 @@ def _model(sources: Sources) -> Drafters:
 
 
 def _fused(sources: Sources) -> Drafters:
-    from ragspec.retrievers.context import ContextDrafter
+    from ragspec.retrievers.methods.context import ContextDrafter
 
     return [ContextDrafter(), *sources.models()]
 
 
 def _lookup(sources: Sources) -> Drafters:
-    from ragspec.retrievers.lookup import LookupDrafter
+    from ragspec.retrievers.methods.prompt_lookup import LookupDrafter
 
     return LookupDrafter()
 
 
 def _match(sources: Sources) -> Drafters:
-    from ragspec.retrievers.select import MatchDrafter
+    from ragspec.retrievers.methods.sam_decoding import MatchDrafter
 
     return MatchDrafter()
 
@@ -80,34 +80,34 @@ def _rest(sources: Sources) -> Drafters:
 
 
 def _recycling(sources: Sources) -> Drafters:
-    from ragspec.retrievers.recycling import NeighbourDrafter
+    from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
 
     return NeighbourDrafter()
 
 
 def _recycling_paper(sources: Sources) -> Drafters:
-    from ragspec.retrievers.recycling import NeighbourDrafter
+    from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
 
     return NeighbourDrafter.paper()
 
 
 def _suffix(sources: Sources) -> Drafters:
-    from ragspec.fuse import Fuse
-    from ragspec.retrievers.suffix import SuffixDrafter
+    from ragspec.drafters.fuse import Fuse
+    from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
 
     past = sources.past()
     return SuffixDrafter(Fuse(past, "past") if len(past) > 1 else past[0] if past else None)
 
 
 def _select(sources: Sources) -> Drafters:
-    from ragspec.retrievers.recycling import NeighbourDrafter
-    from ragspec.retrievers.select import MatchDrafter, Select
+    from ragspec.retrievers.methods.sam_decoding import MatchDrafter, Select
+    from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
 
     return Select([MatchDrafter(), *sources.past()], NeighbourDrafter())
 
 
 def _hierarchy(sources: Sources) -> Drafters:
-    from ragspec.retrievers.hierarchy import HierarchyDrafter
+    from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
 
     answers, text = sources.history, sources.corpus
     return HierarchyDrafter(
@@ -117,16 +117,16 @@ def _hierarchy(sources: Sources) -> Drafters:
 
 
 def _rasd(sources: Sources) -> Drafters:
-    from ragspec.retrievers.context import ContextDrafter
-    from ragspec.retrievers.rasd import Rasd
-    from ragspec.retrievers.recycling import NeighbourDrafter
+    from ragspec.retrievers.methods.context import ContextDrafter
+    from ragspec.retrievers.methods.rasd import Rasd
+    from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
 
     first, *others = [*sources.models(), NeighbourDrafter()]
     return Rasd(first, [ContextDrafter(), *sources.past(), *others])
 
 
 def _auto(sources: Sources) -> Drafters:
-    from ragspec.retrievers.auto import AutoDrafter
+    from ragspec.retrievers.methods.auto import AutoDrafter
 
     drafter = AutoDrafter(*sources.past())
     return [drafter, *sources.models()] if sources.models() else drafter
@@ -196,7 +196,7 @@ def compose(drafter: str | Sequence[str] | None, sources: Sources, model: Any = 
     for those of `drafts_with_model`. Raises as `build_method` and `HeadDrafter` do, and InputError
     where stores are given that no method uses.
     """
-    from ragspec.head_drafter import HeadDrafter
+    from ragspec.drafters.eagle.drafter import HeadDrafter
 
     if drafter is None:
         if sources.corpus or sources.history:
@@ -244,7 +244,7 @@ def open_sources(
     tokenizer, model: what the stores must fit. scope: see `Sources`. Raises InputError for one that
     no store keeps, and for one where there is no store.
     """
-    from ragspec.retrievers.corpus import CorpusIndex, checked_scope
+    from ragspec.retrievers.corpus.index import CorpusIndex, checked_scope
 
     if checked_scope(scope) != GLOBAL and corpus is None and history is None:
         raise InputError(f"got scope {scope!r} and no store; expected --store or --history too.")

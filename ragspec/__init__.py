@@ -5,38 +5,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ragspec.registry import door
 
 if TYPE_CHECKING:
-    from ragspec.engine import Engine as Engine
+    from ragspec.drafters.model.drafter import ModelDrafter as ModelDrafter
+    from ragspec.engine.engine import Engine as Engine
+    from ragspec.engine.output import Generation as Generation
     from ragspec.errors import RagspecError as RagspecError
-    from ragspec.output import Generation as Generation
-    from ragspec.report import Report as Report
-    from ragspec.sampling import Sampling as Sampling
+    from ragspec.models.load import load_model as load_model
+    from ragspec.reports.report import Report as Report
+    from ragspec.sampling.settings import Sampling as Sampling
 
 __version__ = "0.1.0"
 
 _WHERE = {
-    "Engine": "ragspec.engine",
-    "Generation": "ragspec.output",
+    "Engine": "ragspec.engine.engine",
+    "Generation": "ragspec.engine.output",
+    "ModelDrafter": "ragspec.drafters.model.drafter",
     "RagspecError": "ragspec.errors",
-    "Report": "ragspec.report",
-    "Sampling": "ragspec.sampling",
+    "Report": "ragspec.reports.report",
+    "Sampling": "ragspec.sampling.settings",
+    "load_model": "ragspec.models.load",
 }
 
-__all__ = ["Engine", "Generation", "RagspecError", "Report", "Sampling", "__version__"]
+__all__ = sorted([*_WHERE, "__version__"])
 
 if not TYPE_CHECKING:  # hidden from the checkers, which otherwise accept misspelt names
-
-    def __getattr__(name: str) -> Any:
-        """Import a public name on first use."""
-        from importlib import import_module
-
-        if name not in _WHERE:
-            raise AttributeError(f"module 'ragspec' has no attribute {name!r}")
-        value = getattr(import_module(_WHERE[name]), name)
-        globals()[name] = value
-        return value
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = door(__name__, _WHERE)

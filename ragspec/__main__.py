@@ -11,7 +11,7 @@ def main() -> int:
 
     The room is named in a string so that the core imports none.
     """
-    code = import_module("ragspec.pipelines.cli").main()
+    code = import_module("ragspec.pipelines.cli.app").main()
     return code if isinstance(code, int) else 0
 
 

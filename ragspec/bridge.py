@@ -19,12 +19,13 @@ from typing import Any
 
 import torch
 
-from ragspec.draft import Drafter, Step
-from ragspec.engine import Engine
+from ragspec.acceptance.base import Step
+from ragspec.drafters.base import Drafter
+from ragspec.engine.engine import Engine
+from ragspec.engine.output import Generation
 from ragspec.errors import InputError
-from ragspec.output import Generation
-from ragspec.report import Report
-from ragspec.sampling import Sampling
+from ragspec.reports.report import Report
+from ragspec.sampling.settings import Sampling
 
 _HARMLESS = frozenset(
     {"past_key_values", "use_cache", "logits_to_keep", "cache_position", "position_ids"}

@@ -5,123 +5,78 @@ Importing this package is light: the public names are imported when they are fir
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ragspec.registry import door
 
 if TYPE_CHECKING:
-    from ragspec.retrievers.auto import AutoDrafter as AutoDrafter
-    from ragspec.retrievers.cascade import Cascade as Cascade
-    from ragspec.retrievers.context import ContextDrafter as ContextDrafter
-    from ragspec.retrievers.context_index import ContextIndex as ContextIndex
-    from ragspec.retrievers.corpus import CorpusIndex as CorpusIndex
-    from ragspec.retrievers.dense import DenseIndex as DenseIndex
-    from ragspec.retrievers.dense import Embedder as Embedder
-    from ragspec.retrievers.dense import load_embedder as load_embedder
-    from ragspec.retrievers.documents import Collection as Collection
-    from ragspec.retrievers.documents import Document as Document
-    from ragspec.retrievers.documents import load_document as load_document
-    from ragspec.retrievers.documents import load_documents as load_documents
-    from ragspec.retrievers.hierarchy import HierarchyDrafter as HierarchyDrafter
-    from ragspec.retrievers.index import PassageIndex as PassageIndex
-    from ragspec.retrievers.lookup import LookupDrafter as LookupDrafter
-    from ragspec.retrievers.neighbours import NeighbourTable as NeighbourTable
-    from ragspec.retrievers.neighbours_device import DeviceNeighbourTable as DeviceNeighbourTable
-    from ragspec.retrievers.ngrams import NGramDrafter as NGramDrafter
-    from ragspec.retrievers.ngrams import NGramPool as NGramPool
-    from ragspec.retrievers.passages import Passage as Passage
-    from ragspec.retrievers.passages import split_document as split_document
-    from ragspec.retrievers.rasd import Rasd as Rasd
-    from ragspec.retrievers.recycling import NeighbourDrafter as NeighbourDrafter
-    from ragspec.retrievers.rest import RestDrafter as RestDrafter
-    from ragspec.retrievers.search import Hit as Hit
-    from ragspec.retrievers.search import Retriever as Retriever
-    from ragspec.retrievers.search import SearchMode as SearchMode
-    from ragspec.retrievers.search import as_retriever as as_retriever
-    from ragspec.retrievers.select import MatchDrafter as MatchDrafter
-    from ragspec.retrievers.select import Select as Select
-    from ragspec.retrievers.sparse import SparseIndex as SparseIndex
-    from ragspec.retrievers.suffix import SuffixDrafter as SuffixDrafter
+    from ragspec.retrievers.corpus.index import CorpusIndex as CorpusIndex
+    from ragspec.retrievers.corpus.rest import RestDrafter as RestDrafter
+    from ragspec.retrievers.indexes.context_index import ContextIndex as ContextIndex
+    from ragspec.retrievers.methods.auto import AutoDrafter as AutoDrafter
+    from ragspec.retrievers.methods.cascade import Cascade as Cascade
+    from ragspec.retrievers.methods.context import ContextDrafter as ContextDrafter
+    from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter as HierarchyDrafter
+    from ragspec.retrievers.methods.ngrams import NGramDrafter as NGramDrafter
+    from ragspec.retrievers.methods.ngrams import NGramPool as NGramPool
+    from ragspec.retrievers.methods.prompt_lookup import LookupDrafter as LookupDrafter
+    from ragspec.retrievers.methods.rasd import Rasd as Rasd
+    from ragspec.retrievers.methods.sam_decoding import MatchDrafter as MatchDrafter
+    from ragspec.retrievers.methods.sam_decoding import Select as Select
+    from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter as SuffixDrafter
+    from ragspec.retrievers.methods.token_recycling import NeighbourDrafter as NeighbourDrafter
+    from ragspec.retrievers.neighbours.table import NeighbourTable as NeighbourTable
+    from ragspec.retrievers.search.dense import DenseIndex as DenseIndex
+    from ragspec.retrievers.search.dense import Embedder as Embedder
+    from ragspec.retrievers.search.dense import load_embedder as load_embedder
+    from ragspec.retrievers.search.documents import Collection as Collection
+    from ragspec.retrievers.search.documents import Document as Document
+    from ragspec.retrievers.search.documents import load_document as load_document
+    from ragspec.retrievers.search.documents import load_documents as load_documents
+    from ragspec.retrievers.search.fusion import Hit as Hit
+    from ragspec.retrievers.search.fusion import Retriever as Retriever
+    from ragspec.retrievers.search.fusion import SearchMode as SearchMode
+    from ragspec.retrievers.search.fusion import as_retriever as as_retriever
+    from ragspec.retrievers.search.passage_index import PassageIndex as PassageIndex
+    from ragspec.retrievers.search.passages import Passage as Passage
+    from ragspec.retrievers.search.passages import split_document as split_document
+    from ragspec.retrievers.search.sparse import SparseIndex as SparseIndex
 
 _WHERE = {
-    "Cascade": "cascade",
-    "Collection": "documents",
-    "ContextDrafter": "context",
-    "ContextIndex": "context_index",
-    "CorpusIndex": "corpus",
-    "DenseIndex": "dense",
-    "DeviceNeighbourTable": "neighbours_device",
-    "Document": "documents",
-    "Embedder": "dense",
-    "HierarchyDrafter": "hierarchy",
-    "Hit": "search",
-    "LookupDrafter": "lookup",
-    "MatchDrafter": "select",
-    "NGramDrafter": "ngrams",
-    "NGramPool": "ngrams",
-    "NeighbourDrafter": "recycling",
-    "NeighbourTable": "neighbours",
-    "Passage": "passages",
-    "PassageIndex": "index",
-    "Rasd": "rasd",
-    "RestDrafter": "rest",
-    "Retriever": "search",
-    "SearchMode": "search",
-    "Select": "select",
-    "SparseIndex": "sparse",
-    "SuffixDrafter": "suffix",
-    "as_retriever": "search",
-    "AutoDrafter": "auto",
-    "load_document": "documents",
-    "load_documents": "documents",
-    "load_embedder": "dense",
-    "split_document": "passages",
+    "AutoDrafter": "ragspec.retrievers.methods.auto",
+    "Cascade": "ragspec.retrievers.methods.cascade",
+    "Collection": "ragspec.retrievers.search.documents",
+    "ContextDrafter": "ragspec.retrievers.methods.context",
+    "ContextIndex": "ragspec.retrievers.indexes.context_index",
+    "CorpusIndex": "ragspec.retrievers.corpus.index",
+    "DenseIndex": "ragspec.retrievers.search.dense",
+    "Document": "ragspec.retrievers.search.documents",
+    "Embedder": "ragspec.retrievers.search.dense",
+    "HierarchyDrafter": "ragspec.retrievers.methods.hierarchy_drafting",
+    "Hit": "ragspec.retrievers.search.fusion",
+    "LookupDrafter": "ragspec.retrievers.methods.prompt_lookup",
+    "MatchDrafter": "ragspec.retrievers.methods.sam_decoding",
+    "NGramDrafter": "ragspec.retrievers.methods.ngrams",
+    "NGramPool": "ragspec.retrievers.methods.ngrams",
+    "NeighbourDrafter": "ragspec.retrievers.methods.token_recycling",
+    "NeighbourTable": "ragspec.retrievers.neighbours.table",
+    "Passage": "ragspec.retrievers.search.passages",
+    "PassageIndex": "ragspec.retrievers.search.passage_index",
+    "Rasd": "ragspec.retrievers.methods.rasd",
+    "RestDrafter": "ragspec.retrievers.corpus.rest",
+    "Retriever": "ragspec.retrievers.search.fusion",
+    "SearchMode": "ragspec.retrievers.search.fusion",
+    "Select": "ragspec.retrievers.methods.sam_decoding",
+    "SparseIndex": "ragspec.retrievers.search.sparse",
+    "SuffixDrafter": "ragspec.retrievers.methods.suffix_decoding",
+    "as_retriever": "ragspec.retrievers.search.fusion",
+    "load_document": "ragspec.retrievers.search.documents",
+    "load_documents": "ragspec.retrievers.search.documents",
+    "load_embedder": "ragspec.retrievers.search.dense",
+    "split_document": "ragspec.retrievers.search.passages",
 }
 
-__all__ = [
-    "AutoDrafter",
-    "Cascade",
-    "Collection",
-    "ContextDrafter",
-    "ContextIndex",
-    "CorpusIndex",
-    "DenseIndex",
-    "DeviceNeighbourTable",
-    "Document",
-    "Embedder",
-    "HierarchyDrafter",
-    "Hit",
-    "LookupDrafter",
-    "MatchDrafter",
-    "NGramDrafter",
-    "NGramPool",
-    "NeighbourDrafter",
-    "NeighbourTable",
-    "Passage",
-    "PassageIndex",
-    "Rasd",
-    "RestDrafter",
-    "Retriever",
-    "SearchMode",
-    "Select",
-    "SparseIndex",
-    "SuffixDrafter",
-    "as_retriever",
-    "load_document",
-    "load_documents",
-    "load_embedder",
-    "split_document",
-]
+__all__ = sorted(_WHERE)
 
 if not TYPE_CHECKING:  # hidden from the checkers, which otherwise accept misspelt names
-
-    def __getattr__(name: str) -> Any:
-        """Import a public name on first use."""
-        from importlib import import_module
-
-        if name not in _WHERE:
-            raise AttributeError(f"module 'ragspec.retrievers' has no attribute {name!r}")
-        value = getattr(import_module(f"ragspec.retrievers.{_WHERE[name]}"), name)
-        globals()[name] = value
-        return value
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = door(__name__, _WHERE)

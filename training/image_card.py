@@ -14,7 +14,7 @@ from image_model import SHAPES
 from image_tokenizer import WARM_UP, codes_in_use, psnr
 from image_train import BATCH
 
-from ragspec.visual.vq import VQTokenizer
+from ragspec.visual.models.vq import VQTokenizer
 
 COLUMNS = (
     ("set", "set"),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ragspec.visual.captions import CaptionEncoder
+from ragspec.visual.models.captions import CaptionEncoder
 
 SETS = ("emoji", "tiles")
 BACKGROUND = {"emoji": 1.0, "tiles": -1.0}

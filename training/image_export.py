@@ -13,7 +13,7 @@ import torch
 from image_data import SETS, read_pictures
 from image_model import SHAPES, build_model
 
-from ragspec.visual.vq import VQTokenizer
+from ragspec.visual.models.vq import VQTokenizer
 
 
 def load_checkpoint(kind: str, name: str, checkpoint: Path, classes: list[str]) -> Any:

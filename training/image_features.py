@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ragspec.visual.frechet import FeatureNet, scaled, train_features
+from ragspec.visual.evaluation.frechet import FeatureNet, scaled, train_features
 
 SETS = {"tiles": "label", "emoji": "subgroup"}
 HELD_OUT = 256

@@ -15,11 +15,11 @@ from image_data import SETS, read_pictures, split
 from image_export import readable
 from image_train import Rows
 
-from ragspec.head import FeatureHead
-from ragspec.head_training import HeadTraining, Progress, train_head
-from ragspec.visual.code_texts import code_texts
-from ragspec.visual.image_folder import find_folder, load_model
-from ragspec.visual.vq import VQTokenizer
+from ragspec.drafters.eagle.head import FeatureHead
+from ragspec.drafters.eagle.training import HeadTraining, Progress, train_head
+from ragspec.visual.drafting.head_texts import code_texts
+from ragspec.visual.models.vq import VQTokenizer
+from ragspec.visual.pipeline.folder import find_folder, load_model
 
 BATCH = 16
 PICTURES = 8000

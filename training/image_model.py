@@ -26,7 +26,7 @@ GRID = 8
 
 def build_model(kind: str, name: str, **changes: Any) -> Any:
     """Build the `name` (target or draft) of the set `kind` (emoji or tiles), untrained."""
-    from ragspec.visual.llamagen import LlamaGenConfig, LlamaGenModel
+    from ragspec.visual.models.llamagen import LlamaGenConfig, LlamaGenModel
 
     fields = {"vocab_size": CODES, "grid_size": GRID} | SHAPES[name] | CONDITIONS[kind] | changes
     return LlamaGenModel(LlamaGenConfig(**fields))

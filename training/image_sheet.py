@@ -12,9 +12,9 @@ from image_data import CAPTION_LENGTH, SETS, read_pictures
 from PIL import Image
 from torch import Tensor
 
-from ragspec.visual.captions import CaptionEncoder
-from ragspec.visual.pictures import sheet
-from ragspec.visual.vq import VQTokenizer
+from ragspec.visual.evaluation.pictures import sheet
+from ragspec.visual.models.captions import CaptionEncoder
+from ragspec.visual.models.vq import VQTokenizer
 
 PROMPTS = (
     "grinning face",
@@ -120,7 +120,7 @@ def reconstructions(tokenizer: VQTokenizer, shared: Path, kind: str, count: int)
 
 def samples(folder: Path, kind: str, args: argparse.Namespace) -> dict[str, Any]:
     """Draw a sheet with the target and the draft of a set; returns what was measured."""
-    from ragspec.visual.llamagen import LlamaGenModel
+    from ragspec.visual.models.llamagen import LlamaGenModel
 
     tokenizer = VQTokenizer.from_pretrained(folder / "tokenizer")
     models = [

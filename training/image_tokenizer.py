@@ -22,7 +22,7 @@ from text_train import rate_factor, seconds_until
 from torch import Tensor
 from torch.nn import functional
 
-from ragspec.visual.vq import VQTokenizer
+from ragspec.visual.models.vq import VQTokenizer
 
 CODES = 1024
 CODE_SIZE = 8

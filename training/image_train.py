@@ -34,7 +34,7 @@ from text_train import rate_factor, seconds_until
 from torch import Tensor
 from torch.nn import functional
 
-from ragspec.visual.vq import VQTokenizer
+from ragspec.visual.models.vq import VQTokenizer
 
 BATCH = 32
 CHANGES = {  # strength and share of mirror images, see `augment`

@@ -1,0 +1,289 @@
+"""`ragspec bench store`: what a corpus costs to build, to keep, to open and to look things up in.
+
+It has one segment: building and disk are the segment's, opening is that of the whole store.
+
+The text is synthetic: each token follows one of a few successors of the one before (chosen by
+Zipf's law), some are drawn afresh, and half of the documents quote earlier ones. Contexts to look
+up come from further documents of the same kind. Building, opening and each kind of look-up run in a
+fresh process of their own, so that memory can be told apart; build growth is the highest resident
+size less that before building, mapped files included. Look-ups are timed one by one over several
+rounds through all contexts, and each context counts with its best round: on a machine that does
+other things too, single timings say more about those.
+"""
+
+from __future__ import annotations
+
+import json as json_text
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any, Literal
+
+import typer
+
+from ragspec.errors import InputError
+from ragspec.pipelines.console.options import checked_output
+
+UNITS = {"k": 10**3, "m": 10**6, "g": 10**9}
+LENGTH = 1000
+CONTEXT = 32
+_SUCCESSORS = 24
+_FRESH = 0.15
+_WIDTH = 1000
+_NAME = "seg-000001"
+
+
+def parse_tokens(text: str) -> int:
+    """Return the number that a text like "10M", "500k" or "2000" names; raises InputError."""
+    number, unit = text.strip().lower(), 1
+    if number[-1:] in UNITS:
+        number, unit = number[:-1], UNITS[number[-1]]
+    try:
+        count = round(float(number) * unit)
+    except (ValueError, OverflowError):
+        count = 0
+    if not LENGTH <= count < 2**31 - 2**22:
+        raise InputError(
+            f"--tokens is {text!r}; expected a number from {LENGTH} to 2G like 500k or 10M."
+        )
+    return count
+
+
+def write_text(path: Path, documents: int, vocab_size: int, seed: int) -> None:
+    """Write documents of `LENGTH` synthetic tokens each, as u32, one after the other."""
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    common = 1.0 / np.arange(1, vocab_size + 1)
+    common /= common.sum()
+    shares = 1.0 / np.arange(1, _SUCCESSORS + 1)
+    shares /= shares.sum()
+    after = rng.choice(vocab_size, (vocab_size, _SUCCESSORS), p=common).astype(np.uint32)
+    quoted = rng.choice(vocab_size, (_WIDTH, LENGTH), p=common).astype(np.uint32)
+    with path.open("wb") as stream:
+        for start in range(0, documents, _WIDTH):
+            rows = min(_WIDTH, documents - start)
+            text = np.empty((rows, LENGTH), dtype=np.uint32)
+            text[:, 0] = rng.choice(vocab_size, rows, p=common)
+            fresh = rng.choice(vocab_size, (rows, LENGTH), p=common)
+            ranks = rng.choice(_SUCCESSORS, (rows, LENGTH), p=shares)
+            is_fresh = rng.random((rows, LENGTH)) < _FRESH
+            for at in range(1, LENGTH):
+                drawn = after[text[:, at - 1], ranks[:, at]]
+                text[:, at] = np.where(is_fresh[:, at], fresh[:, at], drawn)
+            if start:
+                for row in range(0, rows, 2):
+                    at, to, size = *rng.integers(0, LENGTH - 200, 2), rng.integers(20, 200)
+                    text[row, to : to + size] = quoted[rng.integers(_WIDTH), at : at + size]
+            quoted[:rows] = text
+            stream.write(text.tobytes())
+
+
+def read_text(path: Path, documents: int, first: int = 0) -> Iterator[Any]:
+    """Yield so many documents of a text file one by one, from small reads."""
+    import numpy as np
+
+    with path.open("rb") as stream:
+        stream.seek(4 * LENGTH * first)
+        for _ in range(documents):
+            yield np.frombuffer(stream.read(4 * LENGTH), dtype=np.uint32)
+
+
+def resident_bytes(peak: bool = False) -> int:
+    """Return this process's memory in use, or its highest so far; 0 where the system is silent."""
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    status = Path("/proc/self/status")
+    if status.exists():  # getrusage's peak would count the parent before the fork
+        key = "VmHWM:" if peak else "VmRSS:"
+        line = next(line for line in status.read_text().splitlines() if line.startswith(key))
+        return int(line.split()[1]) * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def measure_build(folder: Path, text: Path, documents: int, vocab_size: int) -> dict[str, float]:
+    """Build a segment from the text; return seconds, and bytes by token of memory and disk."""
+    from ragspec.retrievers.indexes.segment import FILES, build_segment
+
+    before = resident_bytes()
+    start, busy = time.perf_counter(), time.process_time()
+    sizes = build_segment(folder, read_text(text, documents), vocab_size)
+    seconds, busy = time.perf_counter() - start, time.process_time() - busy
+    grown = resident_bytes(peak=True) - before
+    disk = sum((folder / name).stat().st_size for name in FILES)
+    return {
+        "build_seconds": seconds,
+        "build_cpu_seconds": busy,
+        "build_bytes_per_token": grown / sizes.suffixes,
+        "disk_bytes_per_token": disk / sizes.suffixes,
+    }
+
+
+def publish_segment(root: Path, folder: Path) -> Path:
+    """Make a corpus of a segment that was built; return where the segment is then."""
+    from ragspec.retrievers.corpus import catalogue
+    from ragspec.retrievers.indexes.segment import Segment
+    from ragspec.storage.manifest import Contents
+    from ragspec.storage.store import publish
+
+    segment = Segment.open(folder, accelerator="numpy")
+    counts = len(segment), segment.document_count
+    record = catalogue.SegmentRecord(_NAME, catalogue.GLOBAL, catalogue.Source.BUILT, *counts)
+    known = catalogue.Catalogue(segment.vocab_size, segment.depth, serial=2, segments=(record,))
+
+    def write(build: Path) -> Contents:
+        shutil.move(folder, build / _NAME)
+        return Contents(known.parameters, known.fingerprints)
+
+    return publish(root, catalogue.KIND, write).path / _NAME
+
+
+def measure_open(root: Path) -> dict[str, float]:
+    """Open a corpus, sizes compared; return seconds, and by how many bytes the process grew."""
+    from ragspec.retrievers.corpus.index import CorpusIndex
+
+    before, start = resident_bytes(), time.perf_counter()
+    corpus = CorpusIndex.open(root, verify="size", accelerator="numpy")
+    seconds = time.perf_counter() - start
+    grown = resident_bytes() - before
+    tokens = corpus.info().tokens
+    corpus.close()
+    return {"open_seconds": seconds, "open_resident_bytes": grown, "tokens": tokens}
+
+
+def measure_lookups(
+    folder: Path,
+    contexts: list[list[int]],
+    accelerator: Literal["numba", "numpy"],
+    budget: int,
+    rounds: int,
+) -> dict[str, float]:
+    """Time one draft for each context; return percentiles, mean nodes and match length."""
+    import numpy as np
+
+    from ragspec.retrievers.indexes.segment import Segment
+
+    segment = Segment.open(folder, accelerator=accelerator)
+    start = time.perf_counter()
+    segment.warm_up()
+    warm_up = time.perf_counter() - start
+    seconds = np.empty((rounds, len(contexts)))
+    clock = time.perf_counter
+    drafts = [segment.draft(context, budget) for context in contexts]
+    for row in seconds:
+        for at, context in enumerate(contexts):
+            start = clock()
+            segment.draft(context, budget)
+            row[at] = clock() - start
+    p50, p99 = np.percentile(seconds.min(axis=0), (50, 99)) * 1e6
+    return {
+        "lookup_p50_us": float(p50),
+        "lookup_p99_us": float(p99),
+        "lookup_any_round_p99_us": float(np.percentile(seconds, 99) * 1e6),
+        "warm_up_seconds": warm_up,
+        "nodes": float(np.mean([len(draft.tokens) for draft in drafts])),
+        "match_length": float(np.mean([draft.length for draft in drafts])),
+    }
+
+
+def in_fresh_process(function: Callable[..., dict[str, float]], *given: Any) -> dict[str, float]:
+    """Return what a function of this module returns in a process of its own."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(function, *given).result()
+
+
+def run_store_benchmark(
+    scratch: Path,
+    tokens: int,
+    *,
+    vocab_size: int = 32_000,
+    queries: int = 2000,
+    rounds: int = 5,
+    budget: int = 64,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda message: None,
+) -> dict[str, Any]:
+    """Build a corpus of `tokens` tokens in a scratch folder, measure it, and return the figures.
+
+    The look-ups of the fastest way there is are `lookup_...`, those of the NumPy path
+    `numpy_lookup_...`.
+    """
+    import numpy as np
+
+    from ragspec.retrievers.indexes.segment import resolve_accelerator
+
+    documents, further = tokens // LENGTH, max(8, queries // 50)
+    text, folder = scratch / "text.bin", scratch / "segment"
+    folder.mkdir()
+    progress(f"writing {tokens:,} tokens of text")
+    write_text(text, documents + further, vocab_size, seed)
+    rng = np.random.default_rng(seed + 1)
+    asked = list(read_text(text, further, documents))
+    picks = zip(
+        rng.integers(further, size=queries).tolist(),
+        rng.integers(CONTEXT, LENGTH, size=queries).tolist(),
+        strict=True,
+    )
+    contexts = [asked[n][end - CONTEXT : end].tolist() for n, end in picks]
+    progress(f"building a segment of {documents * LENGTH:,} tokens")
+    figures: dict[str, Any] = {"vocab_size": vocab_size, "budget": budget, "queries": queries}
+    figures |= in_fresh_process(measure_build, folder, text, documents, vocab_size)
+    text.unlink()
+    progress("opening it")
+    folder = publish_segment(scratch / "corpus", folder)
+    figures |= in_fresh_process(measure_open, scratch / "corpus")
+    progress("looking things up with NumPy")
+    plain = in_fresh_process(measure_lookups, folder, contexts, "numpy", budget, rounds)
+    figures["accelerator"], fast = "numpy", plain
+    if resolve_accelerator("auto") == "numba":
+        progress("looking things up with numba")
+        fast = in_fresh_process(measure_lookups, folder, contexts, "numba", budget, rounds)
+        figures["accelerator"] = "numba"
+    both = {f"numpy_{name}": value for name, value in plain.items() if "lookup" in name}
+    return figures | fast | both | {"rounds": rounds, "seed": seed}
+
+
+def store(
+    tokens: Annotated[str, typer.Option(help="How much text: 500k, 10M, 100M.")] = "10M",
+    vocab_size: Annotated[int, typer.Option(min=2, max=2**22, help="Ids.")] = 32_000,
+    queries: Annotated[int, typer.Option(min=1, help="Contexts to look up.")] = 2000,
+    rounds: Annotated[int, typer.Option(min=1, help="Times that each is looked up.")] = 5,
+    budget: Annotated[int, typer.Option(min=1, help="Nodes of a draft.")] = 64,
+    seed: Annotated[int, typer.Option(help="Of the synthetic text.")] = 0,
+    scratch: Annotated[
+        Path | None, typer.Option(help="Where to build; the system's folder for such files.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+) -> None:
+    """Measure building, opening and looking up a store of so many tokens."""
+    from ragspec.pipelines.console.terminal import Terminal
+
+    count = parse_tokens(tokens)
+    checked_output(json)
+    terminal = Terminal()
+    with TemporaryDirectory(dir=scratch, prefix="ragspec-bench-") as name:
+        figures = run_store_benchmark(
+            Path(name),
+            count,
+            vocab_size=vocab_size,
+            queries=queries,
+            rounds=rounds,
+            budget=budget,
+            seed=seed,
+            progress=terminal.note,
+        )
+    rows = [
+        (key, f"{value:,.4g}" if isinstance(value, float) else str(value))
+        for key, value in figures.items()
+    ]
+    terminal.table("store", ("figure", ">value"), rows)
+    if json is not None:
+        json.write_text(json_text.dumps(figures, indent=1) + "\n", encoding="utf-8")

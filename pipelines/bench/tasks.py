@@ -1,0 +1,166 @@
+"""Text tasks made on the spot: quotations from long documents, and code cut inside functions."""
+
+from __future__ import annotations
+
+import ast
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ragspec.pipelines.bench.prompts import FIXED_NEW_TOKENS, BenchItem
+from ragspec.pipelines.docqa.prompt import Prompt, render
+from ragspec.retrievers.search.documents import Document
+from ragspec.retrievers.search.fusion import Hit
+from ragspec.retrievers.search.passages import Passage
+
+QUOTATION = "quotation"
+CODE = "code"
+CONTEXT_TOKENS = 1500
+_CHARS_A_TOKEN = 8  # more than any tokenizer needs for prose: what is too long is cut afterwards
+_FEWEST_LINES = 12
+_SKIPPED = {"test", "tests", "idlelib", "site-packages", "dist-packages", "lib2to3", "__pycache__"}
+
+
+@dataclass(frozen=True, slots=True)
+class QuoteTask:
+    """A passage to quote: the words that begin it, and where in the text it goes on after them.
+
+    start, end: characters of the document's text that are to be written.
+    """
+
+    id: str
+    query: str
+    cue: str
+    start: int
+    end: int
+
+
+def quotation(
+    tokenizer: Any, document: Document, task: QuoteTask, number: int = 0, room: int = CONTEXT_TOKENS
+) -> tuple[Prompt, str, str]:
+    """Return a prompt over the text round a passage, its beginning, and how it goes on.
+
+    The prompt has about `room` tokens of the document, in which the passage stands nearer to the
+    start or to the end from one `number` to the next; 0 for the whole document.
+    """
+    begin = max(0, document.text.rfind(task.cue, 0, task.start))
+    start, end = 0, len(document.text)
+    if room:
+        start, end = window(tokenizer, document.text, begin, task.end, room, number * 37 % 100)
+    passage = Passage(0, start, end, document.title, document.text[start:end])
+    prompt = render(tokenizer, task.query, [Hit(document, passage, 1.0)])
+    return prompt, f" [1] {task.cue}", document.text[begin + len(task.cue) : task.end]
+
+
+def window(
+    tokenizer: Any, text: str, start: int, end: int, room: int, before: int
+) -> tuple[int, int]:
+    """Return characters round those from start to end: about `room` tokens, cut between words.
+
+    before: how much of what is left over lies before them, in percent.
+    """
+    wanted = len(tokenizer(text[start:end], verbose=False)["input_ids"])
+    spare = max(0, room - wanted)
+    first = _tokens_back(tokenizer, text, start, spare * before // 100)
+    last = _tokens_on(tokenizer, text, end, spare - spare * before // 100)
+    return first, last
+
+
+def _tokens_on(tokenizer: Any, text: str, start: int, count: int) -> int:
+    """Return the place about `count` tokens after `start`, at the end of a word."""
+    piece = text[start : start + _CHARS_A_TOKEN * count]
+    kept = tokenizer(piece, verbose=False)["input_ids"][:count]
+    end = start + len(tokenizer.decode(kept, skip_special_tokens=True))
+    while start < end < len(text) and not text[end].isspace():
+        end -= 1
+    return min(max(end, start), len(text))
+
+
+def _tokens_back(tokenizer: Any, text: str, end: int, count: int) -> int:
+    """Return the place about `count` tokens before `end`, at the start of a word."""
+    if count < 1:
+        return end
+    piece = text[max(0, end - _CHARS_A_TOKEN * count) : end]
+    kept = tokenizer(piece, verbose=False)["input_ids"][-count:]
+    start = max(0, end - len(tokenizer.decode(kept, skip_special_tokens=True)))
+    while 0 < start < end and not text[start - 1].isspace():
+        start += 1
+    return start
+
+
+def quotation_items(
+    tokenizer: Any,
+    documents: dict[str, Document],
+    tasks: Iterable[tuple[str, QuoteTask]],
+    room: int = CONTEXT_TOKENS,
+) -> list[BenchItem]:
+    """Return items of (name of a document, task) pairs: the text, and then its quotation begun.
+
+    There is no question round them: a model that was asked ends its answer, and small ones repeat
+    themselves where they must go on for a fixed length.
+    """
+    items = []
+    for number, (name, task) in enumerate(tasks):
+        prompt, _, _ = quotation(tokenizer, documents[name], task, number, room)
+        start, end = prompt.spans[0][:2]
+        ids = (*prompt.token_ids[start:end], *plain_ids(tokenizer, f"\n\n{task.cue}"))
+        spans = ((0, end - start, 0, 0),)
+        items.append(BenchItem(task.id, QUOTATION, ids, FIXED_NEW_TOKENS, True, spans=spans))
+    return items
+
+
+def code_items(
+    tokenizer: Any, files: Sequence[Path], count: int, room: int = CONTEXT_TOKENS // 2
+) -> list[BenchItem]:
+    """Return items that go on inside a function, one for each of `count` files spread evenly.
+
+    The prompt is what stands before the middle of the file's longest function, its last `room`
+    tokens. Where a file has no long function the next one is taken.
+    """
+    items: list[BenchItem] = []
+    at = 0
+    for i in range(count):
+        at = max(at, i * len(files) // count)
+        while at < len(files):
+            text, name = cut_in_function(files[at]), f"{at}-{files[at].stem}"
+            at += 1
+            if text is not None:
+                ids = tuple(plain_ids(tokenizer, text[-_CHARS_A_TOKEN * room :])[-room:])
+                items.append(BenchItem(name, CODE, ids, FIXED_NEW_TOKENS, fixed=True))
+                break
+    return items
+
+
+def cut_in_function(path: Path) -> str | None:
+    """Return a file's text up to the middle line of its longest function, None without one."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+    except (OSError, SyntaxError, ValueError):
+        return None
+    longest = max(_functions(tree), key=lambda span: span[1] - span[0], default=(0, 0))
+    if longest[1] - longest[0] < _FEWEST_LINES:
+        return None
+    return "\n".join(text.split("\n")[: sum(longest) // 2]) + "\n"
+
+
+def _functions(tree: ast.AST) -> Iterator[tuple[int, int]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.lineno, node.end_lineno or node.lineno
+
+
+def library_files() -> list[Path]:
+    """Return the Python files of the running interpreter's standard library, without its tests."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    return sorted(
+        path for path in root.rglob("*.py") if not _SKIPPED & set(path.relative_to(root).parts)
+    )
+
+
+def plain_ids(tokenizer: Any, text: str) -> Sequence[int]:
+    """Return the token ids of a text that goes on another one: no special tokens round it."""
+    ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return ids

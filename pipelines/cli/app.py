@@ -1,0 +1,284 @@
+"""The command line. Models and documents are imported when a command needs them, not before."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from ragspec.errors import InputError, RagspecError
+from ragspec.pipelines.cli.draw import draw
+from ragspec.pipelines.cli.store import app as store_app
+from ragspec.pipelines.cli.train_head import train_head
+from ragspec.pipelines.console import options as o
+from ragspec.pipelines.console.terminal import Terminal
+
+INTERRUPTED = 130
+
+
+class Commands(TyperGroup):
+    """Turns the project's errors into one message and an exit code; Ctrl-C into 130."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was named."""
+        try:
+            return super().invoke(ctx)
+        except RagspecError as error:
+            if ctx.params.get("debug"):
+                raise
+            Terminal().error(str(error))
+            raise typer.Exit(error.exit_code) from error
+        except KeyboardInterrupt:
+            Terminal().note("\ninterrupted")
+            raise typer.Exit(INTERRUPTED) from None
+        except OSError as error:  # a full disk, a closed pipe (typer ends quietly on that one)
+            if ctx.params.get("debug") or error.errno == errno.EPIPE:
+                raise
+            Terminal().error(f"the system refused: {error}; --debug shows where.")
+            raise typer.Exit(1) from error
+
+
+app = typer.Typer(
+    name="ragspec",
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings=o.HELP,
+    help="Ask your documents and get the same answer sooner: speculation from text that exists.",
+)
+
+
+app.add_typer(store_app, name="store")
+app.command()(draw)
+app.command("train-head")(train_head)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; `--debug` may stand anywhere."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if "--debug" in given:
+        given = ["--debug", *(word for word in given if word != "--debug")]
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character shows "?"
+    try:
+        app(args=given, prog_name="ragspec")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from ragspec import __version__
+
+        Terminal().line(f"ragspec {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Say which.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False,
+) -> None:
+    """Ask your documents and get the same answer sooner."""
+
+
+@app.command()
+def ask(
+    question: Annotated[str, typer.Argument(help="What you want to know.")],
+    docs: Annotated[
+        list[Path] | None, typer.Option("--docs", "-d", help="A folder or a file; repeatable.")
+    ] = None,
+    index: Annotated[
+        Path | None, typer.Option("--index", help="An index that `ragspec index` built.")
+    ] = None,
+    embedder: o.EmbedderOption = None,
+    top_passages: Annotated[int, typer.Option(min=1, help="Passages to show the model.")] = 3,
+    model: o.ModelOption = "starter",
+    draft_model: o.DraftModelOption = None,
+    drafter: o.DrafterOption = None,
+    store: o.StoreOption = None,
+    history: o.HistoryOption = None,
+    scope: o.ScopeOption = "global",
+    budget: o.BudgetOption = "auto",
+    temperature: o.TemperatureOption = 0.0,
+    top_p: o.TopPOption = 1.0,
+    top_k: o.TopKOption = 0,
+    seed: o.SeedOption = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to write.")] = 160,
+    device: o.DeviceOption = "auto",
+    dtype: o.DtypeOption = "auto",
+    json: o.JsonOption = False,
+    compare: o.CompareOption = False,
+    trace: o.TraceOption = None,
+    no_stream: o.NoStreamOption = False,
+    prediction: o.PredictionOption = None,
+) -> None:
+    """Answer a question from documents, with citations."""
+    from ragspec.pipelines.cli.ask import Asking, answer_question
+
+    if bool(docs) == bool(index):
+        raise InputError(
+            f"got {'both' if docs else 'neither'} of --docs and --index; expected one of them: "
+            "--docs FOLDER reads documents, --index FILE opens an index made by `ragspec index`."
+        )
+    asking = Asking(
+        engine=o.EngineOptions(
+            *(model, draft_model, drafter, budget, device, dtype, store, history, scope)
+        ),
+        sampling=o.sampling_of(temperature, top_p, top_k, seed),
+        max_new_tokens=max_new_tokens,
+        json=json,
+        compare=compare,
+        trace=o.checked_output(trace),
+        stream=not no_stream,
+        prediction=o.prediction_of(prediction, drafter, draft_model),
+    )
+    text = o.checked_text(question)
+    _finish(answer_question(text, docs or [], index, top_passages, asking, embedder))
+
+
+@app.command()
+def generate(
+    text: Annotated[str, typer.Argument(help="The text to go on from; - reads standard input.")],
+    model: o.ModelOption = "starter",
+    draft_model: o.DraftModelOption = None,
+    drafter: o.DrafterOption = None,
+    store: o.StoreOption = None,
+    history: o.HistoryOption = None,
+    scope: o.ScopeOption = "global",
+    budget: o.BudgetOption = "auto",
+    temperature: o.TemperatureOption = 0.0,
+    top_p: o.TopPOption = 1.0,
+    top_k: o.TopKOption = 0,
+    seed: o.SeedOption = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens to write; 256, or what the context has.")
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Ends the text, is not part of it; repeatable.")
+    ] = None,
+    device: o.DeviceOption = "auto",
+    dtype: o.DtypeOption = "auto",
+    json: o.JsonOption = False,
+    compare: o.CompareOption = False,
+    trace: o.TraceOption = None,
+    no_stream: o.NoStreamOption = False,
+    prediction: o.PredictionOption = None,
+) -> None:
+    """Continue a text, without documents."""
+    from ragspec.pipelines.cli.ask import Asking, continue_text
+
+    asking = Asking(
+        engine=o.EngineOptions(
+            *(model, draft_model, drafter, budget, device, dtype, store, history, scope)
+        ),
+        sampling=o.sampling_of(temperature, top_p, top_k, seed),
+        max_new_tokens=max_new_tokens,
+        json=json,
+        compare=compare,
+        trace=o.checked_output(trace),
+        stream=not no_stream,
+        prediction=o.prediction_of(prediction, drafter, draft_model),
+    )
+    prompt = _standard_input() if text == "-" else o.checked_text(text)
+    _finish(continue_text(prompt, tuple(stop or ()), asking))
+
+
+def _standard_input() -> str:
+    try:
+        return o.checked_text(sys.stdin.read())
+    except UnicodeDecodeError as error:
+        raise InputError(f"standard input is not UTF-8 ({error}); expected text.") from error
+
+
+def _finish(cancelled: bool) -> None:
+    if cancelled:
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command()
+def index(
+    paths: Annotated[list[Path], typer.Argument(help="Folders and files.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where the index is written.")],
+    embedder: o.EmbedderOption = None,
+) -> None:
+    """Read documents once into an index that `ragspec ask --index` opens."""
+    from ragspec.pipelines.cli.ask import build_index
+
+    build_index(paths, out, embedder)
+
+
+@app.command(
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def bench(context: typer.Context) -> None:
+    """Measure side by side with peers; `ragspec bench text --help` lists its options."""
+    from ragspec.pipelines.bench.cli import main as run_bench
+
+    code = run_bench(context.args)
+    raise typer.Exit(code if isinstance(code, int) else 0)
+
+
+@app.command()
+def report(
+    trace: Annotated[Path, typer.Argument(help="A trace that --trace wrote.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
+) -> None:
+    """Turn a trace into a page: the text coloured by source, and where the time went."""
+    from ragspec.pipelines.page.page import write_page
+
+    write_page(trace, out)
+    Terminal().note(f"wrote {out}")
+
+
+@app.command()
+def doctor(
+    model: Annotated[
+        list[str] | None, typer.Option("--model", "-m", help="One more model to look for.")
+    ] = None,
+    json: o.JsonOption = False,
+) -> None:
+    """Say what is installed, which models are found where, and what was learned about them."""
+    from ragspec.pipelines.cli.doctor import examine, show
+
+    terminal = Terminal()
+    found = examine(model or [])
+    if json:
+        terminal.json(found)
+    else:
+        show(found, terminal)
+    if found["missing"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo(
+    docs: Annotated[
+        Path | None, typer.Option("--docs", "-d", help="Your documents, not the bundled guide.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page.", dir_okay=False)] = Path(
+        "demo_report.html"
+    ),
+    questions: Annotated[int, typer.Option(min=1, help="How many to ask.")] = 10,
+    model: o.ModelOption = "starter",
+    json: o.JsonOption = False,
+) -> None:
+    """Answer questions over bundled documents, plain and speculative side by side."""
+    from ragspec.pipelines.cli.demo import run_demo
+
+    run_demo(docs, out, questions, model, Terminal(quiet=json), json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

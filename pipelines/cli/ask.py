@@ -1,0 +1,291 @@
+"""What `ragspec ask`, `generate` and `index` do once their options are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ragspec.pipelines.console.options import EngineOptions, be_quiet
+from ragspec.pipelines.console.terminal import Terminal
+from ragspec.sampling.settings import Sampling
+
+if TYPE_CHECKING:
+    from ragspec.engine.engine import Engine
+    from ragspec.engine.output import Generation
+    from ragspec.pipelines.cli.compare import Comparison
+    from ragspec.pipelines.docqa.docqa import Answer, DocQA
+    from ragspec.reports.report import Report
+
+WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """One request of the command line."""
+
+    engine: EngineOptions
+    sampling: Sampling
+    max_new_tokens: int | None  # None: what `Engine.generate` takes by default
+    json: bool = False
+    compare: bool = False
+    trace: Path | None = None
+    stream: bool = True
+    prediction: str | None = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether the text is shown piece by piece; not when times are compared: showing costs."""
+        return self.stream and not self.json and not self.compare
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Further options of `Engine.generate`: what was given, and no more."""
+        return {} if self.prediction is None else {"prediction": self.prediction}
+
+
+@dataclass(slots=True)
+class Result:
+    """What is shown of a request: `fields` go into the JSON object as they are."""
+
+    generation: Generation
+    report: Report
+    fields: dict[str, Any]
+    documents: tuple[str, ...] = ()
+    extra: dict[str, Any] | None = None
+
+
+def continue_text(prompt: str, stop: Sequence[str], asking: Asking) -> bool:
+    """Continue a text and show the result; return whether it was interrupted."""
+    terminal = Terminal(quiet=asking.json)
+    with terminal.working("loading the model"):
+        engine = asking.engine.engine()
+        if asking.compare:
+            engine.generate(prompt, max_new_tokens=WARM_UP_TOKENS)
+
+    def run(engine: Engine, sampling: Sampling, show: bool) -> Generation:
+        limit = asking.max_new_tokens
+        stream = engine.stream(prompt, sampling, max_new_tokens=limit, stop=stop, **asking.options)
+        try:
+            for piece in stream:
+                if show:
+                    terminal.piece(piece)
+        except KeyboardInterrupt:
+            stream.close()
+        return stream.result
+
+    generation = run(engine, asking.sampling, asking.streams)
+    fields = {"text": generation.text, "finish_reason": generation.finish_reason}
+    result = Result(generation, generation.report, fields, extra={"prompt": prompt})
+    compared, interrupted = _compared(
+        engine, result, asking, lambda e, s: run(e, s, False), terminal
+    )
+    _show(result, compared, engine, asking, terminal)
+    return interrupted
+
+
+def answer_question(
+    question: str,
+    docs: Sequence[Path],
+    index: Path | None,
+    passages: int,
+    asking: Asking,
+    embedder: str | None = None,
+) -> bool:
+    """Answer a question and show the result; return whether it was interrupted.
+
+    embedder: None is the bundled one for documents, and the recorded one for an index.
+    """
+    from ragspec.pipelines.docqa.docqa import NEW_TOKENS, DocQA
+
+    be_quiet()
+    terminal = Terminal(quiet=asking.json)
+    with terminal.working("reading the documents"):
+        if index is None:
+            qa = DocQA.from_documents(docs, embedder=_named(embedder))
+        else:
+            qa = DocQA.from_index(index, embedder=embedder)
+    for skipped in qa.skipped:
+        terminal.note(f"not read: {skipped.path} {skipped.reason}")
+    with terminal.working("loading the model"):
+        engine = asking.engine.engine()
+
+    def run(engine: Engine, sampling: Sampling, stream: Callable[[str], None] | None) -> Answer:
+        asked, limit = over(qa, engine), asking.max_new_tokens or NEW_TOKENS
+        return asked.ask(
+            question,
+            sampling,
+            max_new_tokens=limit,
+            top_k=passages,
+            stream=stream,
+            **asking.options,
+        )
+
+    if asking.compare:
+        over(qa, engine).ask(question, max_new_tokens=WARM_UP_TOKENS, top_k=passages)
+    answer = run(engine, asking.sampling, terminal.piece if asking.streams else _unseen)
+    result = answered(question, answer)
+    result.fields["skipped"] = [asdict(skipped) for skipped in qa.skipped]
+    compared, interrupted = _compared(
+        engine, result, asking, lambda e, s: run(e, s, _unseen).generation, terminal
+    )
+    _show(result, compared, engine, asking, terminal)
+    return interrupted
+
+
+def _unseen(piece: str) -> None:
+    """Take a piece that is not shown: a streamed text survives an interrupt."""
+
+
+def build_index(paths: Sequence[Path], out: Path, embedder: str | None = None) -> None:
+    """Read documents and write their index; without an embedder the bundled one is used."""
+    from ragspec.pipelines.docqa.docqa import DocQA
+
+    if embedder is not None:  # the bundled one shows no bars, and transformers costs seconds
+        be_quiet()
+    terminal = Terminal()
+    with terminal.working("reading the documents"):
+        qa = DocQA.from_documents(paths, embedder=_named(embedder))
+        qa.save(out)
+    for skipped in qa.skipped:
+        terminal.note(f"not read: {skipped.path} {skipped.reason}")
+    terminal.note(f"wrote {len(qa.documents)} documents to {out}")
+
+
+def _named(embedder: str | None) -> str:
+    from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER
+
+    return DEFAULT_EMBEDDER if embedder is None else embedder
+
+
+def over(qa: DocQA, engine: Engine) -> DocQA:
+    """Return the same documents asked through another engine."""
+    from ragspec.pipelines.docqa.docqa import DocQA as AnyDocQA
+
+    return AnyDocQA(qa.retriever, engine=engine, skipped=qa.skipped)
+
+
+def answered(question: str, answer: Answer) -> Result:
+    """Return what is shown of an answer."""
+    fields = answer.to_dict()
+    quotes = [
+        c | {"text": answer.text[c["answer_start"] : c["answer_end"]]} for c in fields["citations"]
+    ]
+    # The origin of a draft counts the passages of the prompt.
+    names = tuple(
+        f"{hit.document.name}, passage {number}" for number, hit in enumerate(answer.passages, 1)
+    )
+    extra = {"question": question, "citations": quotes}
+    return Result(answer.generation, answer.report, fields, names, extra)
+
+
+def _compared(
+    engine: Engine,
+    result: Result,
+    asking: Asking,
+    run: Callable[[Engine, Sampling], Generation],
+    terminal: Terminal,
+) -> tuple[Comparison | None, bool]:
+    """Return the comparison where one is wanted, and whether either run was interrupted."""
+    cancelled = result.generation.finish_reason == "cancelled"
+    if not asking.compare or cancelled:
+        return None, cancelled
+    from ragspec.pipelines.cli.compare import compare, plain_engine, same_seed
+
+    try:
+        with terminal.working("decoding plainly"):
+            plain = run(plain_engine(engine), same_seed(asking.sampling, result.generation))
+    except KeyboardInterrupt:
+        return None, True
+    if plain.finish_reason == "cancelled":  # half a run would look like another text
+        return None, True
+    return compare(engine, result.generation, plain, asking.sampling), False
+
+
+def _show(
+    result: Result,
+    compared: Comparison | None,
+    engine: Engine,
+    asking: Asking,
+    terminal: Terminal,
+) -> None:
+    """Show the result, or print it as JSON, and write the trace where one is wanted."""
+    extra = dict(result.extra or {})
+    if compared is not None:
+        extra["compare"] = compared.to_dict()
+    if asking.json:
+        found = result.fields | {"label": result.report.label, "report": result.report.to_dict()}
+        terminal.json(found | ({"compare": compared.to_dict()} if compared else {}))
+    else:
+        _show_to_people(result, compared, engine, asking, terminal)
+    if asking.trace is not None:  # last: a full disk must not cost the answer
+        _write_trace(asking.trace, result, engine, asking.engine.model, extra)
+
+
+def _show_to_people(
+    result: Result,
+    compared: Comparison | None,
+    engine: Engine,
+    asking: Asking,
+    terminal: Terminal,
+) -> None:
+    if asking.streams:
+        terminal.line()
+    else:
+        _show_coloured(result, engine, terminal)
+    for number, citation in enumerate(result.fields.get("citations", ()), 1):
+        where = f"{citation['document']}, characters {citation['start']} to {citation['end']}"
+        terminal.note(f"  quotation {number}: {where}")
+    if result.generation.finish_reason == "cancelled":
+        terminal.note("interrupted; this is what was written")
+    elif asking.compare and compared is None:
+        terminal.note("interrupted while decoding plainly; there is no comparison")
+    terminal.note(result.report.summary())
+    if compared is not None:
+        terminal.note(compared.summary(), "bold")
+
+
+def _show_coloured(result: Result, engine: Engine, terminal: Terminal) -> None:
+    from ragspec.pipelines.page.run_view import run_view
+
+    view = run_view(trace_of(result, engine))
+    terminal.spans(view.spans, view.legend)
+
+
+def trace_of(result: Result, engine: Engine, model: str = "") -> Any:
+    """Return the result as the trace that would be written for it."""
+    from ragspec.reports.trace import Trace, TraceHeader, step_texts
+
+    header = TraceHeader(
+        model=model,
+        prompt_tokens=len(result.generation.prompt_tokens),
+        label=result.report.label,
+        seed=result.report.seed,
+        documents=result.documents,
+        extra=dict(result.extra or {}),
+    )
+    steps = tuple(result.generation.steps)
+    return Trace(header, steps, step_texts(steps, decoder(engine)), result.report, complete=True)
+
+
+def _write_trace(
+    path: Path, result: Result, engine: Engine, model: str, extra: dict[str, Any]
+) -> None:
+    from dataclasses import replace
+
+    from ragspec.reports.trace import write_trace
+
+    generation = replace(result.generation, report=result.report)
+    names = result.documents
+    write_trace(path, generation, decoder(engine), model=model, documents=names, extra=extra)
+
+
+def decoder(engine: Engine) -> Callable[[list[int]], str]:
+    """Return what turns token ids into text, special tokens left out."""
+    tokenizer = engine.tokenizer
+
+    def decode(tokens: list[int]) -> str:
+        return str(tokenizer.decode(tokens, skip_special_tokens=True))
+
+    return decode

@@ -1,0 +1,136 @@
+"""Beside every speculative run, the same run without speculation: times, tokens, first difference.
+
+The rounding of a forward over several positions may differ from that over one, so in bf16 and
+fp16 two tokens that are almost equally good may change places; the margin says how close they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ragspec.sampling.settings import Sampling
+
+if TYPE_CHECKING:
+    from ragspec.engine.engine import Engine
+    from ragspec.engine.output import Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first token at which two runs differ.
+
+    index: number of the generated token. plain, speculative: the ids there, None past the end.
+    margin: distance of the target's two best choices there, in logits (noise included).
+    """
+
+    index: int
+    plain: int | None
+    speculative: int | None
+    margin: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two runs of one request; ratio is seconds_plain / seconds.
+
+    decode_ratio: the same of the seconds after search and prefill, which speculation cannot cut.
+    """
+
+    seconds_plain: float
+    seconds: float
+    ratio: float
+    decode_ratio: float
+    equal: bool
+    first_divergence: Divergence | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as JSON types."""
+        return asdict(self)
+
+    def summary(self) -> str:
+        """Return one line for people."""
+        times = f"plain {self.seconds_plain:.2f} s, speculative {self.seconds:.2f} s"
+        times = f"{times}: {self.ratio:.2f} times as fast ({self.decode_ratio:.2f} while decoding)"
+        if self.first_divergence is None:
+            return f"{times}, the same tokens"
+        at = self.first_divergence
+        return (
+            f"{times}; the tokens part at number {at.index}, "
+            f"where the best two are {at.margin:.2g} apart"
+        )
+
+
+def plain_engine(engine: Engine) -> Engine:
+    """Return an engine over the same model and tokenizer that decodes without speculation."""
+    from ragspec.engine.engine import Engine as AnyEngine
+
+    return AnyEngine(engine.model, engine.tokenizer, drafter=None)
+
+
+def same_seed(sampling: Sampling, generation: Generation) -> Sampling:
+    """Return the settings with the seed that a generation really used."""
+    return replace(sampling, seed=generation.report.seed, n=1)
+
+
+def compare(
+    engine: Engine, speculative: Generation, plain: Generation, sampling: Sampling
+) -> Comparison:
+    """Compare two generations of one prompt; runs the model once where they differ."""
+    seconds, seconds_plain = speculative.report.seconds, plain.report.seconds
+    index = first_difference(plain.tokens, speculative.tokens)
+    divergence = None
+    if index is not None:
+        divergence = Divergence(
+            index=index,
+            plain=plain.tokens[index] if index < len(plain.tokens) else None,
+            speculative=speculative.tokens[index] if index < len(speculative.tokens) else None,
+            margin=margin_at(engine, plain, index, same_seed(sampling, speculative)),
+        )
+    return Comparison(
+        seconds_plain=seconds_plain,
+        seconds=seconds,
+        ratio=_ratio(seconds_plain, seconds),
+        decode_ratio=_ratio(plain.report.decode_seconds, speculative.report.decode_seconds),
+        equal=index is None,
+        first_divergence=divergence,
+    )
+
+
+def _ratio(plain: float, ours: float) -> float:
+    return plain / ours if ours > 0 else 0.0
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """Return the first index at which two sequences differ, None where they are equal."""
+    for index, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return index
+    return None if len(one) == len(other) else min(len(one), len(other))
+
+
+def margin_at(engine: Engine, plain: Generation, index: int, sampling: Sampling) -> float:
+    """Return how far apart the target's two best choices of generated token `index` are.
+
+    One forward of the model over prompt and common prefix; in logits, and for a sampled token in
+    logits over temperature plus noise.
+    """
+    import torch
+
+    from ragspec.sampling.distribution import TokenLaw
+    from ragspec.sampling.noise import NoiseStream
+
+    context = [*plain.prompt_tokens, *plain.tokens[:index]]
+    ids = torch.tensor([context], device=engine.model.device)
+    with torch.inference_mode():
+        logits = engine.model(input_ids=ids, use_cache=False).logits[:, -1].double()
+    noise = NoiseStream(sampling.seed if isinstance(sampling.seed, int) else 0, plain.sample)
+    law = TokenLaw(sampling, noise, len(plain.prompt_tokens))
+    scores = law.process(logits, context, [()])
+    if sampling.greedy:
+        values = scores[0].topk(2).values
+    else:
+        tokens, _ = law.best(scores, [index], 2)
+        values = scores[0, tokens[0]] / sampling.temperature + noise.gumbel(index, tokens[0])
+    return float(values[0] - values[1])

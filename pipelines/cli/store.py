@@ -1,0 +1,175 @@
+"""The options of `ragspec store`: corpora to draft from, built and looked after."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ragspec.errors import InputError
+from ragspec.pipelines.console import options as o
+from ragspec.pipelines.console.terminal import Terminal
+
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+
+app = typer.Typer(no_args_is_help=True, help="Corpora to draft from: build, fill, look after.")
+
+StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="A corpus on disk.")]
+OutOption = Annotated[Path, typer.Option("--out", "-o", help="Where the corpus is written.")]
+FieldOption = Annotated[
+    str | None, typer.Option(help="Column of the rows; the usual names are tried without it.")
+]
+ScopeOption = Annotated[str, typer.Option(help="Who may see it: global, or the name of a tenant.")]
+
+
+@app.callback()
+def store() -> None:
+    """Corpora to draft from: build, fill, look after."""
+
+
+@app.command()
+def build(
+    sources: Annotated[
+        list[str],
+        typer.Argument(help="Folders, files (documents, jsonl, parquet), or Hugging Face names."),
+    ],
+    out: OutOption,
+    model: o.ModelOption = "starter",
+    field: FieldOption = None,
+    split: Annotated[str | None, typer.Option(help="Part of a data set; else train.")] = None,
+    config: Annotated[str | None, typer.Option(help="Configuration of a data set.")] = None,
+    max_tokens: Annotated[
+        str | None, typer.Option(help="Read about so many tokens at most: 500k, 10M.")
+    ] = None,
+    json: o.JsonOption = False,
+) -> None:
+    """Tokenize text with a model's tokenizer and index every phrase of it."""
+    from ragspec.pipelines.cli.store_run import build_store
+    from ragspec.pipelines.cli.store_texts import Wanted
+
+    terminal = Terminal(quiet=json)
+
+    def skipped(path: str, reason: str) -> None:
+        terminal.note(f"not read: {path} {reason}")
+
+    limit = None if max_tokens is None else count_of(max_tokens, "--max-tokens")
+    if limit == 0:
+        raise InputError("--max-tokens is 0; expected at least 1.")
+    wanted = Wanted(field, split, config, skipped)
+    _show(build_store(sources, model, out, wanted, terminal, limit), terminal, json)
+
+
+@app.command("from-answers")
+def from_answers(
+    prompts: Annotated[Path, typer.Argument(help="A jsonl or parquet file of prompts.")],
+    out: OutOption,
+    model: o.ModelOption = "starter",
+    field: FieldOption = None,
+    scope: ScopeOption = "global",
+    drafter: o.DrafterOption = "context",
+    budget: o.BudgetOption = "auto",
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
+    batch: Annotated[int, typer.Option(min=1, help="Prompts answered side by side.")] = 16,
+    device: o.DeviceOption = "auto",
+    dtype: o.DtypeOption = "auto",
+    json: o.JsonOption = False,
+) -> None:
+    """Let a model answer prompts greedily and keep its answers, to draft from for this model."""
+    from ragspec.pipelines.cli.store_run import store_answers
+
+    terminal = Terminal(quiet=json)
+    engine = o.EngineOptions(model, None, drafter, budget, device, dtype)
+    info = store_answers(
+        prompts, field, engine, out, terminal,
+        max_new_tokens=max_new_tokens, scope=scope, batch=batch,
+    )  # fmt: skip
+    _show(info, terminal, json)
+
+
+@app.command()
+def info(path: StoreArgument, json: o.JsonOption = False) -> None:
+    """Say what a corpus holds."""
+    with _opened(path) as found:
+        _show(found.info(), Terminal(quiet=json), json)
+
+
+@app.command()
+def verify(path: StoreArgument, json: o.JsonOption = False) -> None:
+    """Hash every file of a corpus; exit code 8 where something was changed."""
+    from ragspec.pipelines.cli.store_run import verify_store
+
+    terminal = Terminal(quiet=json)
+    with terminal.working("hashing"):
+        result = verify_store(path)
+    if json:
+        terminal.json(result)
+    else:
+        terminal.line(
+            f"{path} is sound: {result['segments']} segments, {result['bytes']:,} bytes, "
+            f"{result['mb_per_second']:,} MB/s"
+        )
+
+
+@app.command()
+def merge(path: StoreArgument, json: o.JsonOption = False) -> None:
+    """Make one segment of all those of one scope and source: look-ups get faster."""
+    terminal = Terminal(quiet=json)
+    with _opened(path) as found:
+        with terminal.working("merging"):
+            found.merge()
+        _show(found.info(), terminal, json)
+
+
+@app.command()
+def evict(
+    path: StoreArgument,
+    max_tokens: Annotated[str, typer.Option(help="Tokens to keep: 500k, 10M.")],
+    scope: Annotated[str | None, typer.Option(help="Of this scope only.")] = None,
+    json: o.JsonOption = False,
+) -> None:
+    """Drop the oldest documents until at most so many tokens are left."""
+    terminal = Terminal(quiet=json)
+    kept = count_of(max_tokens, "--max-tokens")
+    with _opened(path) as found:
+        if scope is not None:
+            _check_held(found, scope)
+        with terminal.working("evicting"):
+            found.evict(kept, scope=scope)
+        _show(found.info(), terminal, json)
+
+
+def count_of(text: str, name: str) -> int:
+    """Return a count such as 250000, 500k, 10M or 1.5G. Raises InputError for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+(?=[kmg]))?)([kmg]?)", text.strip().replace("_", "").lower())
+    if found is None:
+        raise InputError(f"{name} is {text!r}; expected a number such as 250000, 500k or 10M.")
+    return int(float(found[1]) * UNITS[found[2]])
+
+
+def _check_held(found: Any, scope: str) -> None:
+    """Raise InputError where no text has the scope: a tenant's would seem to be gone."""
+    from ragspec.retrievers.corpus.index import checked_scope
+
+    scopes = found.info().scopes
+    if checked_scope(scope) not in scopes:
+        raise InputError(
+            f"no text of {found.path} has scope {scope!r}; it has "
+            f"{', '.join(sorted(scopes)) or 'none'}: name one of these, or leave --scope out."
+        )
+
+
+def _opened(path: Path) -> Any:
+    from ragspec.retrievers.corpus.index import CorpusIndex
+
+    return CorpusIndex.open(path, verify="size")
+
+
+def _show(found: Any, terminal: Terminal, json: bool) -> None:
+    from ragspec.pipelines.cli.store_run import show_info
+
+    if json:
+        terminal.json(found.as_dict())
+    else:
+        show_info(found, terminal)

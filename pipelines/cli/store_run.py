@@ -1,0 +1,243 @@
+"""What the commands of `ragspec store` do once their options are read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ragspec.errors import DocumentError, InputError, ModelError, PromptTooLongError, StoreError
+from ragspec.pipelines.cli.store_texts import Wanted, read_prompts, read_texts
+from ragspec.pipelines.console.terminal import Terminal
+
+if TYPE_CHECKING:
+    from ragspec.engine.engine import Engine
+    from ragspec.engine.output import Generation
+    from ragspec.pipelines.console.options import EngineOptions
+    from ragspec.retrievers.corpus.catalogue import CorpusInfo
+    from ragspec.retrievers.corpus.index import CorpusIndex
+    from ragspec.retrievers.corpus.text import Told
+
+PREFIX = 12
+
+
+def load_tokenizer(name: str) -> Any:
+    """Return the tokenizer of a model by path or name, without its weights.
+
+    Raises ModelNotFoundError, ModelError.
+    """
+    from transformers import AutoTokenizer
+
+    from ragspec.models.resolve import resolve_model
+    from ragspec.pipelines.console.options import be_quiet
+
+    be_quiet()
+    folder = resolve_model(name).folder
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # a damaged tokenizer.json raises the bare class
+        raise ModelError(
+            f"{name} holds no tokenizer that loads ({error}); expected tokenizer.json. Save it "
+            "there with tokenizer.save_pretrained(folder)."
+        ) from error
+
+
+def build_store(
+    sources: Iterable[str],
+    model: str,
+    out: Path,
+    wanted: Wanted,
+    terminal: Terminal,
+    limit: int | None = None,
+) -> CorpusInfo:
+    """Build a corpus from sources of text, streamed; limit: about how many tokens at most.
+
+    Raises DocumentError where there is no text in them, StoreError where a corpus is in the way
+    that holds more than documents; an older corpus stays then.
+    """
+    from ragspec.retrievers.corpus.index import CorpusIndex
+    from ragspec.retrievers.corpus.text import tokenized
+
+    sources = list(sources)
+    _check_replaceable(out)
+    tokenizer = load_tokenizer(model)
+    with counting(terminal, "reading") as told:
+        rows: Iterator[Any] = tokenized(read_texts(sources, wanted), tokenizer, told)
+        if limit is not None:
+            rows = _at_most(rows, limit)
+        with CorpusIndex.build(_some(rows, sources), tokenizer, out) as store:
+            return store.info()
+
+
+def _check_replaceable(out: Path) -> None:
+    """Raise StoreError where a corpus holds what a build would not bring back."""
+    from ragspec.retrievers.corpus.catalogue import GLOBAL, KIND, Source, read_catalogue
+    from ragspec.storage.store import OpenStore, read_current
+
+    try:
+        path, manifest = read_current(out)
+        if manifest.kind != KIND:
+            return  # whoever writes refuses it
+        known = read_catalogue(OpenStore(path, manifest))
+    except StoreError:
+        return  # there is none, or a damaged one, which may be built again
+    appended = any(record.source is Source.APPENDED for record in known.segments)
+    scopes = sorted({record.scope for record in known.segments})
+    held = [f"outputs of model {known.model[:PREFIX]}"] if known.model is not None else []
+    held += ["text that was appended while in use"] if appended else []
+    held += [f"text of scope {', '.join(scopes)}"] if set(scopes) - {GLOBAL} else []
+    if held:
+        raise StoreError(
+            f"{out} holds {' and '.join(held)} ({known.tokens:,} tokens), which a new corpus would "
+            "replace; expected a new folder or a corpus of documents. Name another folder with "
+            "--out, or remove this one first."
+        )
+
+
+def store_answers(
+    prompts: Path,
+    field: str | None,
+    options: EngineOptions,
+    out: Path,
+    terminal: Terminal,
+    *,
+    max_new_tokens: int,
+    scope: str,
+    batch: int,
+) -> CorpusInfo:
+    """Answer prompts greedily and keep the answers in a corpus, a new one or one of this model.
+
+    Interrupted, it keeps the answers that are whole. Raises what the engine and the store do.
+    """
+    asked = read_prompts(prompts, field)
+    first = list(islice(asked, batch))  # before the model is loaded: the file may be wrong
+    if not first:
+        raise InputError(f"{prompts} holds no prompt; expected one row for each.")
+    with terminal.working("loading the model"):
+        engine = options.engine()
+    answers = tokens = 0
+    with _open_for(engine, out) as store, counting(terminal, "answering", "answers") as told:
+        store.record(engine, scope=scope)
+        while first:
+            for generation in _answer(engine, first, max_new_tokens, terminal):
+                answers, tokens = answers + 1, tokens + len(generation.tokens)
+            told(answers, tokens)
+            first = list(islice(asked, batch))
+        store.seal()
+        return store.info()
+
+
+def _answer(
+    engine: Engine, prompts: list[Any], max_new_tokens: int, terminal: Terminal
+) -> list[Generation]:
+    """Return the greedy answers; a prompt that is too long is told and left out."""
+    try:
+        answers: list[Generation] = engine.generate(prompts, max_new_tokens=max_new_tokens)
+    except PromptTooLongError as error:
+        if len(prompts) == 1:
+            terminal.note(f"left out: {error}")
+            return []
+        found = [_answer(engine, [prompt], max_new_tokens, terminal) for prompt in prompts]
+        return [answer for answers in found for answer in answers]
+    return answers
+
+
+def _open_for(engine: Engine, out: Path) -> CorpusIndex:
+    """Open the corpus of this model's answers, or make it; raises StoreError for documents."""
+    from ragspec.retrievers.corpus.index import CorpusIndex
+    from ragspec.storage.store import POINTER
+
+    if (out / POINTER).exists():
+        store = CorpusIndex.open(out, tokenizer=engine.tokenizer, model=engine)
+        info = store.info()
+        if info.tokens and info.model is None:  # they would become outputs of this model
+            store.close()
+            raise StoreError(
+                f"{out} holds documents ({info.tokens:,} tokens), no model's answers; name a new "
+                "folder for the answers with --out."
+            )
+        return store
+    return CorpusIndex.build([], engine.tokenizer, out, model=engine)
+
+
+def verify_store(path: Path) -> dict[str, Any]:
+    """Hash every file of a corpus; returns what was read and how fast. Raises StoreError."""
+    from ragspec.retrievers.corpus.index import CorpusIndex
+
+    began = time.perf_counter()
+    info = CorpusIndex.open(path, verify="full").info()
+    seconds = time.perf_counter() - began
+    return {
+        "path": str(path),
+        "sound": True,
+        "segments": len(info.segments),
+        "bytes": info.bytes,
+        "seconds": round(seconds, 3),
+        "mb_per_second": round(info.bytes / 1e6 / seconds, 1),
+    }
+
+
+def show_info(info: CorpusInfo, terminal: Terminal) -> None:
+    """Print what a corpus holds."""
+    terminal.line(f"{info.path} ({info.generation})")
+    each = f"{info.bytes / info.tokens:.2f} bytes a token" if info.tokens else "empty"
+    terminal.line(
+        f"{info.tokens:,} tokens in {info.documents:,} documents, {len(info.segments)} segments, "
+        f"{info.bytes:,} bytes ({each})"
+    )
+    terminal.line(f"vocabulary {info.vocab_size:,}, sorted to {info.depth} tokens")
+    model = info.model[:PREFIX] if info.model else "none: nobody's outputs"
+    tokenizer = info.tokenizer[:PREFIX] if info.tokenizer else "unknown"
+    terminal.line(f"tokenizer {tokenizer}, outputs of model {model}")
+    if info.segments:
+        terminal.table(
+            "segments, oldest text first",
+            ["name", "scope", "source", ">tokens", ">documents"],
+            [
+                [r.name, r.scope, r.source.value, f"{r.tokens:,}", f"{r.documents:,}"]
+                for r in info.segments
+            ],
+        )
+
+
+@contextmanager
+def counting(terminal: Terminal, what: str, unit: str = "documents") -> Iterator[Told]:
+    """Show how much was read, on a terminal; yields what is called with documents and tokens."""
+    if terminal.quiet or not terminal.err.is_terminal:
+        yield lambda documents, tokens: None
+        return
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=terminal.err, transient=True) as progress:
+        task = progress.add_task(what, total=None)
+
+        def told(documents: int, tokens: int) -> None:
+            progress.update(task, description=f"{what}: {documents:,} {unit}, {tokens:,} tokens")
+
+        yield told
+
+
+def _some(rows: Iterable[Any], sources: Iterable[str]) -> Iterator[Any]:
+    """Yield the rows; raises DocumentError where there was no token in any."""
+    tokens = 0
+    for row in rows:
+        yield row
+        tokens += len(row)
+    if not tokens:
+        raise DocumentError(
+            f"{', '.join(sources)} holds no usable text; no store was written. Name documents, "
+            "files of rows or a data set with text."
+        )
+
+
+def _at_most(rows: Iterable[Any], limit: int) -> Iterator[Any]:
+    left = limit
+    for row in rows:
+        if left <= 0:
+            return
+        yield row[:left]
+        left -= len(row)

@@ -1,0 +1,312 @@
+"""Where the text of a corpus comes from: folders, files of rows, data sets; always as a stream."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ragspec.errors import DocumentError, InputError
+
+LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
+PARQUET = (".parquet",)
+# Columns that are taken without being named, the first that is there; then token ids.
+TEXT_FIELDS = ("text", "content", "document", "answer", "code")
+ID_FIELDS = ("ids", "input_ids", "tokens")
+PROMPT_FIELDS = ("prompt", "messages", "question", "ids")
+DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?")
+# What `Dataset.save_to_disk` leaves in a folder.
+SPLITS, SAVED = "dataset_dict.json", "state.json"
+# What the hub's layout of a folder shows in: files named by split, or the data card's settings.
+SPLIT_FILE = re.compile(
+    r"(train|training|test|testing|valid|validation|val|dev|eval|evaluation)([-_.].*)?"
+    r"\.(parquet|jsonl?|ndjson|csv|arrow)(\.\w+)?",
+    re.IGNORECASE,
+)
+CARD = re.compile(r"---\n(?:(?!---).*\n)*?(configs|dataset_info):")
+ROWS = 1024
+TRAIN = "train"
+
+Item = str | list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to read of rows: field None for the usual names; split and config of a data set.
+
+    split: None for "train". skipped: called with a file that was left out and why.
+    """
+
+    field: str | None = None
+    split: str | None = None
+    config: str | None = None
+    skipped: Callable[[str, str], None] = lambda path, reason: None
+
+
+def read_texts(sources: Iterable[str], wanted: Wanted) -> Iterator[Item]:
+    """Yield the texts (or token ids) of folders, files and data sets, one after the other.
+
+    A folder gives its documents and its files of rows, in order of path; what cannot be read there
+    is skipped. Anything that is no path is the name of a Hugging Face data set, which may lie in a
+    folder too. Raises DocumentError, and InputError also for a split or config that no source has.
+    """
+    sources = list(sources)
+    for option in ("split", "config"):
+        value = getattr(wanted, option)
+        if value is not None and not any(_has(option, source) for source in sources):
+            raise InputError(
+                f"--{option} is {value!r}, but {', '.join(sources)} has no {option}s: data sets "
+                "have; leave it out."
+            )
+    for source in sources:
+        path = Path(source)
+        if path.is_dir():
+            yield from _folder(path, wanted)
+        elif path.exists():
+            yield from _file(path, wanted)
+        elif _is_path(source):
+            raise DocumentError(f"{source} is missing; check the path.")
+        else:
+            yield from _texts(_hub_rows(source, wanted), source, wanted)
+
+
+def _has(option: str, source: str) -> bool:
+    """Say whether a split or a config means something for a source."""
+    path = Path(source)
+    if not path.is_dir():
+        return not path.exists()  # a name; what is missing is told when it is read
+    if (path / SPLITS).is_file():
+        return option == "split"
+    return not (path / SAVED).is_file() and _in_hub_layout(path)
+
+
+def read_prompts(path: Path, field: str | None = None) -> Iterator[Any]:
+    """Yield the prompts of a file of rows: texts, chat messages or token ids.
+
+    field: the column, None for the first of `prompt`, `messages`, `question` and `ids`. Raises
+    DocumentError, InputError.
+    """
+    if not path.exists():
+        raise DocumentError(f"{path} is missing; check the path.")
+    for number, row in enumerate(_rows(path), 1):
+        name = _pick(row, field, PROMPT_FIELDS, f"{path}, row {number}")
+        if not _is_prompt(row[name]):
+            raise DocumentError(
+                f"{path}, row {number}: got {str(row[name])[:40]!r} as {name!r}; expected a text, "
+                "chat messages or token ids."
+            )
+        yield row[name]
+
+
+def _is_prompt(value: Any) -> bool:
+    if isinstance(value, list):
+        kinds = {type(item) for item in value}
+        return kinds in ({dict}, {int})
+    return isinstance(value, str) and bool(value)
+
+
+def _folder(folder: Path, wanted: Wanted) -> Iterator[Item]:
+    if any((folder / name).is_file() for name in (SPLITS, SAVED)):
+        yield from _texts(_saved_rows(folder, wanted), str(folder), wanted)
+        return
+    if _in_hub_layout(folder):
+        wanted.skipped(str(folder), "file by file, but as a data set.")
+        yield from _texts(_laid_out_rows(folder, wanted), str(folder), wanted)
+        return
+    from ragspec.retrievers.search.documents import list_files
+
+    found = False
+    for path in list_files(folder):
+        try:
+            for item in _file(path, wanted):
+                found = True
+                yield item
+        except (DocumentError, InputError) as error:
+            if isinstance(error, InputError) and wanted.field is not None:
+                raise  # the column that was asked for is not there
+            wanted.skipped(str(path), str(error).removeprefix(str(path)).lstrip(" ,"))
+    if not found:
+        raise DocumentError(
+            f"{folder} holds no usable text. Name a folder with documents, jsonl or parquet files."
+        )
+
+
+def _file(path: Path, wanted: Wanted) -> Iterator[Item]:
+    if path.name.lower().endswith(LINES + PARQUET):
+        yield from _texts(_rows(path), str(path), wanted)
+    else:
+        from ragspec.retrievers.search.documents import load_document
+
+        yield load_document(path).text
+
+
+def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of a file; raises DocumentError where it holds something else."""
+    name = path.name.lower()
+    if name.endswith(PARQUET):
+        yield from _parquet_rows(path)
+    elif name.endswith(LINES):
+        yield from _line_rows(path)
+    else:
+        raise DocumentError(f"{path} holds no rows; expected a jsonl or parquet file.")
+
+
+def _line_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    opened = gzip.open if path.name.lower().endswith(".gz") else open
+    number = 0
+    try:
+        with opened(path, "rt", encoding="utf-8-sig") as stream:
+            for line in stream:
+                number += 1  # the message names the line that was read last
+                if line.strip():
+                    row = json.loads(line)
+                    if not isinstance(row, dict):
+                        raise ValueError(f"{type(row).__name__} instead of an object")
+                    yield row
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise DocumentError(f"{path}, line {number}: no JSON object ({error}).") from error
+
+
+def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")  # untyped
+    try:
+        for batch in parquet.ParquetFile(path).iter_batches(ROWS):
+            yield from batch.to_pylist()
+    except (arrow.ArrowException, OSError) as error:
+        raise DocumentError(f"{path} is no parquet file ({error}).") from error
+
+
+def _saved_rows(folder: Path, wanted: Wanted) -> Iterator[Mapping[str, Any]]:
+    import datasets
+
+    try:
+        found = datasets.load_from_disk(str(folder))
+    except Exception as error:  # it raises many kinds on damaged folders
+        raise DocumentError(f"{folder} cannot be read as a data set ({error}).") from error
+    yield from _of_split(found, str(folder), wanted)
+
+
+def _hub_rows(name: str, wanted: Wanted) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of a data set by name, streamed from the hub, or from its cache."""
+    import datasets
+
+    from ragspec.models.resolve import hub_answers
+
+    nowhere = "is no file, no folder, and no data set"
+    if hub_answers():
+        yield from _loaded(name, wanted, {"streaming": True}, f"{nowhere} on the hub")
+        return
+    options = {"download_config": datasets.DownloadConfig(local_files_only=True)}
+    with _hub_left_alone():
+        wrong = f"{nowhere} in the cache, and the hub does not answer"
+        yield from _loaded(name, wanted, options, wrong)
+
+
+@contextmanager
+def _hub_left_alone() -> Iterator[None]:
+    """Keep libraries from asking again and again, for half a minute, a hub that does not answer."""
+    import datasets
+    from huggingface_hub import constants
+
+    places: tuple[Any, ...] = (datasets.config, constants)
+    before = [place.HF_HUB_OFFLINE for place in places]
+    try:
+        for place in places:
+            place.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.HF_HUB_OFFLINE = value
+
+
+def _laid_out_rows(folder: Path, wanted: Wanted) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of a data set that lies in a folder as on the hub, streamed."""
+    name = str(folder.resolve())
+    yield from _loaded(name, wanted, {"streaming": True}, "cannot be read as a data set")
+
+
+def _loaded(
+    name: str, wanted: Wanted, options: Mapping[str, Any], wrong: str
+) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of what datasets loads; wrong: what to say of the name where it does not."""
+    import datasets
+
+    try:
+        split = wanted.split or TRAIN
+        found = datasets.load_dataset(name, wanted.config, split=split, **options)
+    except Exception as error:  # it raises many kinds, of several libraries
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise InputError(
+            f"{name} {wrong} ({reason}); check the name, --config and --split."
+        ) from error
+    try:
+        yield from found
+    except Exception as error:
+        raise DocumentError(f"{name} cannot be read to its end ({error}).") from error
+
+
+def _in_hub_layout(folder: Path) -> bool:
+    """Say whether a folder is a data set as the hub keeps them."""
+    files = [*folder.glob("*"), *folder.glob("data/*")]
+    if any(SPLIT_FILE.fullmatch(path.name) and path.is_file() for path in files):
+        return True
+    card = folder / "README.md"
+    try:
+        return CARD.match(card.read_text(encoding="utf-8", errors="replace")) is not None
+    except OSError:
+        return False
+
+
+def _of_split(found: Any, name: str, wanted: Wanted) -> Iterator[Mapping[str, Any]]:
+    if hasattr(found, "keys"):
+        split = wanted.split or TRAIN
+        if split not in found:
+            raise InputError(
+                f"{name} has no split {split!r}; it has {', '.join(found)}: name it with --split."
+            )
+        found = found[split]
+    yield from found
+
+
+def _texts(rows: Iterable[Mapping[str, Any]], name: str, wanted: Wanted) -> Iterator[Item]:
+    for number, row in enumerate(rows, 1):
+        where = f"{name}, row {number}"
+        value = row[_pick(row, wanted.field, (*TEXT_FIELDS, *ID_FIELDS), where)]
+        if value is None:
+            continue
+        if not isinstance(value, str | list):
+            raise InputError(
+                f"{where} holds {type(value).__name__}; expected a text or a list of token ids: "
+                "name another column with --field."
+            )
+        yield value
+
+
+def _pick(row: Mapping[str, Any], field: str | None, usual: Iterable[str], where: str) -> str:
+    """Return the name of the column to take; raises InputError where that is not clear."""
+    names = [field] if field is not None else [name for name in usual if name in row]
+    if field is None and not names:
+        names = [name for name, value in row.items() if isinstance(value, str)]
+        names = names if len(names) == 1 else []
+    if not names or names[0] not in row:
+        asked = f"no column {field!r}" if field is not None else "no column of a usual name"
+        raise InputError(
+            f"{where} has {asked}; it has {', '.join(row) or 'none'}: name one with --field."
+        )
+    return names[0]
+
+
+def _is_path(source: str) -> bool:
+    name = source.lower()
+    return (
+        DATASET.fullmatch(source) is None
+        or source.startswith((".", "~"))
+        or name.endswith((*LINES, *PARQUET, ".txt", ".md", ".json", ".csv", ".pdf", ".html"))
+    )

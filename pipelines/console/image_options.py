@@ -1,0 +1,97 @@
+"""The options that the commands about images share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+SetOption = Annotated[
+    str | None, typer.Option("--set", help="A bundled set: emoji (prompts) or tiles (classes).")
+]
+
+
+RuleOption = Annotated[
+    str,
+    typer.Option(help="exact, lantern, lantern++, gsd, cool, rejection, lantern-rejection, ..."),
+]
+
+
+ImageDrafterOption = Annotated[
+    str, typer.Option(help="auto, starter, head, jacobi, a folder, several joined by +, or none.")
+]
+
+
+GuidanceOption = Annotated[float, typer.Option(min=0.0, help="Scale of guidance; 1 is without.")]
+
+
+NeighboursOption = Annotated[
+    int | None, typer.Option(min=1, help="Near codes that a rule looks at.")
+]
+
+
+DeltaOption = Annotated[
+    float | None, typer.Option(min=0.0, help="How far lantern or cool relaxes.")
+]
+
+
+LamOption = Annotated[float | None, typer.Option(min=1.0, help="How far lantern++ relaxes.")]
+
+
+TVBudgetOption = Annotated[
+    float | None, typer.Option(min=0.0, help="Total variation that one image may spend.")
+]
+
+
+GainOption = Annotated[
+    float | None,
+    typer.Option(min=0.0, help="Relax only where the draft promises so many more codes."),
+]
+
+
+PromptArgument = Annotated[str | None, typer.Argument(help="What to draw, such as 'red heart'.")]
+
+
+ClassOption = Annotated[
+    list[str] | None, typer.Option("--class", "-c", help="A class by number or name; repeatable.")
+]
+
+
+FolderOption = Annotated[
+    str | None,
+    typer.Option("--model", "-m", help="A folder with target/, tokenizer/ and draft/."),
+]
+
+
+CountOption = Annotated[
+    int, typer.Option("--n", "-n", min=1, help="Images of each prompt or class.")
+]
+
+
+DrawSeedOption = Annotated[
+    int | None, typer.Option("--seed", help="The images are a function of it; drawn if absent.")
+]
+
+
+HeatOption = Annotated[
+    float, typer.Option("--temperature", "-t", help="0 always takes the likeliest code.")
+]
+
+
+KeepOption = Annotated[int, typer.Option(min=0, help="Keep this many codes; 0 keeps all.")]
+
+
+OutOption = Annotated[
+    Path, typer.Option("--out", "-o", help="Folder for the images.", file_okay=False)
+]
+
+
+DrawCompareOption = Annotated[
+    bool, typer.Option("--compare", help="Draw plainly too: both times, side by side.")
+]
+
+
+FiguresOption = Annotated[
+    Path | None, typer.Option("--json", help="Write the figures here.", dir_okay=False)
+]

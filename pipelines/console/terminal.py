@@ -1,0 +1,131 @@
+"""What the command line shows: results on standard output, everything else on standard error."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ragspec.pipelines.page.run_view import Span
+
+STYLES = {
+    "s0": "blue",
+    "s1": "yellow",
+    "s2": "green",
+    "s3": "magenta",
+    "s4": "red",
+    "s5": "cyan",
+    "s6": "bright_blue",
+    "s7": "bright_red",
+    "own": "",
+}
+
+
+# Control characters, marks that turn the direction of writing, and halves of characters.
+UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """Return the text without the characters that a document could steer a terminal with."""
+    return UNPRINTABLE.sub("\ufffd", text)
+
+
+WIDEST = 120
+
+
+class Terminal:
+    """The two consoles of a command; `quiet` leaves out what is there for people only."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self._out: Console | None = None
+        self._err: Console | None = None
+
+    @property
+    def out(self) -> Console:
+        """The console on standard output."""
+        if self._out is None:
+            from rich.console import Console
+
+            self._out = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+        return self._out
+
+    @property
+    def err(self) -> Console:
+        """The console on standard error."""
+        if self._err is None:
+            from rich.console import Console
+
+            self._err = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
+        return self._err
+
+    @contextmanager
+    def working(self, what: str) -> Iterator[None]:
+        """Show that something takes a moment; on a terminal with a spinner, else nothing."""
+        if self.quiet or not self.err.is_terminal:
+            yield
+            return
+        with self.err.status(what, spinner="dots"):
+            yield
+
+    def note(self, text: str, style: str = "dim") -> None:
+        """Show a remark, on standard error."""
+        if not self.quiet:
+            self.err.print(printable(text), style=style, soft_wrap=True)
+
+    def error(self, text: str) -> None:
+        """Show an error, on standard error, even when quiet."""
+        self.err.print("error:", style="bold red", end=" ")
+        self.err.print(printable(text), soft_wrap=True)
+
+    def piece(self, text: str) -> None:
+        """Show the next piece of a text as it comes."""
+        self.out.file.write(printable(text))
+        self.out.file.flush()
+
+    def line(self, text: str = "", style: str = "") -> None:
+        """Show a line of the result."""
+        self.out.print(printable(text), style=style, soft_wrap=True)
+
+    def spans(self, spans: Sequence[Span], legend: Sequence[tuple[str, str]]) -> None:
+        """Show a finished text coloured by source, with its legend where colours are seen."""
+        from rich.text import Text
+
+        text = Text()
+        for span in spans:
+            text.append(printable(span.lead))
+            text.append(printable(span.text), style=STYLES.get(span.css, ""))
+        text.rstrip()
+        self.out.print(text, soft_wrap=True)
+        if self.out.is_terminal and not self.quiet:
+            names = [Text(f"■ {name}", style=STYLES[css] or "dim") for name, css in legend]
+            self.err.print(Text("   ").join(names), soft_wrap=True)
+
+    def json(self, data: Mapping[str, Any]) -> None:
+        """Write one JSON object to standard output, on one line."""
+        self.out.file.write(json.dumps(data, ensure_ascii=False) + "\n")
+        self.out.file.flush()
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Show a table; columns whose name begins with > are set to the right."""
+        from rich import box
+        from rich.table import Table
+
+        table: Table = Table(
+            title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold"
+        )
+        for name in columns:
+            right = name.startswith(">")
+            table.add_column(name.lstrip(">"), justify="right" if right else "left")
+        for row in rows:
+            table.add_row(*(printable(cell) for cell in row))
+        if not self.out.is_terminal:  # rich assumes 80 columns for a pipe or a log
+            self.out.width = max(self.out.width, WIDEST)
+        self.out.print(table)

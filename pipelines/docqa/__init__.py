@@ -1,0 +1,29 @@
+"""Questions over documents: search, prompt, answer, citations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ragspec.registry import door
+
+if TYPE_CHECKING:
+    from ragspec.pipelines.docqa.citations import Citation as Citation
+    from ragspec.pipelines.docqa.citations import cite as cite
+    from ragspec.pipelines.docqa.docqa import Answer as Answer
+    from ragspec.pipelines.docqa.docqa import DocQA as DocQA
+    from ragspec.pipelines.docqa.prompt import Prompt as Prompt
+    from ragspec.pipelines.docqa.prompt import build_prompt as build_prompt
+
+_WHERE = {
+    "Answer": "ragspec.pipelines.docqa.docqa",
+    "Citation": "ragspec.pipelines.docqa.citations",
+    "DocQA": "ragspec.pipelines.docqa.docqa",
+    "Prompt": "ragspec.pipelines.docqa.prompt",
+    "build_prompt": "ragspec.pipelines.docqa.prompt",
+    "cite": "ragspec.pipelines.docqa.citations",
+}
+
+__all__ = sorted(_WHERE)
+
+if not TYPE_CHECKING:  # hidden from the checkers, which otherwise accept misspelt names
+    __getattr__, __dir__ = door(__name__, _WHERE)

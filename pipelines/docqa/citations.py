@@ -1,0 +1,232 @@
+"""Citations: which characters of an answer stand, word for word, in which document.
+
+A span that was drafted from a passage and accepted is a verified quotation; it only has to be
+extended to whole words. Quotations that the model wrote without a draft are found by matching.
+Either way a citation is made only where the characters are equal, and what was drafted decides no
+more than what a citation was found by: the same text has the same citations at every budget.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ragspec.acceptance.base import Step
+from ragspec.pipelines.docqa.prompt import Prompt
+from ragspec.retrievers.search.fusion import Hit
+
+LEAST_WORDS = 4  # shorter spans are turns of phrase, not quotations, drafted or not
+SLACK = 16  # characters by which the place of a token in the answer may be misjudged
+WORD = re.compile(r"\w+")
+APOSTROPHES = ("'", "’")
+NO_BEGINNING = frozenset(" \n\t,;:.!?)]}")  # a quotation does not begin with the end of another
+
+
+@dataclass(frozen=True, slots=True)
+class Citation:
+    """answer[answer_start:answer_end] == text of `document`[start:end], in characters.
+
+    document: the document's name. found_by: "draft" (an accepted span of that passage) or
+    "match" (equal text). passage: number of the passage in the prompt, from 1.
+    """
+
+    document: str
+    start: int
+    end: int
+    answer_start: int
+    answer_end: int
+    passage: int
+    found_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """Equal characters: answer from `answer_start`, text of passage `hit` from `start`."""
+
+    answer_start: int
+    hit: int
+    start: int
+    length: int
+    found_by: str
+
+    @property
+    def answer_end(self) -> int:
+        """End of the quotation in the answer."""
+        return self.answer_start + self.length
+
+
+def cite(
+    answer: str,
+    prompt: Prompt,
+    steps: Iterable[Step],
+    decode: Callable[[Sequence[int]], str],
+    short: tuple[int, int] | None = None,
+) -> list[Citation]:
+    """Return the citations of an answer, in its order, without overlaps.
+
+    steps: those of the generation. decode: token ids to text. short: the characters of the
+    answer proper, which is cited whatever its length, where a passage that is cited has it.
+    """
+    texts = [hit.passage.text for hit in prompt.hits]
+    quotes = [
+        *drafted_quotes(answer, prompt, steps, decode),
+        *matched_quotes(answer, texts),
+    ]
+    chosen = without_overlaps(quotes)
+    if short is not None:
+        chosen = without_overlaps([*chosen, *short_quotes(answer, short, texts, chosen)])
+    chosen.sort(key=lambda quote: quote.answer_start)
+    return [citation(quote, prompt.hits[quote.hit]) for quote in chosen]
+
+
+def citation(quote: Quote, hit: Hit) -> Citation:
+    """Turn a quotation of a passage into one of its document."""
+    start = hit.passage.start + quote.start
+    return Citation(
+        document=hit.document.name,
+        start=start,
+        end=start + quote.length,
+        answer_start=quote.answer_start,
+        answer_end=quote.answer_end,
+        passage=quote.hit + 1,
+        found_by=quote.found_by,
+    )
+
+
+def accepted_runs(steps: Iterable[Step]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the runs of accepted tokens that continue one document.
+
+    Each is (index of the first generated token, document, token offset, tokens).
+    """
+    index = 0
+    for step in steps:
+        run: tuple[int, int, int, int] | None = None
+        for place, node in enumerate(step.path[: len(step.tokens)]):
+            document, offset = (int(value) for value in step.tree.origin[node])
+            if run and (document, offset) == (run[1], run[2] + run[3]):
+                run = (*run[:3], run[3] + 1)
+                continue
+            if run:
+                yield run
+            run = (index + place, document, offset, 1) if document >= 0 else None
+        if run:
+            yield run
+        index += len(step.tokens)
+
+
+def drafted_quotes(
+    answer: str,
+    prompt: Prompt,
+    steps: Iterable[Step],
+    decode: Callable[[Sequence[int]], str],
+) -> Iterator[Quote]:
+    """Yield the quotations that begin with an accepted draft from a passage."""
+    steps = list(steps)
+    tokens = [token for step in steps for token in step.tokens]
+    for index, hit, offset, count in accepted_runs(steps):
+        chars = prompt.passage_chars(hit, offset, offset + count - 1)
+        if chars is None:
+            continue
+        text = prompt.hits[hit].passage.text
+        drafted = text[chars[0] : chars[1]]
+        near = max(0, len(decode(tokens[:index])) - SLACK)
+        place = answer.find(drafted, near, near + 2 * SLACK + len(drafted))
+        if place >= 0 and drafted.strip():
+            quote = grown(answer, text, Quote(place, hit, chars[0], len(drafted), "draft"))
+            if words_in(answer, quote) >= LEAST_WORDS:
+                yield quote
+
+
+def matched_quotes(answer: str, texts: Sequence[str]) -> Iterator[Quote]:
+    """Yield the longest equal pieces of four words and more."""
+    places: dict[str, list[tuple[int, int]]] = {}
+    for hit, text in enumerate(texts):
+        for start, end in windows(text):
+            places.setdefault(text[start:end], []).append((hit, start))
+    covered: dict[tuple[int, int], int] = {}
+    for start, end in windows(answer):
+        for hit, place in places.get(answer[start:end], ()):
+            # The window lies in a quotation of the same alignment that was found before.
+            if start < covered.get((hit, place - start), 0):
+                continue
+            quote = grown(answer, texts[hit], Quote(start, hit, place, end - start, "match"))
+            covered[hit, place - start] = quote.answer_end
+            if words_in(answer, quote) >= LEAST_WORDS:
+                yield quote
+
+
+def windows(text: str) -> Iterator[tuple[int, int]]:
+    """Yield the characters of every four words in a row."""
+    words = [match.span() for match in WORD.finditer(text)]
+    for first in range(len(words) - LEAST_WORDS + 1):
+        yield words[first][0], words[first + LEAST_WORDS - 1][1]
+
+
+def short_quotes(
+    answer: str, short: tuple[int, int], texts: Sequence[str], chosen: Sequence[Quote]
+) -> Iterator[Quote]:
+    """Yield the answer proper where the passage that was quoted for it has it, word for word."""
+    wanted = answer[short[0] : short[1]]
+    pattern = re.compile(rf"(?<!\w){re.escape(wanted)}(?!\w)")
+    for quote in sorted(chosen, key=lambda quote: -quote.length):
+        text = texts[quote.hit]
+        match = pattern.search(text, quote.start, quote.start + quote.length)
+        match = match or pattern.search(text)
+        if wanted and match:
+            yield Quote(short[0], quote.hit, match.start(), len(wanted), "match")
+            return
+
+
+def grown(answer: str, text: str, quote: Quote) -> Quote:
+    """Extend a quotation while both texts agree, then cut it back to whole words."""
+    a, b = quote.answer_start, quote.answer_end
+    shift = quote.start - a
+    while a > 0 and a + shift > 0 and answer[a - 1] == text[a + shift - 1]:
+        a -= 1
+    while b < len(answer) and b + shift < len(text) and answer[b] == text[b + shift]:
+        b += 1
+    while a < b and (
+        cuts_word(answer, a) or cuts_word(text, a + shift) or answer[a] in NO_BEGINNING
+    ):
+        a += 1
+    while a < b and (cuts_word(answer, b) or cuts_word(text, b + shift) or answer[b - 1].isspace()):
+        b -= 1
+    return Quote(a, quote.hit, a + shift, b - a, quote.found_by)
+
+
+def cuts_word(text: str, place: int) -> bool:
+    """Say whether a cut before character `place` would split a word ("don't" is one word)."""
+    if not 0 < place < len(text):
+        return False
+    left, before, after, right = (text[i : i + 1] for i in range(place - 2, place + 2))
+    if before in APOSTROPHES:
+        return place > 1 and is_letter(left) and is_letter(after)
+    if after in APOSTROPHES:
+        return is_letter(before) and is_letter(right)
+    return is_letter(before) and is_letter(after)
+
+
+def is_letter(character: str) -> bool:
+    """Say whether a character is part of a word."""
+    return WORD.fullmatch(character) is not None
+
+
+def words_in(answer: str, quote: Quote) -> int:
+    """Count the words of a quotation."""
+    return len(WORD.findall(answer, quote.answer_start, quote.answer_end))
+
+
+def without_overlaps(quotes: Iterable[Quote]) -> list[Quote]:
+    """Keep the longest quotations that do not overlap in the answer."""
+    kept: list[Quote] = []
+    order = sorted(
+        quotes, key=lambda q: (-q.length, q.answer_start, q.hit, q.start, q.found_by != "draft")
+    )
+    for quote in order:
+        clear = (
+            quote.answer_end <= k.answer_start or k.answer_end <= quote.answer_start for k in kept
+        )
+        if quote.length and all(clear):
+            kept.append(quote)
+    return kept

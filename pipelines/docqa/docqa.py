@@ -1,0 +1,242 @@
+"""Questions over your documents: search, a prompt, a speculative answer, citations."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ragspec.errors import InputError
+from ragspec.pipelines.docqa.citations import Citation, cite
+from ragspec.pipelines.docqa.prompt import STOP, CharSpan, Prompt, build_prompt
+from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER, Embedder
+from ragspec.retrievers.search.documents import Document, Skipped, load_documents
+from ragspec.retrievers.search.fusion import Hit, Retriever, SearchFunction, as_retriever
+from ragspec.retrievers.search.passage_index import PassageIndex
+from ragspec.retrievers.search.passages import WORDS
+from ragspec.storage.manifest import Verify
+
+if TYPE_CHECKING:
+    from ragspec.engine.engine import Engine
+    from ragspec.engine.output import Generation
+    from ragspec.reports.report import Report
+    from ragspec.sampling.settings import Sampling
+
+NEW_TOKENS = 160
+TOP_K = 3
+PARTS = re.compile(
+    r"\s*(?:Evidence:)?\s*(?:\[(?P<passage>\d+)\])?\s*(?P<evidence>\S.*?)?\s*"
+    r"(?:^|\n)[ \t]*Answer:[ \t]*(?P<answer>\S.*?)?\s*$",
+    re.S,
+)
+
+Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of one question.
+
+    text: what the model wrote. evidence, short: the quoted sentence and the answer proper, ""
+    where the text has no such part. citations: characters of `text` that stand in a document.
+    passages: those that were shown, in order. report, label, generation: the engine's.
+    """
+
+    question: str
+    text: str
+    evidence: str
+    short: str
+    citations: tuple[Citation, ...]
+    passages: tuple[Hit, ...]
+    report: Report
+    label: str
+    generation: Generation
+    prompt: Prompt = field(repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as JSON types."""
+        return {
+            "question": self.question,
+            "answer": self.text,
+            "evidence": self.evidence,
+            "short_answer": self.short,
+            "citations": [asdict(citation) for citation in self.citations],
+            "passages": [
+                {
+                    "document": hit.document.name,
+                    "title": hit.passage.title,
+                    "start": hit.passage.start,
+                    "end": hit.passage.end,
+                    "score": hit.score,
+                    "text": hit.passage.text,
+                }
+                for hit in self.passages
+            ],
+            "label": self.label,
+            "report": self.report.to_dict(),
+        }
+
+
+class DocQA:
+    """Answers questions from documents, with citations.
+
+    retriever: finds passages (an index, or a bare function from a question to (text, score, meta)
+    triples). engine: generates; None loads the bundled starter model on first use. skipped: files
+    of the folders that were not read, with the reasons.
+    """
+
+    def __init__(
+        self,
+        retriever: Retriever | SearchFunction,
+        *,
+        engine: Engine | None = None,
+        skipped: Iterable[Skipped] = (),
+    ) -> None:
+        self.retriever = as_retriever(retriever)
+        self.skipped = list(skipped)
+        self._engine = engine
+
+    @classmethod
+    def from_documents(
+        cls,
+        paths: Paths,
+        *,
+        engine: Engine | None = None,
+        words: int = WORDS,
+        embedder: str | Path | Embedder | None = DEFAULT_EMBEDDER,
+        sparse: bool = True,
+    ) -> DocQA:
+        """Read files and folders and index them; see `load_documents` and `PassageIndex.build`."""
+        found = load_documents(paths)
+        index = PassageIndex.build(found.documents, words=words, embedder=embedder, sparse=sparse)
+        return cls(index, engine=engine, skipped=found.skipped)
+
+    @classmethod
+    def from_index(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        engine: Engine | None = None,
+        embedder: str | Path | Embedder | None = None,
+        verify: Verify = "full",
+    ) -> DocQA:
+        """Open an index that `save` wrote; see `PassageIndex.open`."""
+        return cls(PassageIndex.open(path, embedder=embedder, verify=verify), engine=engine)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine; the starter model's where none was given."""
+        if self._engine is None:
+            from ragspec.engine import engine
+
+            self._engine = engine.Engine.from_pretrained("starter")
+        return self._engine
+
+    @property
+    def documents(self) -> tuple[Document, ...]:
+        """The documents of the index; none where a bare function searches."""
+        return self.retriever.documents if isinstance(self.retriever, PassageIndex) else ()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the index to a folder; raises InputError where a bare function searches."""
+        if not isinstance(self.retriever, PassageIndex):
+            raise InputError(
+                f"A {type(self.retriever).__name__} cannot be saved; only an index made from "
+                "documents can."
+            )
+        self.retriever.save(path)
+
+    def prompt(
+        self, question: str, *, max_new_tokens: int = NEW_TOKENS, top_k: int = TOP_K
+    ) -> Prompt:
+        """Search, and return the prompt that `ask` gives to the engine."""
+        if top_k < 1:
+            raise InputError(f"top_k is {top_k}, expected at least 1.")
+        if not question.strip():
+            raise InputError("The question is empty; ask something.")
+        hits = self.retriever.search(question, top_k)
+        limit = self.engine.target.max_length
+        room = None if limit is None else limit - max_new_tokens
+        return build_prompt(self.engine.tokenizer, question, hits, room=room)
+
+    def ask(
+        self,
+        question: str,
+        sampling: Sampling | None = None,
+        *,
+        max_new_tokens: int = NEW_TOKENS,
+        top_k: int = TOP_K,
+        stream: Callable[[str], None] | None = None,
+        **options: Any,
+    ) -> Answer:
+        """Answer a question from the top_k best passages that fit the model's context.
+
+        stream: called with each piece of text as it is verified; an interrupt then ends the text
+        and keeps what was written. options: further arguments of `Engine.generate`, such
+        as `prediction`, a text that the answer will resemble. Raises
+        InputError for an empty question or n > 1, PromptTooLongError where not even one passage
+        fits.
+        """
+        if sampling is not None and sampling.n != 1:
+            raise InputError(f"ask() gives one answer, got n={sampling.n}; use Engine.generate.")
+        began = time.perf_counter()
+        prompt = self.prompt(question, max_new_tokens=max_new_tokens, top_k=top_k)
+        milliseconds = (time.perf_counter() - began) * 1000
+        options = {
+            "stop": STOP,
+            **options,
+            "max_new_tokens": max_new_tokens,
+            "spans": prompt.spans,
+            "texts": (*prompt.layout, *options.get("texts", ())),
+        }
+        ids = list(prompt.token_ids)
+        if stream is None:
+            generation = self.engine.generate(ids, sampling, **options)
+        else:
+            generation = drain(self.engine.stream(ids, sampling, **options), stream)
+        return self._answer(question, prompt, generation, milliseconds)
+
+    def _answer(
+        self, question: str, prompt: Prompt, generation: Generation, milliseconds: float
+    ) -> Answer:
+        text = generation.text
+        evidence, short = answer_parts(text)
+        citations = cite(text, prompt, generation.steps, self._decode, short)
+        return Answer(
+            question=question,
+            text=text,
+            evidence=text[slice(*evidence)] if evidence else "",
+            short=text[slice(*short)] if short else "",
+            citations=tuple(citations),
+            passages=prompt.hits,
+            report=generation.report.with_retrieval(milliseconds),
+            label=generation.label,
+            generation=generation,
+            prompt=prompt,
+        )
+
+    def _decode(self, tokens: Any) -> str:
+        return str(self.engine.tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def drain(pieces: Any, stream: Callable[[str], None]) -> Any:
+    """Hand the pieces of a text on, and return its generation, also after an interrupt."""
+    try:
+        for piece in pieces:
+            stream(piece)
+    except KeyboardInterrupt:
+        pieces.close()
+    return pieces.result
+
+
+def answer_parts(text: str) -> tuple[CharSpan | None, CharSpan | None]:
+    """Return the characters of the evidence and of the answer proper, None where one is missing."""
+    match = PARTS.match(text)
+    if match is None:
+        return None, None
+    evidence = match.span("evidence") if match["evidence"] else None
+    return evidence, match.span("answer") if match["answer"] else None

@@ -1,0 +1,161 @@
+"""The prompt of a question over passages, with the token span of every passage kept.
+
+Two layouts: the tokenizer's chat template where it has one, else the plain one of the starter
+model, which goes on after "Evidence:" with "[k] sentence" and "Answer: span". Both ask for a
+quotation first: a quotation is what can be checked, and what speculation can copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ragspec.drafters.base import SourceText
+from ragspec.engine.prediction import anchored
+from ragspec.errors import InputError
+from ragspec.retrievers.search.fusion import Hit
+from ragspec.trees.draft_tree import LAYOUT
+
+SENTENCE_ENDS = ("", ".", ")", '."', ".)", "?", "!")
+STOP = ("\nQuestion:", "\nContext:")
+INSTRUCTION = (
+    "Answer the question from the numbered passages alone, in two lines. Line one: 'Evidence: "
+    "[k] ' and the sentence of passage k that holds the answer, copied word for word. Line two: "
+    "'Answer: ' and the answer, as short as it can be."
+)
+
+Span = tuple[int, int, int, int]
+CharSpan = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt of T tokens and what is known about its passages.
+
+    hits: the passages shown, passage k of the prompt at k - 1. spans: (start, end, hit, 0) in
+    tokens: prompt tokens start to end are passage text of `hits[hit]`, whose own token 0 is at
+    start. chars: for every span, the characters of each of its tokens in the passage's text.
+    A passage has no span where the tokenizer cannot say which characters a token covers.
+    layout: the words around quotation and answer that the prompt asks for, to draft from.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    hits: tuple[Hit, ...]
+    spans: tuple[Span, ...]
+    chars: tuple[tuple[CharSpan, ...], ...]
+    layout: tuple[SourceText, ...] = ()
+
+    def passage_chars(self, hit: int, first: int, last: int) -> CharSpan | None:
+        """Return the characters, in the passage's text, of its tokens first to last (inclusive)."""
+        for (_, _, number, _), chars in zip(self.spans, self.chars, strict=True):
+            if number == hit and 0 <= first <= last < len(chars):
+                return chars[first][0], chars[last][1]
+        return None
+
+
+def build_prompt(
+    tokenizer: Any, question: str, hits: Sequence[Hit], *, room: int | None = None
+) -> Prompt:
+    """Return the prompt of a question over passages, best passage first.
+
+    room: tokens that the prompt may have; the last passages are left out until it fits, but the
+    first stays (the engine refuses what is still too long). Raises InputError for an empty
+    question, no passages, or no tokenizer.
+    """
+    if tokenizer is None:
+        raise InputError("The engine has no tokenizer; questions over documents need one.")
+    question = " ".join(question.split())
+    if not question:
+        raise InputError("The question is empty; ask something.")
+    if not hits:
+        raise InputError("The search found no passage for the question; put it in other words.")
+    for count in range(len(hits), 0, -1):
+        prompt = render(tokenizer, question, hits[:count])
+        if room is None or len(prompt.token_ids) <= room or count == 1:
+            break
+    return prompt
+
+
+def render(tokenizer: Any, question: str, hits: Sequence[Hit]) -> Prompt:
+    """Write the prompt over these passages, tokenise it, and find the passages in it."""
+    special = [token for token in getattr(tokenizer, "all_special_tokens", []) if token]
+    passages = "\n\n".join(
+        f"[{number}] {one_line(disarm(hit.passage.title, special))}\n"
+        f"{disarm(hit.passage.text, special)}"
+        for number, hit in enumerate(hits, 1)
+    )
+    question = disarm(question, special)
+    templated = bool(getattr(tokenizer, "chat_template", None))
+    if templated:
+        content = f"{INSTRUCTION}\n\nContext:\n{passages}\n\nQuestion: {question}"
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+        )
+    else:
+        text = f"Context:\n{passages}\n\nQuestion: {question}\nEvidence:"
+    # A chat template has written the special tokens of the beginning already.
+    fast = bool(getattr(tokenizer, "is_fast", False))
+    encoded = tokenizer(text, add_special_tokens=not templated, return_offsets_mapping=fast)
+    ids = tuple(int(token) for token in encoded["input_ids"])
+    layout = _layout(tokenizer, ids, len(hits), "Evidence:" if templated else "")
+    if not fast:
+        return Prompt(text, ids, tuple(hits), (), (), layout)
+    spans, chars = find_spans(text, encoded["offset_mapping"], hits)
+    return Prompt(text, ids, tuple(hits), spans, chars, layout)
+
+
+def _layout(
+    tokenizer: Any, ids: Sequence[int], passages: int, opening: str
+) -> tuple[SourceText, ...]:
+    """Return how the two lines begin; the better the passage, the more often its label."""
+    labels = [f"{opening} [{k}]" for k in range(1, passages + 1) for _ in range(k, passages + 1)]
+    texts = [anchored(ids, _plain_ids(tokenizer, label), LAYOUT) for label in labels]
+    for ending in SENTENCE_ENDS:
+        texts.append(SourceText(tuple(_plain_ids(tokenizer, f"{ending}\nAnswer:")), LAYOUT))
+    return tuple(text for text in texts if text is not None)
+
+
+def _plain_ids(tokenizer: Any, text: str) -> list[int]:
+    return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+
+def one_line(text: str) -> str:
+    """Put a title on one line."""
+    return " ".join(text.split())
+
+
+def disarm(text: str, special: Sequence[str]) -> str:
+    """Break special tokens that a document spells out, so that they stay plain text."""
+    for token in special:
+        if token in text:
+            text = text.replace(token, token[0] + "\u200b" + token[1:])
+    return text
+
+
+def find_spans(
+    text: str, offsets: Sequence[CharSpan], hits: Sequence[Hit]
+) -> tuple[tuple[Span, ...], tuple[tuple[CharSpan, ...], ...]]:
+    """Find each passage in the prompt's text and the tokens that lie inside it.
+
+    A passage that the template or `disarm` changed is not found, and gets no span.
+    """
+    spans: list[Span] = []
+    chars: list[tuple[CharSpan, ...]] = []
+    cursor, token = 0, 0
+    for number, hit in enumerate(hits):
+        # Searched with the line break before it: a title may begin like its passage.
+        begin = text.find("\n" + hit.passage.text, cursor) + 1
+        if begin == 0:
+            continue
+        cursor = begin + len(hit.passage.text)
+        while token < len(offsets) and offsets[token][0] < begin:
+            token += 1
+        first = token
+        while token < len(offsets) and offsets[token][1] <= cursor:
+            token += 1
+        if token > first:
+            spans.append((first, token, number, 0))
+            chars.append(tuple((a - begin, b - begin) for a, b in offsets[first:token]))
+    return tuple(spans), tuple(chars)

@@ -1,0 +1,170 @@
+"""The charts of a page: rectangles with their colours, computed from the steps of a run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ragspec.acceptance.base import Step
+from ragspec.pipelines.page.palette import TARGET, kept_of, sources_of
+
+WIDTH, LEFT, RIGHT, BOTTOM, TOP = 960, 42, 12, 22, 8
+ROOM = WIDTH - LEFT - RIGHT
+STEPS_HEIGHT, SHARES_HEIGHT = 168, 132
+FEWEST = 24  # columns that a chart has room for at least, so that few do not become walls
+MOST = 48  # columns of the shares at most
+BASES = (1, 2, 5)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A coloured rectangle of a chart, in the chart's units."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    css: str
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The place of one column, from top to bottom, and what it says when pointed at.
+
+    number: the step, or the first token.
+    """
+
+    number: int
+    x: float
+    width: float
+    tip: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A label on an axis."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Stacked bars in columns; `mean` is the height of the line of the mean, if there is one."""
+
+    bars: list[Bar]
+    columns: list[Column]
+    rows: list[Tick]
+    ticks: list[Tick]
+    height: int
+    mean: float | None = None
+    per_column: int = 1
+    width: int = WIDTH
+    left: int = LEFT
+    bottom: int = BOTTOM
+
+    @property
+    def base(self) -> int:
+        """The height of the axis below the bars."""
+        return self.height - self.bottom
+
+
+def first_number(steps: Sequence[Step]) -> int:
+    """Return the number of the first step: 0 where it is the prefill, which drafts nothing."""
+    return 0 if steps and "prefill" in steps[0].milliseconds else 1
+
+
+def step_chart(steps: Sequence[Step], colours: Mapping[str, str]) -> Chart:
+    """Return the tokens that each step emitted, by source."""
+    longest = max([1, *(len(step.tokens) for step in steps)])
+    slot = ROOM / max(len(steps), FEWEST)
+    base = STEPS_HEIGHT - BOTTOM
+    unit = (base - TOP) / longest
+    first = first_number(steps)
+    bars: list[Bar] = []
+    columns: list[Column] = []
+    for place, step in enumerate(steps):
+        parts = Counter(_givers(step))
+        x = LEFT + place * slot
+        bars += _stacked(parts, colours, x, slot, base, unit)
+        tip = f"step {first + place}: {_told(parts, colours)}; {len(step.tree)} drafted"
+        columns.append(Column(first + place, round(x, 2), round(slot, 2), tip))
+    plain = [step for step in steps if "prefill" not in step.milliseconds]
+    mean = sum(len(step.tokens) for step in plain) / max(len(plain), 1)
+    ticks = [
+        Tick(round(LEFT + (n - first + 0.5) * slot, 2), str(n))
+        for n in _round_numbers(len(steps) - 1 + first, 12)
+    ]
+    rows = [Tick(round(base - n * unit, 2), str(n)) for n in _round_numbers(longest, 5)]
+    return Chart(bars, columns, rows, ticks, STEPS_HEIGHT, round(base - mean * unit, 2))
+
+
+def share_chart(steps: Sequence[Step], colours: Mapping[str, str]) -> Chart:
+    """Return the shares of the sources along the output, in columns of equally many tokens."""
+    givers = [name for step in steps for name in _givers(step)]
+    size = _column_size(len(givers))
+    unit_x = ROOM / max(len(givers), FEWEST * size)
+    base = SHARES_HEIGHT - BOTTOM
+    bars: list[Bar] = []
+    columns: list[Column] = []
+    for begin in range(0, len(givers), size):
+        parts = Counter(givers[begin : begin + size])
+        here = parts.total()
+        x, width = LEFT + begin * unit_x, here * unit_x
+        bars += _stacked(parts, colours, x, width, base, (base - TOP) / here)
+        tip = f"tokens {begin + 1}–{begin + here}: {_told(parts, colours)}"
+        columns.append(Column(begin + 1, round(x, 2), round(width, 2), tip))
+    rows = [Tick(round(base - part * (base - TOP), 2), f"{part:.0%}") for part in (0.5, 1.0)]
+    ticks = [
+        Tick(round(LEFT + n * unit_x, 2), str(n)) for n in _round_numbers(len(givers), 12, size)
+    ]
+    return Chart(bars, columns, rows, ticks, SHARES_HEIGHT, per_column=size)
+
+
+def _givers(step: Step) -> Iterator[str]:
+    """Yield who gave each emitted token."""
+    names, kept = sources_of(step), kept_of(step)
+    yield from (names[node] for node in kept)
+    yield from [TARGET] * (len(step.tokens) - len(kept))
+
+
+def _stacked(
+    parts: Mapping[str, int],
+    colours: Mapping[str, str],
+    x: float,
+    slot: float,
+    base: float,
+    unit: float,
+) -> Iterator[Bar]:
+    """Yield the parts of one column from the axis up, the target's own last."""
+    width = max(slot - min(3.0, slot / 4), 0.5)
+    top = float(base)
+    for name, n in _ordered(parts, colours):
+        top -= n * unit
+        css = colours.get(name, "own")
+        yield Bar(round(x, 2), round(top, 2), round(width, 2), round(n * unit, 3), css)
+
+
+def _ordered(parts: Mapping[str, int], colours: Mapping[str, str]) -> list[tuple[str, int]]:
+    names = dict.fromkeys((*colours, TARGET))
+    return [(name, parts[name]) for name in names if parts.get(name)]
+
+
+def _told(parts: Mapping[str, int], colours: Mapping[str, str]) -> str:
+    return ", ".join(f"{n} of {name}" for name, n in _ordered(parts, colours)) or "no token"
+
+
+def _column_size(tokens: int) -> int:
+    """Return the tokens in a column: a round number, at least 4."""
+    sizes = (base * int(10**power) for power in range(9) for base in (4, 5, 8, 10, 20))
+    return next(size for size in sizes if tokens <= MOST * size)
+
+
+def _round_numbers(largest: int, most: int, least: int = 1) -> list[int]:
+    """Return at most `most` multiples up to `largest` of a round number, at least `least`."""
+    if largest < least:
+        return []
+    steps = (base * 10**power for power in range(9) for base in BASES)
+    step = next(step for step in steps if step >= least and largest / step <= most)
+    return list(range(step, largest + 1, step))

@@ -1,0 +1,86 @@
+"""Who gave a token, and its colour: one colour a source, the same on every page.
+
+The eight colours of the pages are told apart also with red-, green- or blue-blind eyes, and by
+lightness alone for the most part; a source that the table does not know takes a free one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from zlib import crc32
+
+from ragspec.acceptance.base import Step
+from ragspec.trees.draft_tree import LAYOUT, PREDICTION
+
+TARGET = "target model"
+# Texts that are no documents count for themselves, whichever drafter copied from them.
+COPIED: Mapping[int, str] = MappingProxyType({PREDICTION: "prediction", LAYOUT: "layout"})
+COLOURS = 8
+# Names that share a colour seldom meet; where they do, the first keeps it.
+PREFERRED: Mapping[str, int] = MappingProxyType(
+    {
+        "context": 0,
+        "rest": 1,
+        "recycling": 2,
+        "model": 3,
+        "hierarchy": 4,
+        "suffix": 5,
+        "rasd": 6,
+        COPIED[PREDICTION]: 7,
+        "corpus": 1,
+        "history": 4,
+        "answers": 4,
+        "match": 5,
+        "statistics": 6,
+        COPIED[LAYOUT]: 6,
+        "lookup": 7,
+        "ngrams": 0,
+    }
+)
+
+
+def sources_of(step: Step) -> list[str]:
+    """Return the source of every node [N]: its drafter, or what COPIED calls its text."""
+    tree = step.tree
+    return [
+        COPIED.get(document, tree.sources[source])
+        for source, document in zip(tree.source.tolist(), tree.origin[:, 0].tolist(), strict=True)
+    ]
+
+
+def kept_of(step: Step) -> tuple[int, ...]:
+    """Return the accepted nodes that stand in the output: a stop inside the path cuts it."""
+    return step.path[: len(step.tokens)]
+
+
+def count_sources(steps: Sequence[Step]) -> tuple[Counter[str], Counter[str]]:
+    """Return by source the drafted tokens, and those that stand in the output."""
+    drafted: Counter[str] = Counter()
+    kept: Counter[str] = Counter()
+    for step in steps:
+        names = sources_of(step)
+        drafted.update(names)
+        kept.update(names[node] for node in kept_of(step))
+    return drafted, kept
+
+
+def colours_of(steps: Sequence[Step]) -> dict[str, str]:
+    """Return the class of colour of every source that drafted, the most useful first."""
+    drafted, kept = count_sources(steps)
+    slots = slots_of(drafted)
+    ranked = sorted(drafted, key=lambda name: (-kept[name], -drafted[name], name))
+    return {name: f"s{slots[name]}" for name in ranked}
+
+
+def slots_of(names: Iterable[str]) -> dict[str, int]:
+    """Return the number of each name's colour; up to as many names as colours get one each."""
+    wanted = dict.fromkeys(names)
+    known = [name for name in PREFERRED if name in wanted]
+    slots: dict[str, int] = {}
+    for name in (*known, *sorted(wanted.keys() - set(known))):
+        first = PREFERRED.get(name, crc32(name.encode("utf-8", "replace")) % COLOURS)
+        free = ((first + i) % COLOURS for i in range(COLOURS))
+        slots[name] = next((slot for slot in free if slot not in slots.values()), first)
+    return slots

@@ -1,0 +1,200 @@
+"""What a page shows of one run: plain strings and numbers, computed from its trace."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ragspec.acceptance.base import Step
+from ragspec.pipelines.page.charts import Chart, first_number, share_chart, step_chart
+from ragspec.pipelines.page.palette import TARGET, colours_of, count_sources, kept_of, sources_of
+from ragspec.pipelines.page.tree_view import where
+from ragspec.reports.trace import Trace
+
+MEANINGS = {
+    "exact": "token for token the text that plain decoding gives with the same seed",
+    "exact-for": "the same law of outputs as plain decoding; another sample from it",
+    "bounded": "close to the target's law, within the stated distance",
+    "approximate": "the text may differ from what the target alone would write",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of the answer that one source gave in one step; `lead` is the space before it."""
+
+    lead: str
+    text: str
+    css: str
+    tip: str
+    step: int = 0
+
+    @classmethod
+    def of(cls, text: str, css: str, tip: str, step: int = 0) -> Span:
+        """Return the span of `text`, its leading space kept apart so that it gets no colour."""
+        rest = text.lstrip()
+        return cls(text[: len(text) - len(rest)], rest, css, tip, step)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One part of a stacked bar, or one row of a table: a name, an amount, its percentage."""
+
+    name: str
+    css: str
+    amount: float
+    percent: float
+    more: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """All that the template needs of one run.
+
+    legend: who gave the text, with colours; drafters: who drafted, also in vain.
+    """
+
+    title: str
+    label: str
+    meaning: str
+    figures: list[tuple[str, str]]
+    spans: list[Span]
+    legend: list[tuple[str, str]]
+    drafters: list[tuple[str, str]]
+    chart: Chart
+    shares: Chart
+    stages: list[Share]
+    whole_ms: float
+    sources: list[Share]
+    documents: list[Share]
+    citations: list[dict[str, Any]]
+    compare: dict[str, Any] | None
+    steps: list[tuple[int, int, int, str, str]]
+    note: str | None
+    facts: list[tuple[str, str]] = field(default_factory=list)
+
+
+def run_view(trace: Trace) -> RunView:
+    """Return what the page shows of a trace."""
+    report, header = trace.report, trace.header
+    colours = colours_of(trace.steps)
+    _, kept = count_sources(trace.steps)
+    spent = {name: ms for name, ms in report.milliseconds.items() if ms > 0}
+    whole = max(report.seconds * 1000, sum(spent.values()), 1e-9)
+    if whole - sum(spent.values()) > 0.005 * whole:
+        spent["other"] = whole - sum(spent.values())
+    return RunView(
+        title=str(header.extra.get("question") or header.extra.get("prompt") or "Generation"),
+        label=report.label,
+        meaning=MEANINGS.get(report.label.split("(")[0], ""),
+        figures=_figures(trace),
+        spans=list(_spans(trace, colours)),
+        legend=[*((name, css) for name, css in colours.items() if kept[name]), (TARGET, "own")],
+        drafters=[*colours.items(), (TARGET, "own")],
+        chart=step_chart(trace.steps, colours),
+        shares=share_chart(trace.steps, colours),
+        stages=[Share(n, f"t-{n}", ms, 100 * ms / whole) for n, ms in spent.items()],
+        whole_ms=whole,
+        sources=_sources(trace, colours),
+        documents=_documents(trace),
+        citations=list(header.extra.get("citations") or ()),
+        compare=header.extra.get("compare"),
+        steps=_steps(trace),
+        note=report.reason,
+        facts=_facts(trace),
+    )
+
+
+def _figures(trace: Trace) -> list[tuple[str, str]]:
+    report = trace.report
+    figures = [
+        ("tokens", f"{report.tokens}"),
+        ("forward passes", f"{report.forwards}"),
+        ("tokens a step", f"{report.mean_accepted_length:.2f}"),
+        ("drafts accepted", f"{report.draft_acceptance_rate:.0%}"),
+        ("seconds", f"{report.seconds:.2f}"),
+        ("tokens / s", f"{report.tokens_per_second:.0f}"),
+    ]
+    ratio = (trace.header.extra.get("compare") or {}).get("ratio")
+    return [*figures, ("speed-up", f"{ratio:.2f}×")] if ratio else figures
+
+
+def _facts(trace: Trace) -> list[tuple[str, str]]:
+    report, header = trace.report, trace.header
+    sizes = ", ".join(f"{size} × {n}" for size, n in sorted(report.budget_sizes.items()))
+    facts = [
+        ("model", header.model or "not named"),
+        ("seed", "none" if report.seed is None else str(report.seed)),
+        ("prompt", f"{report.prompt_tokens} tokens"),
+        ("ended by", report.finish_reason if trace.complete else "the trace is cut short"),
+        ("budget", f"{report.budget} (nodes × steps: {sizes})"),
+        ("distinct 4-grams", f"{report.distinct_4:.0%}"),
+        ("inside loops", f"{report.loop_share:.0%}"),
+    ]
+    failed = ", ".join(f"{name} {n}" for name, n in report.faults.items())
+    return [*facts, ("drafters that failed", failed)] if failed else facts
+
+
+def _spans(trace: Trace, colours: dict[str, str]) -> Iterator[Span]:
+    """Join the tokens that one source gave in one step without a jump in its document."""
+    names = trace.header.documents
+    first = first_number(trace.steps)
+    for number, (step, texts) in enumerate(zip(trace.steps, trace.texts, strict=True), first):
+        sources, path = sources_of(step), kept_of(step)
+        begin = 0
+        for i in range(1, len(path) + 1):
+            if i < len(path) and _continues(step, path[i - 1], path[i]):
+                continue
+            source = sources[path[begin]]
+            place = where(names, step.tree.origin[path[begin]].tolist(), i - begin)
+            accepted = f"{len(path)} drafted token{'s' if len(path) != 1 else ''} accepted"
+            tip = f"{source}{place}\nstep {number}: {accepted}"
+            yield Span.of("".join(texts[begin:i]), colours[source], tip, number)
+            begin = i
+        own = "".join(texts[len(path) :])
+        if own:
+            yield Span.of(own, "own", f"{TARGET}\nstep {number}", number)
+
+
+def _continues(step: Step, before: int, node: int) -> bool:
+    tree = step.tree
+    if tree.source[before] != tree.source[node]:
+        return False
+    (document, offset), (next_document, next_offset) = tree.origin[[before, node]].tolist()
+    if document < 0 or next_document < 0:
+        return bool(document == next_document)
+    return bool(document == next_document and offset + 1 == next_offset)
+
+
+def _sources(trace: Trace, colours: dict[str, str]) -> list[Share]:
+    drafted, kept = count_sources(trace.steps)
+    tokens = max(trace.report.tokens, 1)
+    rows = []
+    for name, css in colours.items():
+        more = (str(drafted[name]), f"{kept[name] / drafted[name]:.0%}")
+        rows.append(Share(name, css, kept[name], 100 * kept[name] / tokens, more))
+    own = trace.report.tokens - kept.total()
+    return [*rows, Share(TARGET, "own", own, 100 * own / tokens, ("", ""))]
+
+
+def _documents(trace: Trace) -> list[Share]:
+    counts: Counter[int] = Counter()
+    for step in trace.steps:
+        counts.update(int(step.tree.origin[node][0]) for node in kept_of(step))
+    names, tokens = trace.header.documents, max(trace.report.tokens, 1)
+    return [
+        Share(names[i] if i < len(names) else f"document {i}", "", n, 100 * n / tokens)
+        for i, n in counts.most_common()
+        if i >= 0
+    ]
+
+
+def _steps(trace: Trace) -> list[tuple[int, int, int, str, str]]:
+    rows = []
+    first = first_number(trace.steps)
+    for number, (step, texts) in enumerate(zip(trace.steps, trace.texts, strict=True), first):
+        spent = " · ".join(f"{k} {v:.1f}" for k, v in step.milliseconds.items())
+        rows.append((number, len(step.tree), len(kept_of(step)), "".join(texts), spent))
+    return rows

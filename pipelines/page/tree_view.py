@@ -1,0 +1,246 @@
+"""The draft tree of a step as a picture: where each token stands and what it says.
+
+The tree grows to the right and reads like text: a node begins where its parent ends, its first
+child goes on in the same row, every further child opens a row below. First comes the accepted
+child, else the one of largest reach, so that the accepted path and what the target wrote after it
+are the top row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import ceil
+from unicodedata import category, combining, east_asian_width
+
+from ragspec.acceptance.base import Step
+from ragspec.pipelines.page.charts import first_number
+from ragspec.pipelines.page.palette import TARGET, colours_of, kept_of, sources_of
+from ragspec.reports.trace import Trace
+from ragspec.trees.draft_tree import PREDICTION, ROOT
+
+CELL = 7.3  # width of a letter of the fixed-width font at 12 pixels
+LETTERS = 16  # of a token in its box
+LINE = 80  # of a token in a tip
+PAD, GAP, NODE_HEIGHT, ROW_HEIGHT, MARGIN = 6, 15, 22, 28, 4
+BEND = 4  # radius
+END = "end"  # what the end token, which has no text, is shown as
+HIDDEN, UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"}), "\ufffd"
+SHOWN = str.maketrans({" ": "·", "\n": "↵", "\r": "␍", "\t": "⇥"})
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A token of the picture: its box in pixels, its class, its text and what it says."""
+
+    x: int
+    y: int
+    width: int
+    css: str
+    text: str
+    tip: str
+
+    @property
+    def right(self) -> int:
+        """Where the box ends."""
+        return self.x + self.width
+
+    @property
+    def middle(self) -> float:
+        """The height at which edges meet it."""
+        return self.y + NODE_HEIGHT / 2 + 0.5  # on whole pixels a thin line would blur
+
+
+@dataclass(frozen=True, slots=True)
+class DraftView:
+    """The picture of one step; edges and path are outlines of lines, path the accepted ones."""
+
+    number: int
+    accepted: int
+    caption: str
+    nodes: list[Node]
+    edges: str
+    path: str
+    width: int
+    height: int
+    node_height: int = NODE_HEIGHT
+    pad: int = PAD
+
+
+def where(names: Sequence[str], origin: Sequence[int], length: int = 1) -> str:
+    """Return where drafted tokens were copied from, "" where that is not known."""
+    document, offset = origin
+    to = f"–{offset + length - 1}" if length > 1 else ""
+    if document == PREDICTION and offset >= 0:  # before it stands the end of the prompt
+        return f" · token {offset}{to}"
+    if document < 0:
+        return ""
+    name = names[document] if document < len(names) else f"document {document}"
+    return f" · {name}, token {offset}{to}"
+
+
+def draft_views(trace: Trace) -> list[DraftView]:
+    """Return the picture of every step, first to last; none where nothing was drafted."""
+    if not any(len(step.tree) for step in trace.steps):
+        return []
+    colours, words = colours_of(trace.steps), _Words(trace)
+    first = first_number(trace.steps)
+    views = []
+    before = "prompt" if first == 0 or trace.complete else "…"
+    for number, (step, texts) in enumerate(zip(trace.steps, trace.texts, strict=True), first):
+        views.append(_view(trace, step, number, before, colours, words))
+        before = next((text for text in reversed(texts) if text.strip()), before)
+    return views
+
+
+class _Words:
+    """The texts of tokens by id, from whatever the trace carries."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._texts: dict[int, str] = {}
+        for step, texts in zip(trace.steps, trace.texts, strict=True):
+            self._texts.update(zip(step.tokens, texts, strict=True))
+        self._texts.update(trace.vocabulary)
+        self.end = _end_of(trace)
+
+    def __getitem__(self, token: int) -> str:
+        if token == self.end:
+            return END
+        return self._texts.get(token) or f"#{token}"
+
+
+def _end_of(trace: Trace) -> int | None:
+    """Return the end token that ended the text, None where something else did.
+
+    The last token of a whole run shows at least a mark of an unfinished character, unless it is
+    one that decoding leaves out.
+    """
+    if not trace.complete or trace.report.finish_reason != "stop" or not trace.steps:
+        return None
+    last, texts = trace.steps[-1].tokens, trace.texts[-1]
+    return last[-1] if last and not texts[-1] else None
+
+
+def _view(
+    trace: Trace,
+    step: Step,
+    number: int,
+    before: str,
+    colours: Mapping[str, str],
+    words: _Words,
+) -> DraftView:
+    tree = step.tree
+    tokens, parents = tree.tokens.tolist(), [*tree.parents.tolist()]
+    own = step.tokens[len(step.path) :]  # what the target added: one token, none after a stop
+    texts = [words[token] for token in (*tokens, *own)]
+    parents += [step.path[-1] if step.path else ROOT] * len(own)
+    css, tips = _looks(trace, step, texts, colours)
+    # From the root on: node i is box i + 1.
+    parents = [-1, *(parent + 1 for parent in parents)]
+    first = [0, *(node + 1 for node in step.path), *range(len(tokens) + 1, len(parents))]
+    rank = [0.0, *(-float(reach) for reach in tree.reach), *(-2.0 for _ in own)]
+    for box in first:
+        rank[box] = -2.0
+    shown = [printed(text) for text in (before, *texts)]
+    nodes = _placed(parents, rank, shown, ["root", *css], ["the text before this draft", *tips])
+    bold = set(first)
+    return DraftView(
+        number=number,
+        accepted=len(kept_of(step)),
+        caption=_caption(step, [words[token] for token in own if token != words.end]),
+        nodes=nodes,
+        edges=_edges(nodes, parents, [i for i in range(1, len(nodes)) if i not in bold]),
+        path=_edges(nodes, parents, first[1:]),
+        width=max(node.right for node in nodes) + MARGIN,
+        height=max(node.y for node in nodes) + NODE_HEIGHT + MARGIN,
+    )
+
+
+def _looks(
+    trace: Trace, step: Step, texts: Sequence[str], colours: Mapping[str, str]
+) -> tuple[list[str], list[str]]:
+    """Return the classes and the tips of the nodes, then of what the target added."""
+    tree, path = step.tree, set(step.path)
+    css, tips = [], []
+    for node, name in enumerate(sources_of(step)):
+        kept = node in path
+        css.append(f"{colours[name]} kept" if kept else colours[name])
+        origin = where(trace.header.documents, tree.origin[node].tolist())
+        reach = f"{tree.reach[node]:.2g}"
+        fate = "accepted" if kept else "not accepted"
+        tips.append(
+            f"“{printed(texts[node], LINE)}” · {name}{origin}\nclaimed reach {reach} · {fate}"
+        )
+    for text in texts[len(tree) :]:
+        css.append("own")
+        tips.append(f"“{printed(text, LINE)}” · {TARGET}\nits own token after the accepted path")
+    return css, tips
+
+
+def _caption(step: Step, own: Sequence[str]) -> str:
+    kept = len(kept_of(step))
+    drafted = f"{len(step.tree)} drafted, {kept} accepted" if len(step.tree) else "nothing drafted"
+    return drafted + (f", then “{printed(own[0])}” by the target" if own else ", then the end")
+
+
+def printed(text: str, most: int = LETTERS) -> str:
+    """Return a token's text on one short line: spaces and ends of lines seen, nothing unseen."""
+    shown = [UNSEEN if category(c) in HIDDEN else c for c in text.translate(SHOWN)]
+    ends = list(accumulate(map(_cells, shown)))
+    if not ends or ends[-1] <= most:
+        return "".join(shown)
+    return "".join(c for c, end in zip(shown, ends, strict=True) if end <= 3 * most // 4) + "…"
+
+
+def _cells(letter: str) -> int:
+    return 0 if combining(letter) else 2 if east_asian_width(letter) in "WF" else 1
+
+
+def _placed(
+    parents: Sequence[int],
+    rank: Sequence[float],
+    shown: Sequence[str],
+    css: Sequence[str],
+    tips: Sequence[str],
+) -> list[Node]:
+    """Return the boxes; those of smallest rank come first below a parent."""
+    widths = [ceil(max(sum(map(_cells, text)), 1) * CELL) + 2 * PAD for text in shown]
+    nodes: dict[int, Node] = {}
+    for box, row in _rows(parents, rank):
+        x = nodes[parents[box]].right + GAP if box else MARGIN
+        y = MARGIN + row * ROW_HEIGHT
+        nodes[box] = Node(x, y, widths[box], css[box], shown[box], tips[box])
+    return [nodes[box] for box in range(len(parents))]
+
+
+def _rows(parents: Sequence[int], rank: Sequence[float]) -> Iterator[tuple[int, int]]:
+    """Yield every box, parents before children, with its row."""
+    children: dict[int, list[int]] = {}
+    for box in range(1, len(parents)):
+        children.setdefault(parents[box], []).append(box)
+    row, waiting = -1, [(0, True)]
+    while waiting:
+        box, opens = waiting.pop()
+        row += opens
+        yield box, row
+        ordered = sorted(children.get(box, ()), key=lambda each: (rank[each], each))
+        waiting.extend((child, i > 0) for i, child in reversed(list(enumerate(ordered))))
+
+
+def _edges(nodes: Sequence[Node], parents: Sequence[int], boxes: Sequence[int]) -> str:
+    """Return the lines from the parents to these boxes; those to lower rows share a trunk."""
+    lines = []
+    trunks: dict[int, float] = {}  # by parent, how far down its trunk is drawn
+    for box in sorted(boxes, key=lambda each: nodes[each].y):
+        start, end, bend = nodes[parents[box]], nodes[box], nodes[parents[box]].right + GAP / 2
+        line = f"M{start.right:g} {start.middle:g}"
+        if end.y > start.y:
+            if parents[box] in trunks:
+                line = f"M{bend:g} {trunks[parents[box]]:g}"
+            else:
+                line += f"H{bend - BEND:g}q{BEND} 0 {BEND} {BEND}"
+            trunks[parents[box]] = end.middle - BEND
+            line += f"V{end.middle - BEND:g}q0 {BEND} {BEND} {BEND}"
+        lines.append(f"{line}H{end.x:g}")
+    return "".join(lines)

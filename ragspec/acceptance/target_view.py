@@ -1,0 +1,134 @@
+"""What an acceptance rule sees of the target: the logits of one row, asked node by node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.settings import TokenLogprob
+from ragspec.sampling.stopping import StopState
+from ragspec.sampling.top_tokens import best_token
+from ragspec.trees.draft_tree import ROOT, DraftTree
+
+
+class RowView:
+    """The target's logits for one tree, processed only where a rule looks.
+
+    logits [N + 1, V]: the root's row, then the nodes'. chosen: the target's tokens of all of
+    them, where they were worked out together on the device; else each is worked out when asked
+    for, in the order of the walk, which is what processors with a memory need.
+    """
+
+    def __init__(
+        self,
+        logits: torch.Tensor,
+        tree: DraftTree,
+        law: TokenLaw,
+        stop: StopState,
+        context: Sequence[int],
+        chosen: Sequence[int] | None = None,
+    ) -> None:
+        self.noise = law.noise
+        self._logits = logits
+        self._tree = tree
+        self._law = law
+        self._stop = stop
+        self._context = context
+        self._chosen = chosen
+        self._length = len(context)
+        self._generated = len(context) - law.prompt_length
+        self._paths: dict[int, list[int]] = {ROOT: []}
+        self._scores: dict[int, torch.Tensor] = {}
+
+    def index(self, node: int) -> int:
+        """Return the generated index of the token that follows the node."""
+        return self._generated + len(self.path(node))
+
+    def token(self, node: int) -> int:
+        """Return the target's own token after the node."""
+        if self._chosen is not None:
+            return self._chosen[node + 1]
+        return int(self._law.select(self.scores(node), [self.index(node)]))
+
+    def choices(self, nodes: Sequence[int], k: int) -> list[list[int]]:
+        """Return the k tokens that the target prefers after each of the nodes, its own first."""
+        scores = torch.cat([self.scores(node) for node in nodes])
+        found: list[list[int]] = self._law.order(scores, list(map(self.index, nodes)), k).tolist()
+        return found
+
+    def probabilities(self, node: int) -> torch.Tensor:
+        """Return the law after the node: f64 [V]."""
+        return self._law.probabilities(self.scores(node))[0].cpu()
+
+    def ends(self, node: int) -> bool:
+        """Return whether the text ends with the node."""
+        return self._stop.peek(self.path(node))
+
+    def scores(self, node: int) -> torch.Tensor:
+        """Return the processed logits after the node, worked out once: [1, V]."""
+        found = self._scores.get(node)
+        if found is None:
+            row = self._logits[node + 1 : node + 2]
+            context = self._context
+            if len(context) > self._length:  # asked after the verdict: tokens were committed
+                context = context[: self._length]
+            found = self._law.process(row, context, [self.path(node)])
+            self._scores[node] = found
+        return found
+
+    def logprob(self, node: int, token: int, top: int) -> TokenLogprob:
+        """Return the log-probability of `token` after the node, and the `top` best ones."""
+        logp = self.scores(node)[0].double().log_softmax(-1)
+        values, tokens = logp.topk(top)
+        pairs = zip(tokens.tolist(), values.tolist(), strict=True)
+        return TokenLogprob(token, float(logp[token]), tuple(pairs))
+
+    def path(self, node: int) -> list[int]:
+        """Return the draft tokens from below the root to the node."""
+        found = self._paths.get(node)
+        if found is None:
+            parent = int(self._tree.parents[node])
+            found = [*self.path(parent), int(self._tree.tokens[node])]
+            self._paths[node] = found
+        return found
+
+
+def choose_together(
+    logits: Sequence[torch.Tensor],
+    trees: Sequence[DraftTree],
+    laws: Sequence[TokenLaw],
+    contexts: Sequence[Sequence[int]],
+) -> list[list[int]] | None:
+    """Work out the target's tokens of all nodes of all rows with one copy to the host.
+
+    logits: a tensor [N + 1, V] for each row. Returns N + 1 tokens a row, or None where nodes are
+    better asked one by one: with processors that are lazy, and on a CPU, where visiting a few
+    nodes costs less than filtering them all.
+    """
+    if any(law.lazy for law in laws):
+        return None
+    if all(law.trivial for law in laws):
+        chosen = [best_token(rows) for rows in logits]
+    elif logits[0].device.type == "cpu":
+        return None
+    else:
+        chosen = [_choose_all(*row) for row in zip(logits, trees, laws, contexts, strict=True)]
+    if len(chosen) == 1:
+        return [chosen[0].tolist()]
+    flat: list[int] = torch.cat(chosen).tolist()
+    sizes = [len(part) for part in chosen]
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return [flat[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
+
+def _choose_all(
+    logits: torch.Tensor, tree: DraftTree, law: TokenLaw, context: Sequence[int]
+) -> torch.Tensor:
+    paths: list[list[int]] = [[]]
+    for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
+        paths.append([*paths[parent + 1], token])
+    generated = len(context) - law.prompt_length
+    scores = law.process(logits, context, paths)
+    return law.select(scores, [generated + len(path) for path in paths])

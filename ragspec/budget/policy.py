@@ -1,0 +1,216 @@
+"""How many draft nodes to verify: the tree that gives the most tokens per second.
+
+A step of n nodes yields 1 + sum of their reach tokens and costs drafting, verifying n + 1 rows
+and the host's work. For a fixed n the best tree is the n nodes of largest reach, which is closed
+under ancestors since reach never grows downwards; so n alone is searched, over buckets, to keep
+shapes few. Reach is calibrated (see `calibration`), costs are measured (see `cost_curve`). n = 0 is
+plain decoding. Drafts differ from step to step, so what is maximised is tokens in all over time
+in all: sum of reach less time at the present rate (Dinkelbach), not the ratio of one step.
+
+Special cases of the formula: SmartSpec (arXiv 2406.14066), DySpec (2410.11744), the tree size of
+Sequoia (2402.12374), the stop rule of SpecDec++ (2405.19715).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ragspec.acceptance.base import Step
+from ragspec.budget.base import BudgetPolicy
+from ragspec.budget.calibration import UNKNOWN, Calibration
+from ragspec.budget.cost_curve import CostCurve
+from ragspec.budget.experience import Experience
+from ragspec.budget.gains import BUCKETS
+from ragspec.budget.source_choice import Claims
+from ragspec.budget.tree_size import GoodputSession, Settings
+from ragspec.errors import InputError, StoreError, UnknownNameError
+from ragspec.trees.draft_tree import DraftTree
+from ragspec.trees.operations import keep_best
+
+FORMAT = 5
+
+
+MOST_NODES = BUCKETS[-1]
+
+
+def make_budget(spec: int | str | Path | BudgetPolicy) -> BudgetPolicy:
+    """Return the policy for "auto", a number of nodes, or the path of a frozen profile (.json).
+
+    Raises InputError for a number below 0, UnknownNameError for any other word, StoreError for a
+    profile that cannot be read.
+    """
+    if isinstance(spec, str) and spec.strip().lstrip("-").isdecimal():
+        spec = int(spec)
+    if isinstance(spec, int) and not isinstance(spec, bool):
+        return FixedBudget(spec)
+    if spec == "auto":
+        return AutoBudget()
+    if isinstance(spec, Path) or (isinstance(spec, str) and spec.endswith(".json")):
+        return FrozenBudget.load(Path(spec))
+    if isinstance(spec, BudgetPolicy):
+        return spec
+    raise UnknownNameError(
+        f"got budget {spec!r}, expected 'auto', a number of draft nodes (0 = plain decoding) or "
+        "the path of a frozen profile ending in .json."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FixedBudget:
+    """Always the same number of nodes, the ones of largest reach; 0 never drafts.
+
+    calibration: how far claims are believed, shared by all rows opened here.
+    """
+
+    nodes: int
+    calibration: Calibration = field(default_factory=Calibration, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.nodes < 0:
+            raise InputError(
+                f"got a budget of {self.nodes} draft nodes, expected 0 or more. Use 0 for plain "
+                "decoding or 'auto'."
+            )
+
+    @property
+    def name(self) -> str:
+        """The name by which the policy is reported."""
+        return f"fixed-{self.nodes}"
+
+    @property
+    def needs_cost(self) -> bool:
+        """False: the size is given."""
+        return False
+
+    def open(self, cost: CostCurve | None) -> FixedSession:
+        """Return the policy for one row; the cost does not matter to it."""
+        return FixedSession(self.nodes, self.calibration)
+
+
+class FixedSession:
+    """The same budget at every step."""
+
+    def __init__(self, nodes: int, calibration: Calibration) -> None:
+        self.nodes = nodes
+        self.adviser = Claims(calibration)
+        self.chosen: dict[int, int] = {}
+
+    @property
+    def reason(self) -> str | None:
+        """Why speculation is off: it was asked to be, or nothing was ever proposed."""
+        if self.nodes == 0:
+            return "the budget is 0: plain decoding was asked for"
+        if self.chosen and set(self.chosen) == {0}:
+            return "the drafter proposed nothing"
+        return None
+
+    def allowance(self, length: int) -> int:
+        """Return the fixed number."""
+        return self.nodes
+
+    def fit(self, tree: DraftTree, length: int) -> DraftTree:
+        """Return the nodes of largest reach, at most the fixed number of them."""
+        if len(tree) > self.nodes and not self.adviser.used:
+            tree = self.adviser.appraise(tree, UNKNOWN)
+        return keep_best(tree, self.nodes)
+
+    def observe(self, step: Step, length: int) -> None:
+        """Count the size, and what became of the claims."""
+        self.adviser.learn(step.tokens)
+        self.chosen[len(step.tree)] = self.chosen.get(len(step.tree), 0) + 1
+
+
+class AutoBudget:
+    """Chooses the size of every draft, and whether to draft at all.
+
+    margin: share by which speculation must be better than plain decoding to be taken up.
+    probe_share: share of the time that may be lost to trying again while it is off.
+    maximum: the most nodes ever asked for. What is learned is shared by all rows opened here.
+    """
+
+    name = "auto"
+    needs_cost = True
+
+    def __init__(
+        self, *, margin: float = 0.03, probe_share: float = 0.008, maximum: int = MOST_NODES
+    ) -> None:
+        """Raises InputError for a share outside [0, 1) or a maximum below 1."""
+        if not (0.0 <= margin < 1.0 and 0.0 <= probe_share < 1.0 and maximum >= 1):
+            raise InputError(
+                f"got margin {margin}, probe_share {probe_share}, maximum {maximum}; expected "
+                "shares in [0, 1) and at least one node. Use budget=0 for plain decoding."
+            )
+        largest = max(i for i, size in enumerate(BUCKETS) if size <= maximum)
+        self.settings = Settings(margin, probe_share, largest)
+        self.experience = Experience()
+        self._cost: CostCurve | None = None
+
+    def open(self, cost: CostCurve | None) -> GoodputSession:
+        """Return the policy for one row; the curve is refined by what is measured.
+
+        A batch of B rows is given `cost.batched(B)`."""
+        self._cost = self._cost or cost or CostCurve.assumed()
+        return GoodputSession(self.settings, self.experience, cost or self._cost)
+
+    def freeze(self) -> FrozenBudget:
+        """Return a policy of what is known by now, for repeatable runs."""
+        cost = self._cost or CostCurve.assumed()
+        experience = Experience.from_dict(self.experience.to_dict())
+        return FrozenBudget(cost.settled(), experience, self.settings)
+
+
+class FrozenBudget:
+    """A profile of costs and acceptance that does not learn: equal runs make equal choices."""
+
+    name = "frozen"
+    needs_cost = False
+
+    def __init__(self, cost: CostCurve, experience: Experience, settings: Settings) -> None:
+        self.cost = cost
+        self.experience = experience
+        self.settings = replace(settings, learns=False)
+
+    def open(self, cost: CostCurve | None) -> GoodputSession:
+        """Return the policy for one row; the profile's own costs are used, not the target's."""
+        return GoodputSession(self.settings, self.experience, self.cost)
+
+    def thaw(self) -> AutoBudget:
+        """Return a policy that starts from this profile and goes on learning."""
+        settings = self.settings
+        auto = AutoBudget(
+            margin=settings.margin,
+            probe_share=settings.probe_share,
+            maximum=BUCKETS[settings.largest],
+        )
+        auto.experience = Experience.from_dict(self.experience.to_dict())
+        return auto
+
+    def save(self, path: Path | str) -> None:
+        """Write the profile as JSON."""
+        entry = {
+            "format": FORMAT,
+            "margin": self.settings.margin,
+            "largest": self.settings.largest,
+            "cost": self.cost.to_dict(),
+            "experience": self.experience.to_dict(),
+        }
+        Path(path).write_text(json.dumps(entry, indent=1), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path | str) -> FrozenBudget:
+        """Read a profile that `save` wrote; raises StoreError where it is missing or damaged."""
+        try:
+            entry = json.loads(Path(path).read_text(encoding="utf-8"))
+            if entry["format"] != FORMAT:
+                raise ValueError(f"format {entry['format']!r}, expected {FORMAT}")
+            cost = CostCurve.from_dict(entry["cost"])
+            experience = Experience.from_dict(entry["experience"])
+            largest = min(max(int(entry["largest"]), 1), len(BUCKETS) - 1)
+            return cls(cost, experience, Settings(float(entry["margin"]), largest=largest))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StoreError(
+                f"got no budget profile from {path} ({error!r}), expected the JSON that "
+                "FrozenBudget.save writes. Make it again with AutoBudget().freeze().save(path)."
+            ) from error

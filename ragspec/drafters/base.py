@@ -1,0 +1,202 @@
+"""What a drafter is: it opens a session for each row, which proposes trees and learns from steps.
+
+A drafter that sets `top_logits` to k > 0 is lent `Step.best` with every step, and its sessions may
+have `observe_prompt(tokens, top)`, called once with what the prefill knew, or `observe_tops`, which
+is given it where the target made it. One that sets `needs_hidden` is lent `Step.hidden` likewise,
+and its sessions may have `observe_hidden(tokens, hidden)`. Nothing is worked out or kept where no
+drafter asks, and nothing is copied to the host unless somebody reads it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import torch
+
+from ragspec.acceptance.base import Rule, Step
+from ragspec.errors import InputError, RuleError
+from ragspec.sampling.top_tokens import Tops
+from ragspec.trees.draft_tree import DraftKind, DraftTree, Ints
+
+if TYPE_CHECKING:
+    from ragspec.budget.base import Adviser
+    from ragspec.sampling.distribution import TokenLaw
+
+
+@dataclass(frozen=True, slots=True)
+class SourceText:
+    """A text that a drafter may copy from: a retrieved passage, a prediction, a document.
+
+    tokens: the ids of the text. document: an index that comes back in `origin` and citations;
+    below 0 where it is no document and nothing may be cited from it, as PREDICTION and LAYOUT.
+    offset: the token offset of `tokens[0]` in the document (0 where the text is the document).
+    """
+
+    tokens: tuple[int, ...]
+    document: int = 0
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """What a drafter is told once, when a row starts: the prompt and what it was made from.
+
+    spans: parts of the prompt that were copied from documents, as (start, end, document, offset)
+    in tokens: prompt[start:end] is document text from token `offset` on; these give `origin`.
+    texts: further texts that are not part of the prompt.
+    law: the row's token law (processors and noise), for drafters that draw.
+    device: where the target is, for drafters that keep what they learn there; None is the host.
+    """
+
+    prompt: tuple[int, ...]
+    vocab_size: int
+    spans: tuple[tuple[int, int, int, int], ...] = ()
+    texts: tuple[SourceText, ...] = ()
+    law: TokenLaw | None = None
+    device: torch.device | None = None
+
+
+@dataclass(slots=True)
+class DraftContext:
+    """What a drafter may look at before each step. It must not change it.
+
+    tokens: prompt and generated tokens, the root last [T]. prompt_length: tokens of the prompt.
+    remaining: tokens that may still be generated; no use to draft deeper. adviser: knows how far
+    claims are to be believed and which sources pay; None where there is nobody to ask.
+    """
+
+    tokens: list[int]
+    prompt_length: int
+    remaining: int
+    adviser: Adviser | None = None
+
+    @property
+    def generated(self) -> int:
+        """Index of the next generated token (0 = the first after the prompt)."""
+        return len(self.tokens) - self.prompt_length
+
+
+class DraftSession(Protocol):
+    """The state of one drafter for one row of text.
+
+    A session that can tell at next to no cost how likely its best draft of the next token would be
+    accepted may also have `outlook(context)`: that probability. Where it is poor, nobody drafts.
+    """
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        """Return at most `budget` nodes below the last token of `context`; state may advance."""
+        ...
+
+    def observe(self, step: Step) -> None:
+        """Learn what came of the last proposal; `step.tokens` are now committed."""
+        ...
+
+    def rollback(self, n: int) -> None:
+        """Forget the last `n` committed tokens."""
+        ...
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Something cheap that proposes tokens. It holds no row state; `open` makes it."""
+
+    @property
+    def name(self) -> str:
+        """The name under which its nodes are reported."""
+        ...
+
+    @property
+    def kind(self) -> DraftKind:
+        """The kind of tree that its sessions propose."""
+        ...
+
+    def open(self, request: DraftRequest) -> DraftSession:
+        """Return a fresh session for one row. Sessions share nothing that a step changes."""
+        ...
+
+
+def expect_drafter(drafter: object) -> None:
+    """Raise InputError for anything else than a drafter, a class of drafters included."""
+    if isinstance(drafter, type) or not isinstance(drafter, Drafter):
+        got = drafter.__name__ if isinstance(drafter, type) else type(drafter).__name__
+        what = f"the class {got}" if isinstance(drafter, type) else got
+        raise InputError(
+            f"got {what} as a drafter; expected an object with name, kind and open(request), "
+            "such as ContextDrafter() or store.drafter()."
+        )
+
+
+def check_pairing(rule: Rule, drafter: Drafter) -> None:
+    """Refuse a rule that cannot judge the drafter's trees.
+
+    Raises RuleError with the kinds that were got and expected.
+    """
+    if drafter.kind not in rule.accepts:
+        expected = ", ".join(sorted(rule.accepts))
+        raise RuleError(
+            f"rule {rule.name!r} cannot judge {drafter.kind.value!r} drafts (drafter "
+            f"{drafter.name!r}): it accepts {expected}. Use rule='walk', which judges every "
+            "draft, or a drafter of one of those kinds."
+        )
+
+
+@runtime_checkable
+class LearnsFromPrompt(Protocol):
+    """The optional part of a draft session that hears of the prefill."""
+
+    def observe_prompt(self, tokens: Ints, top: Ints) -> None:
+        """Learn the best tokens i64 [T, k] after each of the prompt's last T tokens i64 [T]."""
+        ...
+
+
+@runtime_checkable
+class LearnsThere(Protocol):
+    """The optional part of a draft session that hears of it without a copy to the host."""
+
+    def observe_tops(self, tokens: Ints, tops: Tops) -> None:
+        """Learn the best tokens after each of the prompt's last T tokens i64 [T]."""
+        ...
+
+
+def wanted(drafters: Iterable[Drafter | None]) -> int:
+    """Return the largest k that any of the drafters declares as `top_logits`; 0 for none."""
+    return max((int(getattr(drafter, "top_logits", 0)) for drafter in drafters), default=0)
+
+
+def reads_prompts(drafters: Iterable[Drafter | None]) -> bool:
+    """Tell whether a drafter wants the best tokens of the prompt too, which the prefill must pay.
+
+    A drafter that declares `top_logits` does, unless its `reads_prompt` is False.
+    """
+    asking = (each for each in drafters if getattr(each, "top_logits", 0))
+    return any(getattr(each, "reads_prompt", True) for each in asking)
+
+
+def tell_prompt(session: DraftSession | None, tokens: Ints, top: Ints | Tops) -> None:
+    """Hand on the prefill's best tokens to a session that has a use for them, in its form."""
+    if isinstance(top, Tops) and isinstance(session, LearnsThere):
+        session.observe_tops(tokens, top)
+    elif isinstance(session, LearnsFromPrompt):
+        session.observe_prompt(tokens, top.host() if isinstance(top, Tops) else top)
+
+
+@runtime_checkable
+class LearnsFromHidden(Protocol):
+    """The optional part of a draft session that hears of the prompt's hidden states."""
+
+    def observe_hidden(self, tokens: Ints, hidden: torch.Tensor) -> None:
+        """Learn the states [copies, T, H] at the prompt's last T tokens i64 [T]; they are lent."""
+        ...
+
+
+def needs_hidden(drafters: Iterable[Drafter | None]) -> bool:
+    """Tell whether any of the drafters declares `needs_hidden`."""
+    return any(getattr(drafter, "needs_hidden", False) for drafter in drafters)
+
+
+def tell_hidden(session: DraftSession | None, tokens: Ints, hidden: torch.Tensor) -> None:
+    """Hand on the prompt's hidden states to a session that has a use for them."""
+    if isinstance(session, LearnsFromHidden):
+        session.observe_hidden(tokens, hidden)

@@ -1,0 +1,102 @@
+"""From what the user asked for to one drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ragspec.acceptance.base import Rule
+from ragspec.drafters.base import Drafter
+from ragspec.drafters.combined import within
+from ragspec.drafters.fuse import Fuse
+from ragspec.errors import InputError
+from ragspec.models.vocabulary import check_vocabulary
+from ragspec.registry import resolve
+from ragspec.target.causal import CausalTarget
+
+DrafterSpec = str | Drafter | Sequence[str | Drafter] | None
+
+
+def build_drafter(
+    drafter: DrafterSpec, draft_model: Any, tokenizer: Any, target: CausalTarget
+) -> Drafter | None:
+    """Return the drafter for a name, an object, a list of these (fused), or None for none.
+
+    draft_model: a transformers model, (model, tokenizer), a `CausalTarget`, a path or a name; one
+    more source. All drafters go through `Fuse`, which also keeps a failing source from breaking
+    the output. Raises UnknownNameError, TokenizerMismatchError, ModelNotFoundError, InputError.
+    """
+    asked: list[Any] = [drafter]
+    if drafter is None:
+        asked = []
+    elif isinstance(drafter, Sequence) and not isinstance(drafter, str):
+        asked = list(drafter)
+    sources = [_one(item) for item in asked]
+    if draft_model is not None:
+        sources.append(_model_drafter(draft_model, tokenizer, target))
+    for source in sources:
+        check = getattr(source, "fits", None)
+        if check is not None:  # a store of another tokenizer or model is refused here
+            check(target.model, tokenizer)
+    if not sources:
+        return None
+    if len(sources) == 1 and isinstance(sources[0], Fuse):
+        return sources[0]
+    return Fuse([source for each in sources for source in _flat(each)])
+
+
+def _flat(drafter: Drafter) -> Sequence[Drafter]:
+    """Return the sources of a plain fusion, so that all sources meet in one."""
+    if isinstance(drafter, Fuse) and drafter.open_to_more:
+        return drafter.drafters
+    return (drafter,)
+
+
+def with_prediction(drafter: Drafter, rule: Rule) -> Drafter:
+    """Return the drafter, and the context's beside it where nothing else reads what is predicted.
+
+    Where the rule could not judge the two together, the drafter stays alone.
+    """
+    if any(getattr(each, "reads_texts", False) for each in within(drafter)):
+        return drafter
+    joined = Fuse([resolve("drafter", "context")(), *_flat(drafter)])
+    return joined if joined.kind in rule.accepts else drafter
+
+
+def _one(item: Any) -> Drafter:
+    made = resolve("drafter", item)() if isinstance(item, str) else item
+    if isinstance(made, type) or not isinstance(made, Drafter):
+        got = f"the class {made.__name__}" if isinstance(made, type) else type(item).__name__
+        raise InputError(
+            f"got {got} as a drafter; expected a name, an object with name, kind "
+            "and open(request), or a list of these"
+        )
+    return made
+
+
+def _model_drafter(draft_model: Any, tokenizer: Any, target: CausalTarget) -> Drafter:
+    from ragspec.drafters.model.drafter import ModelDrafter
+    from ragspec.models.load import load_model
+
+    if isinstance(draft_model, (str, Path)):
+        draft_model = load_model(draft_model, target.device, target.dtype)
+    model, own = draft_model if isinstance(draft_model, tuple) else (draft_model, None)
+    if isinstance(model, CausalTarget):
+        check_vocabulary(tokenizer, own, target.vocab_size, model.vocab_size)
+        return ModelDrafter(model)
+    if not hasattr(model, "config"):
+        raise InputError(
+            f"got {type(model).__name__} as a draft model; expected a transformers model, (model, "
+            "tokenizer), a path or a name"
+        )
+    check_draft_model(model, own, tokenizer, target.vocab_size)
+    return ModelDrafter(model)
+
+
+def check_draft_model(model: Any, own: Any, tokenizer: Any, vocab_size: int) -> None:
+    """Refuse a transformers model as the draft of a target with other token ids.
+
+    own: its tokenizer. tokenizer, vocab_size: the target's. Raises TokenizerMismatchError.
+    """
+    check_vocabulary(tokenizer, own, vocab_size, int(model.config.get_text_config().vocab_size))

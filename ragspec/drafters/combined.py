@@ -1,0 +1,58 @@
+"""Drafters made of drafters: what they declare on behalf of those they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from ragspec.drafters.base import Drafter, needs_hidden, reads_prompts, wanted
+from ragspec.trees.draft_tree import DraftKind
+
+
+class Combined:
+    """The declarations of a drafter that holds others; `drafters` are all that may draft."""
+
+    @property
+    def drafters(self) -> Sequence[Drafter]:
+        """All drafters that may draft."""
+        raise NotImplementedError
+
+    @property
+    def kind(self) -> DraftKind:
+        """Deterministic where all drafters are, else coupled."""
+        return kind_of(self.drafters)
+
+    @property
+    def top_logits(self) -> int:
+        """How many of the target's best tokens its drafters want to see, see `base`."""
+        return wanted(self.drafters)
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether its drafters want to see those of the prompt too."""
+        return reads_prompts(self.drafters)
+
+    @property
+    def needs_hidden(self) -> bool:
+        """Whether any of them goes on from the target's hidden states, see `base`."""
+        return needs_hidden(self.drafters)
+
+    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
+        """Let every drafter over a store raise StoreError where that is of another model."""
+        for drafter in self.drafters:
+            check = getattr(drafter, "fits", None)
+            if check is not None:
+                check(model, tokenizer)
+
+
+def kind_of(drafters: Iterable[Drafter]) -> DraftKind:
+    """Return the kind of trees made from these: deterministic where all are, else coupled."""
+    plain = all(drafter.kind is DraftKind.DETERMINISTIC for drafter in drafters)
+    return DraftKind.DETERMINISTIC if plain else DraftKind.COUPLED
+
+
+def within(drafter: Drafter) -> Iterator[Drafter]:
+    """Yield a drafter and all that it holds."""
+    yield drafter
+    for held in getattr(drafter, "drafters", ()):
+        yield from within(held)

@@ -1,0 +1,124 @@
+"""The cache of a feature head: one text and, above it, a draft that feeds on its own guesses.
+
+Slot i holds the pair of token i + 1 and the target's state at token i. Of the text these states
+are the target's own and are told, the prompt's at once and then step by step; below the root a
+node is paired with the state that the head guessed at its parent. So nothing of a draft is kept:
+what was accepted is read again, with the states that the target has told meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ragspec.drafters.eagle.head import FeatureHead
+from ragspec.drafters.model.cache import DraftCache
+from ragspec.target.causal import CausalTarget
+from ragspec.target.kv_cache import SlotCache
+from ragspec.target.tree_attention import TreeView, tree_view
+
+
+class HeadModel(CausalTarget):
+    """A head as something that reads tokens: it is given the states before them, see `states`.
+
+    states [copies, n, H]: for the next forward. guessed [copies, n, H]: what came of the last.
+    first: the position of the token in slot 0.
+    """
+
+    def __init__(self, head: FeatureHead, target: CausalTarget) -> None:
+        self.head = head
+        self.target = target
+        self.model = head.layer
+        self.vocab_size, self.input_size = target.vocab_size, target.input_size
+        self.max_length, self.copies = target.max_length, target.copies
+        self.device, self.dtype = target.device, target.dtype
+        self.keeps_logits = True
+        self.states = self.guessed = torch.empty(0)
+        self.first = 1
+
+    def forward(
+        self, tokens: torch.Tensor, view: TreeView, cache: SlotCache, keep: int | torch.Tensor
+    ) -> torch.Tensor:
+        """Return the target's logits [1, k, V] of the last k guesses; see `CausalTarget`."""
+        with tree_view(view), torch.no_grad():
+            embedded = self.target.embed(tokens)
+            self.guessed = self.head(embedded, self.states, view.positions, cache)
+            cache.advance(tokens.shape[1])
+            kept = slice(-keep, None) if isinstance(keep, int) else keep
+            positions = view.positions[:, kept] + self.first
+            return self.target.head_logits(self.guessed[:, kept].to(self.dtype), positions)
+
+
+class HeadCache(DraftCache):
+    """One row of text in a head. Call it inside a `lease`; see `DraftCache`."""
+
+    def __init__(self, model: HeadModel, vocab_size: int, capacity: int) -> None:
+        super().__init__(model, vocab_size, capacity)
+        self._head = model
+        self._first: int | None = None
+        self._known = 0
+        self._states = torch.empty(0)
+        self._guessed = torch.empty(0)
+
+    def tell(self, states: torch.Tensor, first: int = 0) -> None:
+        """Learn the target's states [copies, n, H] at the next n tokens of the text.
+
+        first: the position of the first token that any state is told of; it counts once.
+        """
+        if self._first is None:
+            self._first = first
+            self._head.first = first + 1
+            self._states = states.new_empty(states.shape[0], 0, states.shape[2])
+        end = self._known + states.shape[1]
+        if end > self._states.shape[1]:
+            grown = states.new_empty(states.shape[0], 2 * end, states.shape[2])
+            grown[:, : self._known] = self._states[:, : self._known]
+            self._states = grown
+        self._states[:, self._known : end] = states
+        self._known = end
+
+    def readable(self, tokens: Sequence[int]) -> bool:
+        """Return whether the states of the whole text are known, and it may be read."""
+        wanted = self._wanted(len(tokens))
+        return 0 < wanted <= self._known and super().readable(tokens)
+
+    def read(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Read what the cache lacks of the text; return the root's logits [1, V]."""
+        self.truncate(len(tokens))
+        start, end = len(self), self._wanted(len(tokens))
+        fresh = list(tokens[len(tokens) - (end - start) :])
+        n = len(fresh)
+        causal = start == 0 or n == 1
+        seen = None if causal else np.tri(n, dtype=np.bool_)
+        self._head.states = self._states[:, start:end]
+        logits = self._forward(fresh, list(range(start, end)), seen, 1)
+        self._guessed = self._head.guessed[:, -1:]
+        self._cache.commit([range(n)])
+        return logits
+
+    def extend(self, tokens: Sequence[int], above: Sequence[int]) -> torch.Tensor:
+        """Read n draft nodes, see `DraftCache.extend`; logits [n, V].
+
+        Their parents must have been read by earlier calls: a node needs the guess above it.
+        """
+        parents = torch.tensor(above, device=self._guessed.device) + 1
+        self._head.states = self._guessed[:, parents]
+        logits = super().extend(tokens, above)
+        self._guessed = torch.cat([self._guessed, self._head.guessed], 1)
+        return logits
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Drop the draft: its pairs were guesses."""
+        super().commit(())
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` tokens of the text only, the last of them to be read again."""
+        wanted = max(self._wanted(length), 0)
+        self._known = min(self._known, wanted)
+        super().truncate(max(wanted - 1, 0))
+
+    def _wanted(self, length: int) -> int:
+        """Return how many states, and pairs, a text of so many tokens has."""
+        return 0 if self._first is None else length - 1 - self._first

@@ -1,0 +1,145 @@
+"""The head drafter: EAGLE's feature head (arXiv 2401.15077) as a source of drafts.
+
+Modes: "coupled" (the default, see `coupled`) makes the target's own random choices with the head's
+law; "deterministic" proposes the head's most probable tokens, blind to the noise, as EAGLE-2 (arXiv
+2406.16858) and LANTERN do; "sampled" and "sampled-without-replacement" draw (see `sampled`). The
+tree grows best first, or has one static shape (see `static_tree`). With guidance the head runs on
+every copy of the text, and its logits are combined like the target's.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ragspec.acceptance.base import Step
+from ragspec.drafters.base import DraftRequest
+from ragspec.drafters.eagle.cache import HeadCache, HeadModel
+from ragspec.drafters.eagle.head import FeatureHead, check_head
+from ragspec.drafters.model.drafter import ModelSession
+from ragspec.drafters.model.growth import Growth, checked_mode, checked_widths, make_growth
+from ragspec.drafters.model.static_tree import TreeShape
+from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.target.causal import CausalTarget
+from ragspec.trees.draft_tree import Ints
+
+
+class HeadDrafter:
+    """Drafts with a feature head, which needs the target's hidden states.
+
+    head: a trained one, or the folder of one. target: the model that it was trained for, or a
+    `CausalTarget` over it, the one that the engine runs. depth: the deepest draft; None sets no
+    bound but the budget. width: as for `ModelDrafter`. tree: a static shape, or the sizes of its
+    levels (see `TreeShape.by_rank`); None grows the tree. worth: a grown draft ends when the next
+    forward is expected to add less than this many accepted nodes; None works it out.
+    Raises InputError for settings that do not fit, UnsupportedModelError for a head of another
+    target, ModelNotFoundError and ModelError for a folder without a sound head.
+    """
+
+    needs_hidden = True
+
+    def __init__(
+        self,
+        head: FeatureHead | Path | str | None = None,
+        target: Any = None,
+        depth: int | None = None,
+        width: int | Sequence[int] | None = None,
+        *,
+        mode: str = "coupled",
+        tree: TreeShape | Sequence[int] | None = None,
+        worth: float | None = None,
+        name: str = "head",
+    ) -> None:
+        if head is None or target is None:
+            raise InputError(
+                f"got {'no head' if head is None else 'no target'}; expected both. Use "
+                "HeadDrafter(folder, model) with the folder that `ragspec train-head` wrote."
+            )
+        self.kind = checked_mode(mode, depth, worth)
+        self.target = target if isinstance(target, CausalTarget) else CausalTarget(target)
+        self.head = _ready(head, self.target)
+        self.depth = depth
+        self.widths = checked_widths(width, mode)
+        self.shape = None if tree is None else _shape(tree, width, mode)
+        self.worth = worth
+        self.name = name
+
+    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
+        """Raise UnsupportedModelError where the engine's model is another than the head's."""
+        if model is not None and model is not self.target.model:
+            raise UnsupportedModelError(
+                f"drafter {self.name!r} goes on from the hidden states of another model object "
+                f"({type(self.target.model).__name__}) than the engine's "
+                f"({type(model).__name__}); give HeadDrafter the engine's model or target."
+            )
+
+    def open(self, request: DraftRequest) -> HeadSession:
+        """Return a session that begins to draft once it knows the prompt's hidden states."""
+        growth = make_growth(request, self.kind, self.name, self.widths, self.shape)
+        model = HeadModel(self.head, self.target)
+        cache = HeadCache(model, request.vocab_size, len(request.prompt) + 256)
+        return HeadSession(cache, growth, self, len(request.prompt))
+
+
+class HeadSession(ModelSession):
+    """The head's cache for one row of text; see `HeadDrafter`."""
+
+    cache: HeadCache
+
+    def __init__(
+        self, cache: HeadCache, growth: Growth, drafter: HeadDrafter, prompt_length: int
+    ) -> None:
+        super().__init__(cache, growth, drafter.depth, drafter.worth)
+        self._prompt_length = self._committed = prompt_length
+        self._copies = drafter.target.copies
+
+    def observe_hidden(self, tokens: Ints, hidden: torch.Tensor) -> None:
+        """Learn the target's states at the prompt's last tokens.
+
+        Raises InputError where the engine runs the model otherwise than the drafter's target does.
+        """
+        if hidden.shape[0] != self._copies:
+            raise InputError(
+                f"the engine's target has {hidden.shape[0]} row(s) a text, the drafter's "
+                f"{self._copies}: with guidance in one of them only. Give HeadDrafter the very "
+                "target that the engine runs."
+            )
+        self.cache.tell(hidden, self._prompt_length - len(tokens))
+
+    def observe(self, step: Step) -> None:
+        """Learn the target's states at the root and at the accepted nodes."""
+        super().observe(step)
+        if step.hidden is not None:
+            verified = [0, *(node + 1 for node in step.path)]
+            self.cache.tell(step.hidden[:, verified[: len(step.tokens)]])
+
+
+def _ready(head: FeatureHead | Path | str, target: CausalTarget) -> FeatureHead:
+    """Return the head, checked, with the target's numbers; the caller's own is left as it is."""
+    if isinstance(head, (str, Path)):
+        head = FeatureHead.load(head)
+    if not isinstance(head, FeatureHead):
+        raise InputError(
+            f"got {type(head).__name__} as a head; expected a FeatureHead or the folder of one."
+        )
+    check_head(head, target)
+    weight = head.fc.weight
+    if (weight.device, weight.dtype) != (target.device, target.dtype) or head.training:
+        head = copy.deepcopy(head).to(target.device, target.dtype).eval()
+    return head
+
+
+def _shape(
+    tree: TreeShape | Sequence[int], width: int | Sequence[int] | None, mode: str
+) -> TreeShape:
+    if mode not in ("coupled", "deterministic"):
+        raise InputError(
+            f"got a static tree in mode {mode!r}, whose shape is set by width; leave tree out."
+        )
+    if isinstance(tree, TreeShape):
+        return tree
+    return TreeShape.by_rank(tree, width if isinstance(width, int) else None)

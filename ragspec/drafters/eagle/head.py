@@ -1,0 +1,244 @@
+"""The feature head of EAGLE (arXiv 2401.15077): the next hidden state from this one and a token.
+
+`f(t) = layer(fc([embed(x(t)); h(t-1)]))` guesses the state h(t) that the target's output head will
+read after the token x(t); that head, frozen, makes it logits. One Llama layer without a norm before
+its attention, as published; embedding and output head stay the target's own and are not saved.
+Deviations: none in the layer; files are safetensors and JSON, and say which target they are for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from ragspec.target.causal import CausalTarget
+    from ragspec.target.kv_cache import SlotCache
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+KIND = "ragspec-feature-head"
+_SAMPLED = 64
+_STD = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """The sizes of a head, and the target that it is for.
+
+    embedding_size, hidden_size, vocab_size: E, H and V of the target. heads: of the attention.
+    intermediate_size: of the feed-forward part. target: fingerprint of the target, see
+    `target_print`. Raises InputError for sizes that make no head.
+    """
+
+    embedding_size: int
+    hidden_size: int
+    vocab_size: int
+    heads: int
+    intermediate_size: int
+    target: str
+    kind: str = KIND
+
+    def __post_init__(self) -> None:
+        sizes = (self.embedding_size, self.hidden_size, self.vocab_size, self.intermediate_size)
+        if not all(isinstance(size, int) and size >= 1 for size in (*sizes, self.heads)):
+            raise InputError(
+                f"got {self}; expected sizes and heads in whole numbers of at least 1."
+            )
+        if self.hidden_size % (2 * self.heads):  # rotary: heads of even width
+            raise InputError(
+                f"got {self.heads} heads for a width of {self.hidden_size}; expected a number of "
+                "heads whose double divides the width."
+            )
+        if not isinstance(self.target, str):
+            raise InputError(f"got the target {self.target!r}; expected its fingerprint as text.")
+
+
+class FeatureHead(nn.Module):
+    """The trained part of the head: `fc` and one layer."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        from transformers import LlamaConfig, LlamaModel
+
+        self.config = config
+        hidden = config.hidden_size
+        settings = LlamaConfig(
+            vocab_size=1,
+            hidden_size=hidden,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=1,
+            num_attention_heads=config.heads,
+            num_key_value_heads=config.heads,
+            max_position_embeddings=1 << 20,  # rotary: no table, no limit of its own
+            pad_token_id=None,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+        with torch.random.fork_rng(devices=[]):  # weights are set by `reset` or from a file
+            self.fc = nn.Linear(config.embedding_size + hidden, hidden)
+            self.layer = LlamaModel(settings)
+        self.layer.embed_tokens = nn.Identity()
+        self.layer.norm = nn.Identity()
+        self.layer.layers[0].input_layernorm = nn.Identity()
+
+    @classmethod
+    def fresh(
+        cls,
+        target: CausalTarget,
+        generator: torch.Generator,
+        *,
+        heads: int | None = None,
+        intermediate_size: int | None = None,
+    ) -> FeatureHead:
+        """Return an untrained head for a target, in float32 on its device.
+
+        heads, intermediate_size: None takes the target's number of heads where that divides the
+        width, and 8/3 of the width in steps of 32. Raises InputError for sizes that do not fit.
+        """
+        config = target.model.config.get_text_config()
+        hidden = _states_size(target)
+        if heads is None:
+            heads = int(getattr(config, "num_attention_heads", 0) or 1)
+            heads = heads if hidden % (2 * heads) == 0 else 1
+        if intermediate_size is None:
+            intermediate_size = -(-hidden * 8 // 96) * 32
+        first = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
+        made = cls(
+            HeadConfig(
+                embedding_size=target.embed(first).shape[-1],
+                hidden_size=hidden,
+                vocab_size=target.vocab_size,
+                heads=heads,
+                intermediate_size=intermediate_size,
+                target=target_print(target),
+            )
+        )
+        made.reset(generator)
+        return made.to(target.device)
+
+    def reset(self, generator: torch.Generator) -> None:
+        """Draw all weights anew; a fresh head repeats the state that it is given."""
+        with torch.no_grad():
+            for name, weight in self.named_parameters():
+                if weight.dim() > 1:
+                    made = torch.randn(weight.shape, generator=generator) * _STD
+                    weight.copy_(made)
+                elif name.endswith("bias"):
+                    weight.zero_()
+            width = self.config.hidden_size
+            self.fc.weight[:, -width:] += torch.eye(width, device=self.fc.weight.device)
+
+    def forward(
+        self,
+        embedded: torch.Tensor,
+        states: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        cache: SlotCache | None = None,
+    ) -> torch.Tensor:
+        """Return the guessed states [R, n, H] after n tokens.
+
+        embedded [R, n, E]: the tokens; states [R, n, H]: those before each of them. positions i64
+        [1, n]; None counts from 0. cache: takes the keys and values.
+        """
+        read = self.fc(torch.cat([embedded, states], -1).to(self.fc.weight.dtype))
+        guessed: torch.Tensor = self.layer(
+            inputs_embeds=read,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=cache is not None,
+        ).last_hidden_state
+        return guessed
+
+    def save(self, folder: Path | str, dtype: torch.dtype | None = None) -> None:
+        """Write the head's weights and configuration to a folder; dtype None keeps theirs."""
+        from safetensors.torch import save_file
+
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {
+            name: value.detach().to(dtype or value.dtype).contiguous()
+            for name, value in self.state_dict().items()
+        }
+        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+        text = json.dumps(asdict(self.config), indent=2)
+        (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path | str) -> FeatureHead:
+        """Return the head in a folder, in float32.
+
+        Raises ModelNotFoundError where there is none, ModelError where it is damaged.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        folder = Path(folder)
+        if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
+            raise ModelNotFoundError(
+                f"{folder} holds no feature head; expected {CONFIG} and {WEIGHTS}, as `ragspec "
+                "train-head` writes them."
+            )
+        try:
+            made = cls(_read_config(folder / CONFIG))
+            made.load_state_dict(load_file(folder / WEIGHTS))
+        except (ValueError, TypeError, RuntimeError, SafetensorError) as error:
+            raise ModelError(
+                f"{folder} holds no feature head that can be read ({error}); train it again with "
+                "`ragspec train-head`."
+            ) from error
+        return made.eval()
+
+
+def target_print(target: CausalTarget) -> str:
+    """Return a SHA-256 of a target's sizes and of values of its embedding and output head.
+
+    Values are rounded to bfloat16, so that one checkpoint loaded in another dtype stays the same.
+    """
+    digest = hashlib.sha256()
+    for module in (target.model.get_input_embeddings(), target.output_head):
+        for name, weight in sorted(module.named_parameters()):
+            flat = weight.detach().reshape(-1)
+            places = torch.arange(_SAMPLED) * flat.numel() // _SAMPLED
+            values = flat[places.to(flat.device)].to(torch.bfloat16).float().cpu()
+            digest.update(f"{name} {tuple(weight.shape)} {values.tolist()}".encode())
+    return digest.hexdigest()
+
+
+def check_head(head: FeatureHead, target: CausalTarget) -> None:
+    """Raise UnsupportedModelError, with what differs, where a head is of another target."""
+    config = head.config
+    size = _states_size(target)
+    if (config.hidden_size, config.vocab_size) != (size, target.vocab_size):
+        raise UnsupportedModelError(
+            f"the head is for a target of hidden size {config.hidden_size} and "
+            f"{config.vocab_size} tokens, this one has {size} and {target.vocab_size}; use a head "
+            "that `ragspec train-head` made for this target."
+        )
+    found = target_print(target)
+    if config.target != found:
+        raise UnsupportedModelError(
+            f"the head was trained for another target (fingerprint {config.target[:12]}, this "
+            f"one's is {found[:12]}); use a head that `ragspec train-head` made for this target."
+        )
+
+
+def _states_size(target: CausalTarget) -> int:
+    """Return H, the width of what the output head reads."""
+    head: Any = target.output_head
+    width = getattr(head, "in_features", None) or target.model.config.get_text_config().hidden_size
+    return int(width)
+
+
+def _read_config(path: Path) -> HeadConfig:
+    config = HeadConfig(**json.loads(path.read_text(encoding="utf-8")))
+    if config.kind != KIND:
+        raise ValueError(f"its kind is {config.kind!r}, expected {KIND!r}")
+    return config

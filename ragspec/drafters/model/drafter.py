@@ -1,0 +1,179 @@
+"""The model drafter: any smaller causal model of the same vocabulary proposes the next tokens.
+
+Three ways to draft. Coupled (the default, see `coupled`): chains or trees of the choices that the
+draft model would make with the target's own noise, exact under `walk`. Deterministic: the tokens
+that it thinks most probable. Sampled (see `sampled`): tokens drawn from the draft's law, which
+comes along as q, for the classical rules: chains (Leviathan et al., arXiv 2211.17192), several
+chains or siblings (SpecInfer, 2305.09781; SpecTr, 2310.15141), siblings without replacement (MCSD,
+2401.06706).
+
+The session keeps a cache of its own in step with the text (see `cache`): what the target
+accepted of a draft is not read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+from ragspec.acceptance.base import Step
+from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.model.cache import DraftCache, Ground, KnownLaw
+from ragspec.drafters.model.growth import Growth, checked_mode, checked_widths, make_growth
+from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.models.supported import check_scope, state_layers
+from ragspec.target.causal import CausalTarget
+from ragspec.target.path_rows import PathTarget
+from ragspec.trees.draft_tree import DraftTree
+
+WORTH = 0.3
+_CHEAPEST = 0.02
+_FIRST = 3  # drafts before their times are believed: the first ones may catch up with the text
+
+
+class ModelDrafter:
+    """Drafts with a smaller model.
+
+    model: a transformers causal model, or a `CausalTarget` over one, on any device; it is left as
+    it was found. depth: the deepest draft; None sets no bound but the budget. mode: "coupled",
+    "deterministic", "sampled" or "sampled-without-replacement". width: in the first two modes the
+    nodes read by one forward and the least number of candidates per node (1 = a chain, None = 4);
+    in the sampled ones the children of each node by depth, 1 beyond its end, so that k or (k,)
+    means k chains (None = one chain). worth: a draft that grows best first ends when the next
+    forward is expected to add less than this many accepted nodes; 0 uses up the budget; None works
+    it out from the time of a forward where the budget's policy tells what time is worth, see
+    `Pace`.
+    Raises InputError for no model or settings outside their range, UnsupportedModelError for a
+    model that cannot draft.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        depth: int | None = None,
+        width: int | Sequence[int] | None = None,
+        *,
+        mode: str = "coupled",
+        worth: float | None = None,
+        name: str = "model",
+    ) -> None:
+        if model is None:
+            raise InputError(
+                "got no draft model; expected a causal model of the target's vocabulary. Use "
+                "Engine(..., draft_model=model) or ModelDrafter(model)."
+            )
+        self.model = _checked(model)
+        self.depth = depth
+        self.kind = checked_mode(mode, depth, worth)
+        self.widths = checked_widths(width, mode)
+        self.worth = worth
+        self.name = name
+
+    def open(self, request: DraftRequest) -> ModelSession:
+        """Return a session whose cache holds the prompt, so that drafting begins at once."""
+        growth = make_growth(request, self.kind, self.name, self.widths)
+        cache = DraftCache(self.model, request.vocab_size, len(request.prompt) + 256)
+        if request.prompt and cache.readable(request.prompt):
+            with cache.lease():
+                cache.read(request.prompt)
+        return ModelSession(cache, growth, self.depth, self.worth)
+
+
+class Pace:
+    """What a forward of the draft model takes, and the accepted nodes that are worth as much.
+
+    fixed: the answer, whatever a forward takes; None works it out.
+    """
+
+    def __init__(self, fixed: float | None) -> None:
+        self.fixed = fixed
+        self.milliseconds = 0.0
+        self._drafts = 0
+
+    def worth(self, rate: float) -> float:
+        """Return the nodes that pay for one more forward, at `rate` tokens a millisecond.
+
+        A rate of 0 stands for one that is unknown.
+        """
+        if self.fixed is not None:
+            return self.fixed
+        if rate <= 0.0 or self._drafts < _FIRST:
+            return WORTH
+        return min(max(rate * self.milliseconds, _CHEAPEST), 1.0)
+
+    def learn(self, milliseconds: float, forwards: int) -> None:
+        """Learn the time of a draft, clipped at twice the mean: a fading mean by forward."""
+        each = milliseconds / forwards
+        self._drafts += 1
+        if self._drafts > 1:
+            each = min(each, 2.0 * self.milliseconds)
+        self.milliseconds += max(0.1, 1.0 / self._drafts) * (each - self.milliseconds)
+
+
+class ModelSession:
+    """The draft model's cache for one row of text; see `ModelDrafter`."""
+
+    def __init__(
+        self, cache: DraftCache, growth: Growth, depth: int | None, worth: float | None
+    ) -> None:
+        self.cache = cache
+        self.pace = Pace(worth)
+        self._growth = growth
+        self._depth = depth
+        self._committed = 0
+        self._drafted = False
+        self._open = False  # whether the outcome of a draft is yet to be told
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        """Return at most `budget` nodes; none where the text has outgrown the draft model."""
+        cache, tokens = self.cache, context.tokens
+        self._committed = len(tokens)
+        depth = min(budget, context.remaining - 1, cache.room(tokens))
+        depth = depth if self._depth is None else min(depth, self._depth)
+        self._drafted = self._open = depth >= 1 and cache.readable(tokens)
+        if not self._drafted:
+            return DraftTree.empty(self._growth.kind)
+        worth = self.pace.worth(getattr(context.adviser, "rate", 0.0))
+        began, before = perf_counter(), cache.forwards
+        with cache.lease():
+            ground = Ground(cache, cache.read(tokens), context, budget, depth, worth)
+            tree = self._growth.grow(ground)
+        self.pace.learn(1000.0 * (perf_counter() - began), cache.forwards - before)
+        return tree
+
+    def laws(self) -> list[KnownLaw]:
+        """Return what the draft model knew at the last proposal's root and nodes that were read.
+
+        Nodes are named as in that proposal; nothing is worked out before it is asked for.
+        """
+        return self._growth.laws() if self._drafted else []
+
+    def observe(self, step: Step) -> None:
+        """Keep what the target accepted of the last proposal, wherever it stood in the tree."""
+        self._committed += len(step.tokens)
+        if self._open:
+            self._open = False
+            self.cache.commit(step.tokens)
+            self._growth.learn(step.tokens)
+
+    def rollback(self, n: int) -> None:
+        """Forget the last `n` committed tokens."""
+        self._committed -= n
+        self.cache.truncate(self._committed)
+
+
+def _checked(model: Any) -> CausalTarget:
+    if isinstance(model, CausalTarget):
+        target = model
+    else:
+        check_scope(model)
+        target = CausalTarget(model)
+    states = state_layers(target.model.config)
+    if states or isinstance(target, PathTarget):
+        reason = f"layers of kind {', '.join(sorted(states))}" if states else "no tree attention"
+        raise UnsupportedModelError(
+            f"{type(target.model).__name__} cannot draft: it has {reason}, so a draft could not be "
+            "taken back from its cache. Use a draft model of attention layers only."
+        )
+    return target

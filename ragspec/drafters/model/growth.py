@@ -1,0 +1,107 @@
+"""How a draft grows out of a draft model's laws: the modes that model and head drafters share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Protocol
+
+from ragspec.drafters.base import DraftRequest
+from ragspec.drafters.model.cache import Ground, KnownLaw
+from ragspec.drafters.model.coupled import CoupledGrowth
+from ragspec.drafters.model.sampled import SampledGrowth
+from ragspec.drafters.model.static_tree import StaticGrowth, TreeShape
+from ragspec.errors import InputError
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
+from ragspec.trees.draft_tree import DraftKind, DraftTree
+
+WIDTH = 4
+MODES = MappingProxyType({kind.value: kind for kind in DraftKind})
+_BEST_FIRST = (DraftKind.COUPLED, DraftKind.DETERMINISTIC)
+
+
+class Growth(Protocol):
+    """Makes one draft out of a draft model's laws."""
+
+    kind: DraftKind
+
+    def grow(self, ground: Ground) -> DraftTree:
+        """Return the draft that this ground bears."""
+        ...
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """Learn from the tokens that were emitted in place of the last draft."""
+        ...
+
+    def laws(self) -> list[KnownLaw]:
+        """Return what the last draft knew at the root and at its nodes that were read."""
+        ...
+
+
+def make_growth(
+    request: DraftRequest,
+    kind: DraftKind,
+    name: str,
+    widths: Sequence[int],
+    shape: TreeShape | None = None,
+) -> Growth:
+    """Return what grows the drafts of one row; shape: of a static tree, None grows best first.
+
+    Deterministic drafts do not see the noise: they hold what the draft model thinks most probable,
+    as in EAGLE-2 (arXiv 2406.16858). Coupled ones are accepted more often; but only where a draft
+    does not depend on the noise can a relaxed rule know beforehand how much it may change.
+    """
+    law = _law_of(request)
+    if kind not in _BEST_FIRST:
+        return SampledGrowth(law, name, widths, kind)
+    if kind is DraftKind.DETERMINISTIC:
+        law = _blind(law)
+    growth = (
+        CoupledGrowth(law, name, widths[0]) if shape is None else StaticGrowth(law, name, shape)
+    )
+    growth.kind = kind
+    return growth
+
+
+def checked_mode(mode: str, depth: int | None, worth: float | None) -> DraftKind:
+    """Return the kind of draft that a mode makes; raises InputError for what cannot be."""
+    if mode not in MODES:
+        raise InputError(f"got mode {mode!r}; expected one of {', '.join(map(repr, MODES))}.")
+    if (depth is not None and depth < 1) or (worth or 0.0) < 0.0:
+        raise InputError(
+            f"got depth {depth} and worth {worth}; expected at least 1, and 0 or more. Use "
+            "drafter=None for plain decoding."
+        )
+    return MODES[mode]
+
+
+def checked_widths(width: int | Sequence[int] | None, mode: str) -> tuple[int, ...]:
+    """Return the width of a tree that grows best first, or the children by depth of a drawn one.
+
+    Raises InputError for widths below 1, and for several where one is wanted.
+    """
+    one = MODES[mode] in _BEST_FIRST
+    if width is None:
+        return (WIDTH,) if one else (1,)
+    widths = (width,) if isinstance(width, int) else tuple(width)
+    if not widths or min(widths) < 1 or (one and len(widths) > 1):
+        expected = "one number" if one else "numbers"
+        raise InputError(
+            f"got width {width!r} in mode {mode!r}; expected {expected} of at least 1."
+        )
+    return widths
+
+
+def _law_of(request: DraftRequest) -> TokenLaw:
+    if request.law is not None:
+        return request.law.without_lazy()
+    return TokenLaw(Sampling(), NoiseStream(0), len(request.prompt))
+
+
+def _blind(law: TokenLaw) -> TokenLaw:
+    """Return a law of the same processors that takes the most probable tokens."""
+    blind = TokenLaw(Sampling(), law.noise, law.prompt_length)
+    blind.processors = law.processors
+    return blind

@@ -1,0 +1,172 @@
+"""Sampled drafts: tokens drawn from a draft model's law q, for the classical rejection rules.
+
+For comparison with papers; `coupled` accepts more in all but the narrowest drafts. The shape of
+the tree is set before anything is drawn, and reach is a constant of the place in it: a node that
+is left out or moved because of the token that it carries would bias the text. Nodes are in the
+order of their draws. The noise is keyed by the index of the root and the number of the node, so
+that no number serves two draws, in one step or in two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ragspec.drafters.base import DraftContext
+from ragspec.drafters.model.cache import Ground, KnownLaw
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.noise import NoiseStream, Stream
+from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
+
+_REACH, _REACH_OF_NEXT = 0.8, 0.5
+_CONTENDERS = 64
+
+
+class SampledGrowth:
+    """Draws a tree from a draft model's law q and keeps q for the rule.
+
+    law: the target's, without processors that keep state; q has all its processors. widths:
+    children of each node by depth, 1 beyond its end: (k,) makes k chains that are drawn
+    independently, (k, k) a tree. kind: SAMPLED (siblings are independent draws and may be equal)
+    or SAMPLED_WITHOUT_REPLACEMENT (each sibling is drawn from what the ones before left of q).
+    """
+
+    def __init__(self, law: TokenLaw, name: str, widths: Sequence[int], kind: DraftKind) -> None:
+        self.law = law
+        self.name = name
+        self.widths = tuple(widths)
+        self.kind = kind
+        self._drawn: _Drawn | None = None
+
+    def grow(self, ground: Ground) -> DraftTree:
+        """Return a tree of draws on this ground."""
+        drawn = self._drawn = _Drawn(ground)
+        logits, context, budget = ground.logits, ground.context, ground.budget
+        level = [ROOT]
+        for above in range(ground.depth):
+            width = self.widths[above] if above < len(self.widths) else 1
+            first, room = len(drawn.tokens), budget - len(drawn.tokens)
+            parents = level[: -(-room // width)]
+            if not parents:
+                break
+            if above:
+                logits = drawn.read(parents)
+            q = self._laws(drawn, parents, logits, above)
+            for parent, law in zip(parents, q, strict=True):
+                count = min(width, budget - len(drawn.tokens))
+                drawn.add(parent, law, self._draw(context, len(drawn.tokens), parent, law, count))
+            level = list(range(first, len(drawn.tokens)))
+        return drawn.tree(self.name, self.kind)
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """Learn nothing: a shape that follows the text might bias it."""
+
+    def laws(self) -> list[KnownLaw]:
+        """Return what the last draft knew at the root and at its nodes that were read."""
+        if self._drawn is None:
+            return []
+        found: list[KnownLaw] = []
+        for node, q in self._drawn.laws.items():
+            chances, tokens = q.topk(min(_CONTENDERS, len(q)))
+            found.append((node, tokens.tolist(), chances.tolist()))
+        return found
+
+    def _laws(
+        self, drawn: _Drawn, parents: Sequence[int], logits: torch.Tensor, depth: int
+    ) -> torch.Tensor:
+        """Return q after each of the nodes, f64 [R, V] on the CPU, from their logits [R, V]."""
+        paths = [drawn.path(parent) for parent in parents] if self.law.processors else []
+        scores = self.law.process(logits, drawn.context.tokens, paths)
+        return self.law.probabilities(scores).cpu()
+
+    def _draw(
+        self, context: DraftContext, first: int, parent: int, q: torch.Tensor, k: int
+    ) -> list[int]:
+        """Return the tokens of up to k children, numbered from `first` on."""
+        noise, root = self.law.noise, context.generated
+        if self.kind is DraftKind.SAMPLED:
+            return draw_independent(noise, root, q, range(first, first + k))
+        return draw_distinct(noise, root, q, parent, k)
+
+
+def draw_independent(
+    noise: NoiseStream, root: int, q: torch.Tensor, nodes: Sequence[int]
+) -> list[int]:
+    """Return one draw from q f64 [V] for each of the nodes, by inversion.
+
+    root: generated index of the first token of the step. Every node has a number of its own.
+    """
+    numbers = [noise.uniform(root, Stream.DRAFT, node) for node in nodes]
+    bounds = q.cumsum(0)
+    total = bounds[-1]
+    at = torch.tensor(numbers, dtype=torch.float64) * total
+    # Rounding may lift a number to the total, behind which there is no token.
+    at = torch.minimum(at, torch.nextafter(total, torch.zeros_like(total)))
+    tokens: list[int] = torch.searchsorted(bounds, at, right=True).tolist()
+    return tokens
+
+
+def draw_distinct(noise: NoiseStream, root: int, q: torch.Tensor, parent: int, k: int) -> list[int]:
+    """Return up to k draws from q f64 [V] without replacement, first draw first.
+
+    The k largest of log q + g, in falling order, are such draws. root: generated index of the
+    first token of the step. Every parent (-1 = root) has noise of its own.
+    """
+    size = len(q)
+    lanes = torch.arange(size) + (parent + 1) * size
+    scores = q.log() + noise.gumbel(root, lanes, Stream.DRAFT)
+    best, tokens = torch.topk(scores, min(k, size))
+    found: list[int] = tokens[best > float("-inf")].tolist()
+    return found
+
+
+class _Drawn:
+    """What was drawn so far. Nodes with the same text share one slot of the cache."""
+
+    def __init__(self, ground: Ground) -> None:
+        self.cache = ground.cache
+        self.context = ground.context
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.reach: list[float] = []
+        self.laws: dict[int, torch.Tensor] = {}
+        self._slots: dict[int, int] = {ROOT: ROOT}
+
+    def add(self, parent: int, q: torch.Tensor, tokens: Sequence[int]) -> None:
+        """Add the children of a node and the law that they were drawn from."""
+        self.laws[parent] = q
+        reach = _REACH * (1.0 if parent == ROOT else self.reach[parent])
+        for token in tokens:
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.reach.append(reach)
+            reach *= _REACH_OF_NEXT
+
+    def read(self, nodes: Sequence[int]) -> torch.Tensor:
+        """Let the model read the nodes; return their logits [R, V], one row for each of them."""
+        texts = [(self._slots[self.parents[node]], self.tokens[node]) for node in nodes]
+        distinct = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+        first = self.cache.drafted
+        logits = self.cache.extend([t for _, t in distinct], [above for above, _ in distinct])
+        for node, text in zip(nodes, texts, strict=True):
+            self._slots[node] = first + distinct[text]
+        if len(distinct) == len(nodes):
+            return logits
+        return logits[torch.tensor([distinct[text] for text in texts], device=logits.device)]
+
+    def path(self, node: int) -> list[int]:
+        """Return the draft tokens from below the root to the node."""
+        found: list[int] = []
+        while node != ROOT:
+            found.append(self.tokens[node])
+            node = self.parents[node]
+        return found[::-1]
+
+    def tree(self, name: str, kind: DraftKind) -> DraftTree:
+        """Return the draft with its laws."""
+        size = self.cache.vocab_size
+        q = torch.zeros(len(self.tokens) + 1, size, dtype=torch.float64)
+        for node, law in self.laws.items():
+            q[node + 1] = law
+        return DraftTree.build(self.tokens, self.parents, name, reach=self.reach, kind=kind, q=q)

@@ -1,0 +1,106 @@
+"""A tree of one shape for every draft, as in EAGLE (arXiv 2401.15077) and LANTERN++ (2502.06352).
+
+Its nodes are places: the r-th choice after the place above. Which tokens fill them is worked out
+level by level, one forward each, as `coupled` works out first choices. Deviations: the choices are
+those of a coupled draft, or the most probable ones (a law without noise), none are drawn; shapes
+are made by rank, see `by_rank`, and no published list of nodes is built in.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ragspec.drafters.model.cache import Ground
+from ragspec.drafters.model.coupled import CandidateNodes, CoupledGrowth
+from ragspec.errors import InputError
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.trees.draft_tree import ROOT
+
+LEVELS = (4, 8, 8, 4, 2)
+_NOWHERE = -2
+
+
+@dataclass(frozen=True, slots=True)
+class TreeShape:
+    """Places of a tree, parents first. parents: -1 = below the root; ranks: 0 = first choice."""
+
+    parents: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        places = list(zip(self.parents, self.ranks, strict=True))
+        ordered = all(ROOT <= parent < i for i, (parent, _) in enumerate(places))
+        if not places or not ordered or len(set(places)) < len(places) or min(self.ranks) < 0:
+            raise InputError(
+                f"got a tree of parents {self.parents} and ranks {self.ranks}; expected at least "
+                "one place, parents first (-1 = the root), and no rank twice below one parent."
+            )
+
+    @property
+    def width(self) -> int:
+        """The choices that are wanted after a place."""
+        return max(self.ranks) + 1
+
+    @classmethod
+    def by_rank(cls, levels: Sequence[int] = LEVELS, width: int | None = None) -> TreeShape:
+        """Return the tree whose levels hold so many places, those of the smallest rank products.
+
+        width: the most choices after a place; None = the size of the first level. Raises
+        InputError for sizes that this width cannot fill.
+        """
+        most = width or (levels[0] if levels else 0)
+        above: list[tuple[int, int]] = [(1, ROOT)]
+        parents: list[int] = []
+        ranks: list[int] = []
+        for size in levels:
+            offers = sorted((w * (rank + 1), at, rank) for w, at in above for rank in range(most))
+            if not 1 <= size <= len(offers):
+                raise InputError(
+                    f"got {size} places in one level; expected 1 to {len(offers)} below "
+                    f"{len(above)} places of {most} choices."
+                )
+            above = []
+            for weight, parent, rank in offers[:size]:
+                above.append((weight, len(parents)))
+                parents.append(parent)
+                ranks.append(rank)
+        return cls(tuple(parents), tuple(ranks))
+
+
+class StaticGrowth(CoupledGrowth):
+    """Fills one shape, as far as depth and budget allow; see `CoupledGrowth`."""
+
+    def __init__(self, law: TokenLaw, name: str, shape: TreeShape) -> None:
+        super().__init__(law, name, shape.width)
+        self._inner = set(shape.parents)
+        self._places = {
+            pair: place for place, pair in enumerate(zip(shape.parents, shape.ranks, strict=True))
+        }
+        self._place_of: dict[int, int] = {}
+
+    def _kept_of(self, nodes: CandidateNodes, budget: int) -> list[int]:
+        """Return the candidates that fill a place, upper ones first."""
+        place_of: dict[int, int] = {ROOT: ROOT}
+        siblings: Counter[int] = Counter()
+        for node, parent in enumerate(nodes.parents):
+            rank = siblings[parent]
+            siblings[parent] += 1
+            place = self._places.get((place_of.get(parent, _NOWHERE), rank))
+            if place is not None:
+                place_of[node] = place
+        del place_of[ROOT]
+        self._place_of = place_of
+        return list(place_of)[:budget]
+
+    def _fresh(self, kept: Sequence[int], ground: Ground) -> list[int]:
+        """Return the kept nodes whose children the shape wants, a level in one forward."""
+        nodes = self._nodes
+        return [
+            node
+            for node in kept
+            if nodes.slots[node] < 0
+            and nodes.depths[node] < ground.depth
+            and self._place_of[node] in self._inner
+        ]

@@ -1,0 +1,31 @@
+"""The engine: a model, a drafter and a budget over the one loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ragspec.registry import door
+
+if TYPE_CHECKING:
+    from ragspec.engine.engine import Engine as Engine
+    from ragspec.engine.loop import Emission as Emission
+    from ragspec.engine.loop import decode as decode
+    from ragspec.engine.options import Options as Options
+    from ragspec.engine.output import Generation as Generation
+    from ragspec.engine.rows import Row as Row
+    from ragspec.engine.stream import Stream as Stream
+
+_WHERE = {
+    "Emission": "ragspec.engine.loop",
+    "Engine": "ragspec.engine.engine",
+    "Generation": "ragspec.engine.output",
+    "Options": "ragspec.engine.options",
+    "Row": "ragspec.engine.rows",
+    "Stream": "ragspec.engine.stream",
+    "decode": "ragspec.engine.loop",
+}
+
+__all__ = sorted(_WHERE)
+
+if not TYPE_CHECKING:  # hidden from the checkers, which otherwise accept misspelt names
+    __getattr__, __dir__ = door(__name__, _WHERE)

@@ -1,0 +1,214 @@
+"""The engine: a model, its tokenizer, a drafter and a budget, ready to generate."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+
+from ragspec.acceptance.base import Rule, Step, expect_rule
+from ragspec.budget.base import BudgetPolicy
+from ragspec.budget.policy import make_budget
+from ragspec.drafters.base import Drafter, check_pairing
+from ragspec.drafters.build import build_drafter
+from ragspec.engine.loop import Emission, decode
+from ragspec.engine.options import Options, RowSettings, end_tokens, read_options
+from ragspec.engine.output import Generation
+from ragspec.engine.parts import Parts, read_cost
+from ragspec.engine.prompts import EncodedPrompts, encode_prompts
+from ragspec.engine.rows import Run
+from ragspec.engine.stream import Stream
+from ragspec.errors import InputError
+from ragspec.models.load import load_model
+from ragspec.registry import resolve
+from ragspec.sampling.settings import Sampling
+from ragspec.target.causal import CausalTarget
+from ragspec.target.open import open_target
+
+
+class Engine:
+    """Generates text from one model, with or without speculation.
+
+    model: a transformers causal model that the caller holds, or a `CausalTarget` over one, which
+    is taken as it is; the model is left as it was found.
+    tokenizer: its tokenizer, or None for token ids only. drafter: a name, a Drafter, a list of
+    them (fused into one tree), or None for plain decoding. draft_model: a smaller model of the
+    same vocabulary (object, path or name), one more drafter. budget: "auto", a number of draft
+    nodes, or a BudgetPolicy. rule: a name or a Rule. batch_size: prompts decoded side by side.
+    Raises UnsupportedModelError, TokenizerMismatchError, UnknownNameError, RuleError.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        drafter: str | Drafter | Sequence[str | Drafter] | None = "context",
+        draft_model: Any = None,
+        budget: str | int | BudgetPolicy = "auto",
+        rule: str | Rule = "walk",
+        *,
+        batch_size: int = 16,
+        cache: Path | None = None,
+    ) -> None:
+        if batch_size < 1:
+            raise InputError(f"batch_size is {batch_size}; expected at least 1")
+        ready = isinstance(model, CausalTarget)
+        self.target: CausalTarget = model if ready else open_target(model, cache)
+        self.model = self.target.model
+        self.tokenizer = tokenizer
+        self.batch_size = batch_size
+        self.drafter = build_drafter(drafter, draft_model, tokenizer, self.target)
+        self.budget = make_budget(budget)
+        self.rule = expect_rule(resolve("rule", rule)() if isinstance(rule, str) else rule)
+        self._listeners: dict[object, Callable[[Generation], None]] = {}
+        self._listening = threading.Lock()
+        self.cost = None
+        if self.drafter is not None:
+            check_pairing(self.rule, self.drafter)
+            self.cost = read_cost(self.target, self.budget, cache)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | Path = "starter",
+        drafter: str | Drafter | Sequence[str | Drafter] | None = "context",
+        draft_model: Any = None,
+        budget: str | int | BudgetPolicy = "auto",
+        device: str | torch.device = "auto",
+        dtype: str | torch.dtype = "auto",
+        **options: Any,
+    ) -> Engine:
+        """Return an engine over a model found by path or name; see `Engine` for the rest.
+
+        "starter" and "starter-draft" are the bundled models. Raises ModelNotFoundError with the
+        places that were tried.
+        """
+        loaded, tokenizer = load_model(model, device, dtype)
+        if isinstance(draft_model, (str, Path)):
+            draft_model = load_model(draft_model, device, dtype)
+        return cls(loaded, tokenizer, drafter, draft_model, budget, **options)
+
+    def generate(
+        self,
+        prompts: Any,
+        sampling: Sampling | None = None,
+        *,
+        attention_mask: torch.Tensor | None = None,
+        on_step: Callable[[int, Step], None] | None = None,
+        **options: Unpack[Options],
+    ) -> Any:
+        """Return a Generation for one prompt, a list of them for several.
+
+        prompts: text, chat messages, token ids, or a batch of one of these; see `encode_prompts`.
+        With Sampling(n > 1) every prompt gives a list of n. attention_mask [B, T]: marks padding
+        of token ids. on_step: called with the number of the row and each of its steps. options:
+        see `Options`. Raises InputError, SamplingError, PromptTooLongError.
+        """
+        sampling = Sampling() if sampling is None else sampling
+        encoded = self._encode(prompts, attention_mask)
+        settings = self._settings(encoded, sampling, options)
+        results: list[list[Generation]] = []
+        for start in range(0, len(encoded.ids), self.batch_size):
+            run = Run(self.parts, encoded.ids[start : start + self.batch_size], settings, start)
+            for emissions in self._decode(run):
+                if on_step is not None:
+                    for emission in emissions:
+                        on_step(start * sampling.n + run.rows.index(emission.row), emission.step)
+            results.extend(run.results())
+        flat = [texts if sampling.n > 1 else texts[0] for texts in results]
+        return flat[0] if encoded.single else flat
+
+    def stream(
+        self, prompt: Any, sampling: Sampling | None = None, **options: Unpack[Options]
+    ) -> Stream:
+        """Return an iterator over pieces of text as they are verified; see `Stream`.
+
+        One prompt, one sample. Raises InputError, SamplingError, PromptTooLongError.
+        """
+        if self.tokenizer is None:
+            raise InputError("stream() yields text but the engine has no tokenizer; pass one")
+        sampling = Sampling() if sampling is None else sampling
+        encoded = self._encode(prompt)
+        settings = self._settings(encoded, sampling, options)
+        if not encoded.single or sampling.n > 1:
+            raise InputError(
+                f"stream() got {len(encoded.ids)} prompts with n={sampling.n}; expected one prompt "
+                "and n=1. Use generate() for several."
+            )
+        run = Run(self.parts, encoded.ids, settings, 0)
+        return Stream(run, self._decode(run), self.tokenizer, settings.stop.strings)
+
+    @property
+    def parts(self) -> Parts:
+        """What a call that starts now works with."""
+        return Parts(self.target, self.drafter, self.rule, self.budget, self.cost, self.tokenizer)
+
+    def on_finish(self, callback: Callable[[Generation], None]) -> Callable[[], None]:
+        """Call `callback` with every text that comes to its end; returns what ends that.
+
+        Texts that were cancelled are left out. What the callback raises becomes a RuntimeWarning
+        and never reaches the caller of `generate` or `stream`.
+        """
+        key = object()
+        with self._listening:
+            self._listeners = self._listeners | {key: callback}
+
+        def unsubscribe() -> None:
+            with self._listening:
+                self._listeners = {k: v for k, v in self._listeners.items() if k is not key}
+
+        return unsubscribe
+
+    def _tell(self, run: Run) -> None:
+        """Hand the finished texts of a run to those who asked for them."""
+        listeners = tuple(self._listeners.values())
+        if not listeners:
+            return
+        for generation in (each for texts in run.results() for each in texts):
+            if generation.finish_reason == "cancelled":
+                continue
+            for listener in listeners:
+                try:
+                    listener(generation)
+                except Exception as error:
+                    warnings.warn(
+                        f"a callback of on_finish failed ({type(error).__name__}: {error}); the "
+                        "output is not affected.",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
+
+    def _encode(self, prompts: Any, mask: torch.Tensor | None = None) -> EncodedPrompts:
+        encoded = encode_prompts(prompts, self.tokenizer, self.target.input_size, mask)
+        for ids in encoded.ids:
+            self.target.check_prompt(ids)
+        return encoded
+
+    def _settings(
+        self, encoded: EncodedPrompts, sampling: Sampling, options: Options
+    ) -> RowSettings:
+        return read_options(
+            options,
+            sampling,
+            encoded.ids,
+            ends=end_tokens(self.model, self.tokenizer),
+            has_text=self.tokenizer is not None,
+            vocab_size=self.target.vocab_size,
+            limit=self.target.max_length,
+            tokenizer=self.tokenizer,
+        )
+
+    def _decode(self, run: Run) -> Iterator[list[Emission]]:
+        capacity = max(len(row.context.tokens) + row.context.remaining for row in run.rows)
+        began = time.perf_counter()
+        try:
+            with self.target.open(run.prompts_count, capacity + run.spare) as session:
+                yield from decode(session, run.rows, run.prompt_of_row, self.rule)
+        finally:
+            run.close(time.perf_counter() - began)
+            self._tell(run)

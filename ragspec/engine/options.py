@@ -1,0 +1,239 @@
+"""What a call of the engine may ask for, checked before anything runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, TypedDict
+
+from ragspec.drafters.base import SourceText
+from ragspec.engine.prediction import read_prediction
+from ragspec.engine.prompts import check_length
+from ragspec.errors import InputError, SamplingError
+from ragspec.registry import did_you_mean
+from ragspec.sampling.processors import HFCallable
+from ragspec.sampling.settings import Sampling
+from ragspec.sampling.stopping import Criterion, StopRule
+
+
+@dataclass(slots=True)
+class RowSettings:
+    """What all rows of one call share.
+
+    logprobs: None, or the number of alternatives to keep. extra: transformers processors. spans,
+    texts: see `DraftRequest`. predictions: one for each prompt of the call, or none at all.
+    """
+
+    sampling: Sampling
+    stop: StopRule
+    logprobs: int | None = None
+    extra: Sequence[HFCallable] = ()
+    spans: Sequence[tuple[int, int, int, int]] = ()
+    texts: Sequence[SourceText] = ()
+    predictions: Sequence[SourceText | None] = ()
+
+    def texts_of(self, prompt: int) -> tuple[SourceText, ...]:
+        """Return the texts of prompt number `prompt`, its prediction last."""
+        predicted = self.predictions[prompt] if self.predictions else None
+        return (*self.texts, predicted) if predicted is not None else tuple(self.texts)
+
+
+DEFAULT_NEW_TOKENS = 256
+
+
+class Options(TypedDict, total=False):
+    """Keywords of `Engine.generate` and `Engine.stream`.
+
+    max_new_tokens: default 256, or less where the context is short. stop: strings that end the
+    text and are not part of it. stop_token_ids: further end tokens. ignore_eos: go on past the
+    model's own. logprobs: keep log-probabilities, with as many alternatives. logits_processor,
+    stopping_criteria: any of transformers'. spans, texts: what the prompt was made from, see
+    `DraftRequest`. prediction: a text that the output will resemble, see `read_prediction`; it
+    may only make it faster; the context drafter joins where no drafter reads texts.
+    """
+
+    max_new_tokens: int | None
+    stop: str | Sequence[str] | None
+    stop_token_ids: Iterable[int] | None
+    ignore_eos: bool
+    logprobs: int | bool | None
+    logits_processor: Sequence[HFCallable] | None
+    stopping_criteria: Sequence[Criterion] | None
+    spans: Sequence[tuple[int, int, int, int]] | None
+    texts: Sequence[SourceText] | None
+    prediction: Any
+
+
+def read_options(
+    options: Options,
+    sampling: Sampling,
+    prompts: Sequence[Sequence[int]],
+    *,
+    ends: Sequence[int],
+    has_text: bool,
+    vocab_size: int,
+    limit: int | None,
+    tokenizer: Any = None,
+) -> RowSettings:
+    """Return what the rows of a call share, checked before any work is done.
+
+    ends: the model's end tokens. has_text: whether there is a tokenizer. limit: positions of the
+    context. tokenizer: for a prediction. Raises InputError, SamplingError, PromptTooLongError.
+    """
+    _refuse_unknown(options)
+    _check_sampling(sampling, len(prompts))
+    longest = max(len(prompt) for prompt in prompts)
+    new = _new_tokens(options.get("max_new_tokens"), longest, limit)
+    check_length(longest, new, limit)
+    _check_bias(sampling, vocab_size)
+    _check_penalties(sampling, prompts, vocab_size)
+    own = () if options.get("ignore_eos") else ends
+    rule = StopRule(
+        frozenset(own) | _stop_ids(options.get("stop_token_ids")),
+        new,
+        _stop_strings(options.get("stop", ()), has_text),
+        _callables("stopping_criteria", options.get("stopping_criteria")),
+    )
+    _check_bad_words(sampling, rule.ends)
+    return RowSettings(
+        sampling,
+        rule,
+        _alternatives(options.get("logprobs", False), vocab_size),
+        _callables("logits_processor", options.get("logits_processor")),
+        options.get("spans") or (),
+        options.get("texts") or (),
+        read_prediction(options.get("prediction"), prompts, tokenizer, vocab_size),
+    )
+
+
+def _refuse_unknown(options: Options) -> None:
+    for name in options:
+        if name not in Options.__annotations__:
+            hint = did_you_mean(name, Options.__annotations__)
+            known = ", ".join(sorted(Options.__annotations__))
+            raise InputError(f"unknown option {name!r}.{hint} Known: {known}.")
+
+
+def _new_tokens(asked: int | None, longest: int, limit: int | None) -> int:
+    if asked is None:
+        room = DEFAULT_NEW_TOKENS if limit is None else limit - longest
+        return max(1, min(DEFAULT_NEW_TOKENS, room))
+    if not isinstance(asked, Integral) or asked < 1:
+        raise InputError(f"max_new_tokens is {asked!r}; expected a whole number, at least 1")
+    return int(asked)
+
+
+def _stop_strings(stop: str | Sequence[str] | None, has_text: bool) -> tuple[str, ...]:
+    strings = (stop,) if isinstance(stop, str) else () if stop is None else stop
+    if not isinstance(strings, Sequence) or not all(isinstance(item, str) for item in strings):
+        raise InputError(f"stop is {stop!r}; expected a text, a list of them, or None")
+    if strings and not has_text:
+        raise InputError("stop strings need a tokenizer; pass one, or use stop_token_ids")
+    if "" in strings:
+        raise InputError("a stop string is empty; expected at least one character")
+    return tuple(strings)
+
+
+def _stop_ids(ids: Iterable[int] | None) -> frozenset[int]:
+    if ids is None:
+        return frozenset()
+    if not isinstance(ids, Iterable):
+        raise InputError(f"stop_token_ids is {ids!r}; expected a list of token ids, or None")
+    tokens = list(ids)
+    for token in tokens:  # ids past the vocabulary pass: some configs name such end tokens
+        if not isinstance(token, Integral):
+            raise InputError(f"stop_token_ids has {token!r}; expected token ids")
+    return frozenset(map(int, tokens))
+
+
+def _callables(name: str, given: Sequence[Callable[..., Any]] | None) -> tuple[Any, ...]:
+    if given is None:
+        return ()
+    if not isinstance(given, Sequence) or not all(callable(each) for each in given):
+        raise InputError(f"{name} is {given!r}; expected a list of callables, or None")
+    return tuple(given)
+
+
+def _alternatives(logprobs: int | bool | None, vocab_size: int) -> int | None:
+    """Return how many alternatives to keep with each log-probability, None for no such thing."""
+    if logprobs is False or logprobs is None:
+        return None
+    top = 0 if logprobs is True else logprobs
+    if not isinstance(top, Integral) or not 0 <= top <= vocab_size:
+        raise InputError(f"logprobs is {logprobs!r}; expected a number from 0 to {vocab_size}")
+    return int(top)
+
+
+def _check_sampling(sampling: Sampling, prompts: int) -> None:
+    if not isinstance(sampling, Sampling):
+        raise InputError(
+            f"sampling is {sampling!r}; expected a Sampling, such as Sampling(temperature=0.7)"
+        )
+    seeds = getattr(sampling.seed, "__len__", lambda: prompts)()
+    if seeds != prompts:
+        raise SamplingError(
+            f"got {seeds} seeds for {prompts} prompts; expected one seed, or one for each prompt"
+        )
+
+
+def _check_bias(sampling: Sampling, vocab_size: int) -> None:
+    """Refuse biases that are no numbers, and of ids that the model does not produce."""
+    single, several, banned = sampling.logit_bias, sampling.sequence_bias, sampling.bad_words_ids
+    for name, bias in (("logit_bias", single), ("sequence_bias", several)):
+        if not isinstance(bias, Mapping | None):
+            raise SamplingError(f"{name} is {bias!r}; expected a mapping to numbers, or None")
+        for value in (bias or {}).values():
+            if not isinstance(value, Real) or not value < math.inf:  # infinity makes laws of nan
+                raise SamplingError(f"{name} has the bias {value!r}; expected a number, or -inf")
+    if not isinstance(banned, Sequence | None):
+        raise SamplingError(f"bad_words_ids is {banned!r}; expected lists of token ids, or None")
+    _check_ids("logit_bias", [(token,) for token in single or ()], vocab_size)
+    _check_ids("sequence_bias", several or (), vocab_size)
+    _check_ids("bad_words_ids", banned or (), vocab_size)
+
+
+def _check_ids(name: str, sequences: Iterable[Any], vocab_size: int) -> None:
+    for sequence in sequences:
+        ids = list(sequence) if isinstance(sequence, Collection) else []
+        if not ids:
+            raise SamplingError(f"{name} has {sequence!r}; expected token ids in its place")
+        for token in ids:
+            if not isinstance(token, Integral) or not 0 <= int(token) < vocab_size:
+                raise SamplingError(
+                    f"{name} has the token id {token!r}; expected 0 to {vocab_size - 1}"
+                )
+
+
+def _check_bad_words(sampling: Sampling, ends: frozenset[int]) -> None:
+    """Refuse to forbid end tokens and nothing else: transformers leaves them out of the list."""
+    words = sampling.bad_words_ids
+    if words and all(len(word) == 1 and ends.issuperset(word) for word in words):
+        raise SamplingError(
+            f"bad_words_ids is {words!r}, which are end tokens; expected others. Use "
+            "ignore_eos=True or min_new_tokens to go on past the end."
+        )
+
+
+def _check_penalties(sampling: Sampling, prompts: Sequence[Sequence[int]], vocab_size: int) -> None:
+    """Refuse what would look up ids of the prompt among the logits, which lack some of them."""
+    if sampling.repetition_penalty == 1.0 and not sampling.no_repeat_ngram_size:
+        return
+    highest = max(max(prompt) for prompt in prompts)
+    if highest >= vocab_size:
+        raise SamplingError(
+            f"got repetition_penalty or no_repeat_ngram_size with the id {highest} in a prompt, "
+            f"which the model reads and never produces (it has {vocab_size} of those); expected "
+            "neither. Use frequency_penalty or presence_penalty: they leave the prompt out."
+        )
+
+
+def end_tokens(model: Any, tokenizer: Any) -> list[int]:
+    """Return the ids that end a text, by the model's generation config, else by the tokenizer."""
+    found = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if found is None:
+        found = getattr(tokenizer, "eos_token_id", None)
+    if found is None:
+        return []
+    return [int(found)] if isinstance(found, int) else [int(token) for token in found]

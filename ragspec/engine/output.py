@@ -1,0 +1,29 @@
+"""What a generation returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ragspec.acceptance.base import Step
+from ragspec.reports.report import Report
+from ragspec.sampling.settings import TokenLogprob
+
+
+@dataclass(slots=True)
+class Generation:
+    """One finished text.
+
+    text: without stop strings and special tokens; "" where there is no tokenizer. tokens: all
+    emitted ids, an end token included. finish_reason: "stop", "length" or "cancelled". label:
+    what the output is worth: exact, exact-for(law), bounded(tv<=x) or approximate.
+    """
+
+    text: str
+    tokens: list[int]
+    finish_reason: str
+    label: str
+    report: Report
+    prompt_tokens: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    steps: list[Step] = field(default_factory=list)
+    sample: int = 0

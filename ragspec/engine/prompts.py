@@ -1,0 +1,212 @@
+"""The forms in which a prompt may come, brought to one: lists of token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+
+from ragspec.errors import InputError, PromptTooLongError
+
+Message = Mapping[str, Any]
+
+
+Prompt = str | Sequence[int] | Sequence[Message] | torch.Tensor
+
+
+Prompts = Prompt | Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[Message]]
+
+
+_FORMS = (
+    "expected a text, chat messages ({'role', 'content'}), token ids, or a list of one of these"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompts:
+    """Token ids of each prompt, and whether a single one was given (so one result comes back)."""
+
+    ids: list[list[int]]
+    single: bool
+
+
+def encode_prompts(
+    prompts: Any,
+    tokenizer: Any,
+    input_size: int,
+    attention_mask: torch.Tensor | None = None,
+) -> EncodedPrompts:
+    """Return the token ids of one prompt or a batch in any accepted form.
+
+    input_size: how many ids the model reads, which may be more than it produces.
+    A tensor or array [T] or [1, T] and a flat list of ids are one prompt, a tensor [B, T] or a
+    list of lists is a batch; attention_mask [B, T] marks padding. What a tokenizer returned
+    (input_ids, attention_mask) is taken as well. Raises InputError for an empty prompt, ids
+    outside the vocabulary, text without a tokenizer, and other types.
+    """
+    if isinstance(prompts, Mapping) and "input_ids" in prompts:
+        prompts, attention_mask = _from_encoding(prompts, attention_mask)
+    if isinstance(prompts, (torch.Tensor, np.ndarray)):
+        found = _from_tensor(prompts, attention_mask)
+    elif attention_mask is not None:
+        raise InputError(
+            f"got an attention_mask with a {type(prompts).__name__} as a prompt; expected a tensor "
+            "[B, T] of token ids. Leave the padding and the mask out."
+        )
+    elif isinstance(prompts, str):
+        found = EncodedPrompts([_encode(prompts, tokenizer)], True)
+    elif isinstance(prompts, Sequence) and not isinstance(prompts, bytes) and len(prompts) > 0:
+        found = _from_list(prompts, tokenizer)
+    else:
+        raise InputError(f"got {_described(prompts)} as a prompt; {_FORMS}")
+    for number, ids in enumerate(found.ids):
+        _check(ids, number, input_size)
+    return found
+
+
+def check_length(prompt: int, new: int, limit: int | None) -> None:
+    """Refuse a text that would outgrow the context of the model.
+
+    Raises PromptTooLongError with the numbers.
+    """
+    if limit is not None and prompt + new > limit:
+        fewer = f" or pass max_new_tokens={limit - prompt}" if limit > prompt else ""
+        raise PromptTooLongError(
+            f"the prompt has {prompt} tokens and {new} new ones were asked for: {prompt + new} "
+            f"exceed the model's context of {limit}. Shorten the prompt by "
+            f"{prompt + new - limit} tokens{fewer}."
+        )
+
+
+def _from_encoding(encoding: Mapping[str, Any], mask: Any) -> tuple[Any, Any]:
+    """Return ids and mask of what a tokenizer returned; lists lose their padding here."""
+    ids, mask = encoding["input_ids"], encoding.get("attention_mask") if mask is None else mask
+    if mask is None or not isinstance(ids, list) or not ids:
+        return ids, mask
+    if not isinstance(ids[0], list):
+        return [token for token, keep in zip(ids, mask, strict=True) if keep], None
+    rows = zip(ids, mask, strict=True)
+    return [[t for t, keep in zip(*row, strict=True) if keep] for row in rows], None
+
+
+def _from_tensor(given: Any, mask: Any) -> EncodedPrompts:
+    ids = given if isinstance(given, torch.Tensor) else _as_ids(given)
+    if ids.dtype not in (torch.int64, torch.int32) or ids.ndim not in (1, 2) or not len(ids):
+        raise InputError(
+            f"got a tensor of {given.dtype} with shape {list(given.shape)} as a prompt; expected "
+            "token ids, int64, shape [T] or [B, T]"
+        )
+    rows = ids[None] if ids.ndim == 1 else ids
+    if mask is None:
+        return EncodedPrompts(rows.tolist(), len(rows) == 1)
+    marks = torch.as_tensor(mask, device=rows.device).bool()
+    marks = marks[None] if marks.ndim == 1 else marks
+    if marks.shape != rows.shape:
+        raise InputError(
+            f"got an attention_mask with shape {list(marks.shape)} for token ids with shape "
+            f"{list(rows.shape)}; expected the same shape"
+        )
+    kept = [row[keep].tolist() for row, keep in zip(rows, marks, strict=True)]
+    return EncodedPrompts(kept, len(rows) == 1)
+
+
+def _from_list(prompts: Sequence[Any], tokenizer: Any) -> EncodedPrompts:
+    first = prompts[0]
+    if _is_id(first):
+        _check_alike(prompts, _is_id)
+        return EncodedPrompts([[int(token) for token in prompts]], True)
+    if _is_message(first):
+        _check_alike(prompts, _is_message)
+        return EncodedPrompts([_chat(prompts, tokenizer)], True)
+    rows = [encode_prompts(prompt, tokenizer, 1 << 62) for prompt in prompts]
+    for number, row in enumerate(rows):
+        if not row.single:
+            raise InputError(f"prompt {number} of the list is itself a list of prompts; {_FORMS}")
+    return EncodedPrompts([row.ids[0] for row in rows], False)
+
+
+def _check_alike(prompts: Sequence[Any], belongs: Callable[[Any], bool]) -> None:
+    for number, item in enumerate(prompts):
+        if not belongs(item):
+            raise InputError(
+                f"got {type(prompts[0]).__name__} first and {item!r} at place {number} of one "
+                f"prompt; {_FORMS}"
+            )
+
+
+def _encode(text: str, tokenizer: Any) -> list[int]:
+    if tokenizer is None:
+        raise InputError(
+            "got a text as a prompt but the engine has no tokenizer; pass "
+            "Engine(model, tokenizer) or token ids"
+        )
+    return list(tokenizer(well_formed(text))["input_ids"])
+
+
+def _chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
+    if tokenizer is None or not getattr(tokenizer, "chat_template", None):
+        raise InputError(
+            "got chat messages but the tokenizer has no chat template; pass a text, or set "
+            "tokenizer.chat_template"
+        )
+    ids = tokenizer.apply_chat_template(
+        _well_formed(list(messages)), add_generation_prompt=True, tokenize=True, return_dict=True
+    )["input_ids"]
+    return list(ids)
+
+
+def _well_formed(messages: Any) -> Any:
+    """Return messages with every text in them well formed; a content may come in parts."""
+    if isinstance(messages, str):
+        return well_formed(messages)
+    if isinstance(messages, list):
+        return [_well_formed(each) for each in messages]
+    if isinstance(messages, Mapping):
+        return {name: _well_formed(value) for name, value in messages.items()}
+    return messages
+
+
+def _check(ids: list[int], number: int, input_size: int) -> None:
+    if not ids:
+        raise InputError(f"prompt {number} is empty; give at least one token to go on from")
+    if min(ids) < 0 or max(ids) >= input_size:
+        wrong = next(token for token in ids if not 0 <= token < input_size)
+        raise InputError(
+            f"prompt {number} has the token id {wrong}; expected 0 to {input_size - 1}. Was it "
+            "made with another tokenizer?"
+        )
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, Mapping) and "input_ids" not in value
+
+
+def _as_ids(given: np.ndarray[Any, Any]) -> torch.Tensor:
+    """Return an array of any integers as i64, another as an empty tensor of another type."""
+    return torch.from_numpy(given.astype(np.int64)) if given.dtype.kind in "iu" else torch.empty(0)
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Sequence) and len(value) == 0:
+        return f"an empty {type(value).__name__}"
+    return f"an object of type {type(value).__name__}"
+
+
+def well_formed(text: str) -> str:
+    """Return the text with U+FFFD in place of every lone surrogate; pairs become characters.
+
+    JSON can hold half of a pair ("\\ud83d"), which no tokenizer takes.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

@@ -1,0 +1,183 @@
+"""The rows of one call of the engine: made ready, and what became of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ragspec.acceptance.base import Rule, Step
+from ragspec.acceptance.walk import Walk
+from ragspec.budget.base import BudgetSession
+from ragspec.drafters.base import (
+    DraftContext,
+    DraftRequest,
+    DraftSession,
+    SourceText,
+    needs_hidden,
+    reads_prompts,
+    wanted,
+)
+from ragspec.drafters.build import with_prediction
+from ragspec.engine.options import RowSettings
+from ragspec.engine.output import Generation
+from ragspec.engine.parts import Parts
+from ragspec.reports.report import ReportBuilder
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.noise import NoiseStream, fresh_seed
+from ragspec.sampling.settings import TokenLogprob
+from ragspec.sampling.stopping import StopState
+
+MOST_NODES = 64  # room that a cache keeps for a draft
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One text on its way: its tokens, its law, its drafter and where it ends.
+
+    logprobs: None, or how many alternatives to keep with each token's log-probability. top: how
+    many of the target's best tokens the drafter learns from, 0 for none; reads_prompt: also while
+    the prompt is read. hidden: it learns from the target's hidden states. pending: committed
+    tokens that the target has not seen, the root last.
+    rule: judges this row's drafts; `decode` opens it. started, finished: seconds of the
+    performance counter.
+    """
+
+    context: DraftContext
+    law: TokenLaw
+    stop: StopState
+    report: ReportBuilder
+    drafter: DraftSession | None = None
+    budget: BudgetSession | None = None
+    logprobs: int | None = None
+    top: int = 0
+    reads_prompt: bool = True
+    hidden: bool = False
+    pending: list[int] = field(default_factory=list)
+    rule: Rule = field(default_factory=Walk)
+    steps: list[Step] = field(default_factory=list)
+    scored: list[TokenLogprob] = field(default_factory=list)
+    started: float = 0.0
+    finished: float = 0.0
+
+    @property
+    def done(self) -> bool:
+        """Whether the text has ended."""
+        return self.stop.reason is not None
+
+
+class Run:
+    """The rows of some prompts, n of them each, and the results once they are done.
+
+    first: the number of the first prompt in the whole call, which picks its seed.
+    """
+
+    def __init__(
+        self, parts: Parts, prompts: Sequence[list[int]], settings: RowSettings, first: int
+    ) -> None:
+        self.began = time.perf_counter()
+        self.parts = parts
+        self.settings = settings
+        self.prompts = prompts
+        self.drafter = parts.drafter
+        if self.drafter is not None and any(settings.predictions):
+            self.drafter = with_prediction(self.drafter, parts.rule)
+        self.spare = MOST_NODES if self.drafter is not None else 1
+        self.prompt_of_row: list[int] = []
+        self.rows: list[Row] = []
+        self.seconds = 0.0
+        batch = len(prompts) * settings.sampling.n
+        cost = parts.cost
+        self._cost = cost if cost is None or batch == 1 else cost.batched(batch)
+        for number, prompt in enumerate(prompts):
+            seed = settings.sampling.seed_of(first + number)
+            seed = fresh_seed() if seed is None else seed
+            for sample in range(settings.sampling.n):
+                self.prompt_of_row.append(number)
+                texts = settings.texts_of(first + number)
+                self.rows.append(self._row(prompt, seed, sample, texts))
+
+    @property
+    def prompts_count(self) -> int:
+        """The number of distinct prompts, which is the number of rows to prefill."""
+        return len(self.prompts)
+
+    def close(self, seconds: float) -> None:
+        """Note the wall time; rows that did not end were cancelled."""
+        self.seconds = seconds
+        for row in self.rows:
+            if row.stop.reason is None:
+                row.stop.reason = "cancelled"
+
+    def results(self) -> list[list[Generation]]:
+        """Return the generations, one list for each prompt."""
+        results: list[list[Generation]] = [[] for _ in self.prompts]
+        for row, prompt in zip(self.rows, self.prompt_of_row, strict=True):
+            results[prompt].append(self.result(row, self.prompts[prompt]))
+        return results
+
+    def result(self, row: Row, prompt: list[int]) -> Generation:
+        """Return what became of one row."""
+        tokens = row.context.tokens[row.context.prompt_length :]
+        seconds = (row.finished - row.started) if row.finished else self.seconds
+        budget, drafter = row.budget, row.drafter
+        report = row.report.build(
+            tokens,
+            seconds,
+            row.stop.reason or "cancelled",
+            budget=self.parts.budget.name if budget is not None else "none",
+            faults=getattr(drafter, "faults", None),
+            reason=budget.reason if budget is not None else None,
+        )
+        return Generation(
+            text=self._text(row, tokens),
+            tokens=tokens,
+            finish_reason=row.stop.reason or "cancelled",
+            label=report.label,
+            report=report,
+            prompt_tokens=prompt,
+            logprobs=row.scored if row.logprobs is not None else None,
+            steps=row.steps,
+            sample=row.law.noise.sample,
+        )
+
+    def _text(self, row: Row, tokens: Sequence[int]) -> str:
+        if self.parts.tokenizer is None:
+            return ""
+        text = str(self.parts.tokenizer.decode(tokens, skip_special_tokens=True))
+        if row.stop.cut is None:
+            return text
+        found = [text.find(string) for string in self.settings.stop.strings]
+        return text[: min((place for place in found if place >= 0), default=row.stop.cut)]
+
+    def _row(self, prompt: list[int], seed: int, sample: int, texts: tuple[SourceText, ...]) -> Row:
+        parts, settings = self.parts, self.settings
+        noise = NoiseStream(seed, sample)
+        law = TokenLaw(
+            settings.sampling, noise, len(prompt), sorted(settings.stop.ends), settings.extra
+        )
+        row = Row(
+            context=DraftContext(list(prompt), len(prompt), settings.stop.max_new_tokens),
+            law=law,
+            stop=settings.stop.open(parts.tokenizer, prompt),
+            report=ReportBuilder(parts.rule.label, seed, len(prompt)),
+            logprobs=settings.logprobs,
+            pending=list(prompt),
+            started=self.began,
+        )
+        if self.drafter is not None:
+            request = DraftRequest(
+                prompt=tuple(prompt),
+                vocab_size=parts.target.vocab_size,
+                spans=tuple(settings.spans),
+                texts=texts,
+                law=law,
+                device=parts.target.device,
+            )
+            row.drafter = self.drafter.open(request)
+            row.top = wanted([self.drafter])
+            row.reads_prompt = reads_prompts([self.drafter])
+            row.hidden = needs_hidden([self.drafter])
+            row.budget = parts.budget.open(self._cost)
+            row.context.adviser = getattr(row.budget, "adviser", None)
+        return row

@@ -1,0 +1,111 @@
+"""The table of names: what a string such as `drafter="context"` stands for.
+
+This is the one place where the core names the rooms, as strings that are imported on use.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any
+
+from ragspec.errors import InputError, UnknownNameError
+
+NAMES: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
+    {
+        "drafter": MappingProxyType(
+            {
+                "auto": "ragspec.retrievers.methods.auto:AutoDrafter",
+                "context": "ragspec.retrievers.methods.context:ContextDrafter",
+                "head": "ragspec.drafters.eagle.drafter:HeadDrafter",
+                "hierarchy": "ragspec.retrievers.methods.hierarchy_drafting:HierarchyDrafter",
+                "jacobi": "ragspec.visual.drafting.jacobi:JacobiDrafter",
+                "lookup": "ragspec.retrievers.methods.prompt_lookup:LookupDrafter",
+                "match": "ragspec.retrievers.methods.sam_decoding:MatchDrafter",
+                "ngrams": "ragspec.retrievers.methods.ngrams:NGramDrafter",
+                "rasd": "ragspec.retrievers.methods.rasd:Rasd",
+                "recycling": "ragspec.retrievers.methods.token_recycling:NeighbourDrafter",
+                "suffix": "ragspec.retrievers.methods.suffix_decoding:SuffixDrafter",
+                "model": "ragspec.drafters.model.drafter:ModelDrafter",
+                "synthetic": "ragspec.drafters.synthetic:SyntheticDrafter",
+            }
+        ),
+        "rule": MappingProxyType(
+            {
+                "walk": "ragspec.acceptance.walk:Walk",
+                "rejection": "ragspec.acceptance.rejection:ChainRejection",
+                "multi-step": "ragspec.acceptance.rejection:MultiStep",
+                "without-replacement": "ragspec.acceptance.rejection:WithoutReplacement",
+                "k-seq": "ragspec.acceptance.k_seq:KSeq",
+                "block": "ragspec.acceptance.block_verification:Block",
+                "typical": "ragspec.acceptance.typical:Typical",
+                "lantern": "ragspec.visual.acceptance.lantern:Lantern",
+                "lantern++": "ragspec.visual.acceptance.lantern:LanternPlus",
+                "gsd": "ragspec.visual.acceptance.lantern:GSD",
+                "cool": "ragspec.visual.acceptance.cool_sd:Cool",
+                "lantern-rejection": "ragspec.visual.acceptance:LanternRejection",
+                "lantern++-rejection": "ragspec.visual.acceptance:LanternPlusRejection",
+            }
+        ),
+    }
+)
+
+_NEEDING: MappingProxyType[tuple[str, str], str] = MappingProxyType(
+    {
+        ("drafter", "rest"): "drafter 'rest' got no store; expected one: pass "
+        "ragspec.retrievers.CorpusIndex.open(folder).drafter() in the place of the name.",
+    }
+)
+
+
+def resolve(kind: str, name: str) -> Any:
+    """Return the class that `name` stands for among the names of a kind ("drafter", "rule").
+
+    Raises UnknownNameError, with the nearest names, when nothing answers to it, and InputError for
+    what cannot be made without more than its name.
+    """
+    table = NAMES.get(kind)
+    if table is None:
+        raise UnknownNameError(unknown("kind of name", kind, NAMES))
+    if (kind, name) in _NEEDING:
+        raise InputError(_NEEDING[kind, name])
+    where = table.get(name)
+    if where is None:
+        raise UnknownNameError(unknown(kind, name, table))
+    module, _, attribute = where.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """Return the message for a name that nothing answers to."""
+    names = sorted(known)
+    return f"unknown {kind} {name!r}.{did_you_mean(name, names)} Known: {', '.join(names)}."
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return " Did you mean 'x' or 'y'?" with the nearest known names, "" where none is near."""
+    lowered = {candidate.lower(): candidate for candidate in sorted(known) if candidate != name}
+    near = difflib.get_close_matches(name.lower(), lowered, n=2, cutoff=0.6)
+    hint = " or ".join(repr(lowered[candidate]) for candidate in near)
+    return f" Did you mean {hint}?" if hint else ""
+
+
+def door(
+    package: str, where: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package whose public names are imported on first use.
+
+    where: for each public name the module that has it.
+    """
+    names = vars(sys.modules[package])
+
+    def get(name: str) -> Any:
+        if name not in where:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        names[name] = getattr(import_module(where[name]), name)
+        return names[name]
+
+    return get, lambda: sorted({*names, *where})

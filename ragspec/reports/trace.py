@@ -1,0 +1,321 @@
+"""The trace of one generation: JSON lines, a header, one line per step, the report last.
+
+A page or a picture can be made from the file alone: the texts of the emitted and of the drafted
+tokens and the names of the documents are in it. The text of a drafted token stands once, in the
+first line that drafts it. Lines are written whole, so a run that was cut short leaves a file that
+reads up to its last step.
+"""
+
+from __future__ import annotations
+
+import json
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ragspec.acceptance.base import Step
+from ragspec.errors import InputError
+from ragspec.reports.report import Report, ReportBuilder
+from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
+from ragspec.trees.operations import check
+
+FORMAT = "ragspec-trace"
+VERSION = 1
+UNFINISHED = "\ufffd"
+# What reading or showing a damaged trace may raise.
+DAMAGE = (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError)
+
+
+class Traceable(Protocol):
+    """What a trace needs of a generation."""
+
+    @property
+    def prompt_tokens(self) -> Sequence[int]:
+        """Ids of the prompt."""
+        ...
+
+    @property
+    def label(self) -> str:
+        """The guarantee that the output carries."""
+        ...
+
+    @property
+    def report(self) -> Report:
+        """The figures of the run."""
+        ...
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        """The steps, first to last."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TraceHeader:
+    """What holds for the whole run.
+
+    documents: their names, in the order in which `origin` counts them. extra: JSON values for
+    people, such as the question, the citations or a comparison with plain decoding.
+    """
+
+    model: str = ""
+    prompt_tokens: int = 0
+    label: str = ""
+    seed: int | None = None
+    documents: tuple[str, ...] = ()
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A trace that was read back; texts[i] are the texts of the tokens that step i emitted.
+
+    vocabulary: the texts of the drafted tokens by id; empty where the file does not carry them.
+    """
+
+    header: TraceHeader
+    steps: tuple[Step, ...]
+    texts: tuple[tuple[str, ...], ...]
+    report: Report
+    complete: bool
+    vocabulary: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The generated text."""
+        return "".join("".join(pieces) for pieces in self.texts)
+
+
+def token_texts(tokens: Sequence[int], decode: Callable[[list[int]], str]) -> list[str]:
+    """Return one text per token that join to the decoded whole.
+
+    A character made of several tokens stands at its last one; the others get "". `decode` turns
+    ids into text.
+    """
+    texts: list[str] = []
+    start = read = 0  # decoding begins one piece back, for tokenizers that look to the left
+    known = ""
+    for end in range(1, len(tokens) + 1):
+        text = decode(list(tokens[start:end]))
+        if text.endswith(UNFINISHED) and end < len(tokens):
+            texts.append("")
+            continue
+        texts.append(text[len(known) :])
+        start, read = read, end
+        known = decode(list(tokens[start:read]))
+    return texts
+
+
+def step_texts(
+    steps: Sequence[Step], decode: Callable[[list[int]], str]
+) -> tuple[tuple[str, ...], ...]:
+    """Return the texts of the tokens that each step emitted; see `token_texts`."""
+    texts = token_texts([token for step in steps for token in step.tokens], decode)
+    ends = accumulate(len(step.tokens) for step in steps)
+    return tuple(
+        tuple(texts[end - len(step.tokens) : end]) for step, end in zip(steps, ends, strict=True)
+    )
+
+
+def piece_text(token: int, decode: Callable[[list[int]], str]) -> str:
+    """Return the text of a token inside a text: some tokenizers drop a space at the beginning."""
+    alone = decode([token])
+    twice = decode([token, token])
+    return (twice.removeprefix(alone) if twice.startswith(alone) else "") or alone
+
+
+def step_vocabularies(
+    steps: Iterable[Step], decode: Callable[[list[int]], str]
+) -> Iterator[dict[int, str]]:
+    """Yield for each step the texts of the drafted tokens that no step before it drafted."""
+    known: set[int] = set()
+    for step in steps:
+        new = [token for token in dict.fromkeys(step.tree.tokens.tolist()) if token not in known]
+        known.update(new)
+        yield {token: piece_text(token, decode) for token in new}
+
+
+def write_trace(
+    path: Path | str,
+    generation: Traceable,
+    decode: Callable[[list[int]], str],
+    *,
+    model: str = "",
+    documents: Sequence[str] = (),
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the trace of `generation` to `path`; `decode` turns token ids into text.
+
+    What UTF-8 cannot hold becomes "?". Raises InputError where the file cannot be written.
+    """
+    header = {
+        **dict(extra or {}),
+        "format": FORMAT,
+        "version": VERSION,
+        "model": model,
+        "prompt_tokens": len(generation.prompt_tokens),
+        "label": generation.label,
+        "seed": generation.report.seed,
+        "documents": [{"name": name} for name in documents],
+    }
+    texts = step_texts(generation.steps, decode)
+    try:
+        with open(path, "w", encoding="utf-8", errors="replace") as file:
+            _put(file.write, header)
+            clock = _start(generation)
+            words = step_vocabularies(generation.steps, decode)
+            for index, (step, new) in enumerate(zip(generation.steps, words, strict=True)):
+                _put(file.write, _step_line(index, clock, step, texts[index]) | _new(new))
+                clock += sum(step.milliseconds.values())
+            _put(file.write, {"report": generation.report.to_dict()})
+    except OSError as error:
+        raise InputError(
+            f"cannot write the trace to {str(path)!r} ({error.strerror}): expected a file in an "
+            "existing, writable folder. Choose another path."
+        ) from error
+
+
+def _start(generation: Traceable) -> float:
+    """Return the milliseconds before the first step; a first step may itself be the prefill."""
+    first = generation.steps[0].milliseconds if generation.steps else {}
+    return 0.0 if "prefill" in first else generation.report.milliseconds.get("prefill", 0.0)
+
+
+def _put(write: Callable[[str], object], line: Mapping[str, Any]) -> None:
+    write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def _new(words: Mapping[int, str]) -> dict[str, Any]:
+    return {"vocabulary": {str(token): text for token, text in words.items()}} if words else {}
+
+
+def _step_line(index: int, clock: float, step: Step, texts: Sequence[str]) -> dict[str, Any]:
+    tree = step.tree
+    return {
+        "t": round(clock, 4),
+        "index": index,
+        "sources": list(tree.sources),
+        "tokens": tree.tokens.tolist(),
+        "parents": tree.parents.tolist(),
+        "source": tree.source.tolist(),
+        "reach": [round(float(reach), 4) for reach in tree.reach],
+        "origin": tree.origin.tolist(),
+        "path": list(step.path),
+        "emitted": list(step.tokens),
+        "texts": list(texts),
+        "ms": {stage: round(value, 4) for stage, value in step.milliseconds.items()},
+    }
+
+
+def read_trace(path: Path | str) -> Trace:
+    """Return the trace that `write_trace` wrote, up to the last whole line.
+
+    Raises InputError where the file is missing, is no trace, or has a damaged line.
+    """
+    lines = list(_lines(Path(path)))
+    if not lines or lines[0].get("format") != FORMAT or lines[0].get("version") != VERSION:
+        raise InputError(
+            f"{str(path)!r} is no trace of version {VERSION}: expected a file that "
+            "`ragspec ask --trace FILE` wrote. Write it again with this version."
+        )
+    complete = "report" in lines[-1]
+    try:
+        header = _read_header(lines[0])
+        body = lines[1:-1] if complete else lines[1:]
+        steps = tuple(_read_step(line) for line in body)
+        texts = tuple(tuple(str(piece) for piece in line["texts"]) for line in body)
+        words = {int(token): str(text) for line in body for token, text in _words(line).items()}
+        report = Report.from_dict(lines[-1]["report"]) if complete else _rebuild(header, steps)
+    except DAMAGE as error:
+        raise damaged(path, error) from error
+    return Trace(header, steps, texts, report, complete, words)
+
+
+def damaged(path: Path | str, error: Exception) -> InputError:
+    """Return the error that says that a trace is damaged, for what reading or showing it raised."""
+    return InputError(
+        f"the trace {str(path)!r} is damaged ({type(error).__name__}: {error}): expected the "
+        "lines that `ragspec ask --trace FILE` writes. Write it again."
+    )
+
+
+def _words(line: Mapping[str, Any]) -> dict[str, Any]:
+    words: dict[str, Any] = line.get("vocabulary", {})  # lines without are as good
+    return words
+
+
+def _lines(path: Path) -> Iterable[dict[str, Any]]:
+    try:
+        # The run may have been cut short inside a character: an unfinished last one is left out.
+        text = getincrementaldecoder("utf-8")().decode(path.read_bytes())
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"cannot read the trace {str(path)!r} ({error}): expected a text file written by "
+            "`ragspec ask --trace FILE`."
+        ) from error
+    rows = text.split("\n")
+    for number, row in enumerate(rows, 1):
+        if not row.strip():
+            continue
+        try:
+            line = json.loads(row)
+        except ValueError as error:
+            if number == len(rows):
+                return  # the line being written when the run was cut short
+            raise InputError(
+                f"line {number} of {str(path)!r} is not JSON ({error}): expected one JSON object "
+                "a line. Write the trace again."
+            ) from error
+        if not isinstance(line, dict):
+            raise InputError(f"line {number} of {str(path)!r} is not a JSON object.")
+        yield line
+
+
+def _read_header(line: Mapping[str, Any]) -> TraceHeader:
+    known = ("format", "version", "model", "prompt_tokens", "label", "seed", "documents")
+    return TraceHeader(
+        model=str(line["model"]),
+        prompt_tokens=int(line["prompt_tokens"]),
+        label=str(line["label"]),
+        seed=line["seed"],
+        documents=tuple(str(item["name"]) for item in line["documents"]),
+        extra={name: value for name, value in line.items() if name not in known},
+    )
+
+
+def _read_step(line: Mapping[str, Any]) -> Step:
+    n = len(line["tokens"])
+    tree = DraftTree(
+        tokens=np.asarray(line["tokens"], np.int64),
+        parents=np.asarray(line["parents"], np.int64),
+        reach=np.asarray(line["reach"], np.float32),
+        source=np.asarray(line["source"], np.int64),
+        origin=np.asarray(line["origin"], np.int64).reshape(n, 2),
+        sources=tuple(str(name) for name in line["sources"]),
+        kind=DraftKind.SAMPLED,  # the kind is not written: this one lets siblings be equal
+    )
+    check(tree)
+    path = tuple(int(node) for node in line["path"])
+    if any(not 0 <= i < n or tree.parents[i] != above for above, i in pairwise((ROOT, *path))):
+        raise ValueError(f"step {line.get('index')}: {path} is no path in its tree of {n} nodes")
+    emitted, texts = tuple(int(token) for token in line["emitted"]), len(line["texts"])
+    if texts != len(emitted):
+        raise ValueError(f"step {line.get('index')}: {len(emitted)} tokens, but {texts} texts")
+    milliseconds = {str(stage): float(value) for stage, value in line["ms"].items()}
+    return Step(tree, path, emitted, milliseconds)
+
+
+def _rebuild(header: TraceHeader, steps: Sequence[Step]) -> Report:
+    builder = ReportBuilder(header.label, header.seed, header.prompt_tokens)
+    for step in steps:
+        if "prefill" in step.milliseconds:
+            builder.prefill(step.milliseconds["prefill"])
+        else:
+            builder.step(step)
+    seconds = sum(sum(step.milliseconds.values()) for step in steps) / 1000
+    return builder.build([token for step in steps for token in step.tokens], seconds, "cancelled")

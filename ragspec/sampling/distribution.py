@@ -1,0 +1,200 @@
+"""The law of the next token: logits -> processors -> temperature and filters -> noise -> token.
+
+The token is `argmax(log p + g)`: Gumbel noise g of the position makes it a sample of p, and
+greedy is the case g = 0. Only tokens that survive the filters need noise, so the full vocabulary
+is neither sorted nor hashed when a filter is on: candidates come from a two-stage top-k, and a row
+whose survivors might not all be among them is done again over the whole vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.processors import HFCallable, Processor, build_processors
+from ragspec.sampling.settings import Sampling
+from ragspec.sampling.top_tokens import best_token, best_tokens
+
+_CANDIDATES = (128, 2048)
+_NEVER = float("-inf")
+
+
+class TokenLaw:
+    """The output law of one row of text: settings, processors and noise.
+
+    ends: token ids that end a text. extra: further transformers LogitsProcessors.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        noise: NoiseStream,
+        prompt_length: int = 0,
+        ends: Sequence[int] = (),
+        extra: Sequence[HFCallable] = (),
+    ) -> None:
+        self.sampling = sampling
+        self.noise = noise
+        self.prompt_length = prompt_length
+        self.processors: list[Processor] = build_processors(sampling, prompt_length, ends, extra)
+
+    @property
+    def trivial(self) -> bool:
+        """Whether the token is simply the argmax of the raw logits."""
+        return self.sampling.greedy and not self.processors
+
+    @property
+    def lazy(self) -> bool:
+        """Whether nodes must be asked one at a time, visited ones only."""
+        return any(processor.lazy for processor in self.processors)
+
+    @property
+    def _filters(self) -> bool:
+        """Whether some tokens cannot be chosen."""
+        sampling = self.sampling
+        return bool(sampling.top_k or sampling.top_p < 1.0 or sampling.min_p)
+
+    def without_lazy(self) -> TokenLaw:
+        """Return this law less the processors that may keep state, for drafters to draw from."""
+        law = TokenLaw(self.sampling, self.noise, self.prompt_length)
+        law.processors = [processor for processor in self.processors if not processor.lazy]
+        return law
+
+    def process(
+        self,
+        logits: torch.Tensor,
+        context: Sequence[int],
+        paths: Sequence[Sequence[int]],
+    ) -> torch.Tensor:
+        """Return logits [R, V] after the processors, before temperature and filters.
+
+        context: committed tokens, the root last. paths: draft tokens from there to each of the R
+        nodes.
+        """
+        if not self.processors:
+            return logits
+        scores = logits if logits.dtype == torch.float64 else logits.float()
+        for processor in self.processors:
+            scores = processor.apply(scores, context, paths)
+        return scores
+
+    def select(self, scores: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
+        """Return the token of each of R nodes: processed scores [R, V] -> i64 [R].
+
+        indices: the generated index of each of those tokens, which fixes its noise.
+        """
+        if self.sampling.greedy:
+            return best_token(scores)
+        perturbed, tokens = self._perturbed(scores, indices)
+        if not self._filters:
+            return best_token(perturbed)
+        return tokens.gather(-1, best_token(perturbed)[:, None])[:, 0]
+
+    def order(self, scores: torch.Tensor, indices: Sequence[int], k: int) -> torch.Tensor:
+        """Return the k first choices of R nodes: processed scores [R, V] -> i64 [R, k].
+
+        The first of them is what `select` takes. Filtered tokens come last, in any order.
+        """
+        if self.sampling.greedy:
+            return best_tokens(scores, k)[1]
+        perturbed, tokens = self._perturbed(scores, indices)
+        return tokens.gather(-1, best_tokens(perturbed, k)[1])
+
+    def best(
+        self, scores: torch.Tensor, indices: Sequence[int], k: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the k first choices of R nodes, for drafts coupled to this law.
+
+        Shapes: processed scores [R, V] -> tokens i64 [R, k] and their probabilities f64 [R, k]
+        (0 where fewer than k tokens survive), in the order in which this law prefers them.
+        """
+        if self.sampling.greedy:
+            values, tokens = scores.topk(k, dim=-1)
+            logp = values.double() - scores.double().logsumexp(-1, keepdim=True)
+            return tokens, logp.exp()
+        kept, tokens = self._survivors(scores)
+        perturbed = kept + self.noise.gumbel_rows(indices, tokens)
+        places = perturbed.topk(min(k, tokens.shape[1]), dim=-1).indices
+        return tokens.gather(-1, places), kept.softmax(-1).gather(-1, places)
+
+    def probabilities(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return the laws of R nodes: processed scores [R, V] -> f64 [R, V]."""
+        if self.sampling.greedy:
+            return torch.nn.functional.one_hot(best_token(scores), scores.shape[-1]).double()
+        kept, tokens = self._survivors(scores)
+        full = torch.full(scores.shape, _NEVER, dtype=torch.float64, device=scores.device)
+        return full.scatter_(-1, tokens, kept).softmax(-1)
+
+    def _perturbed(
+        self, scores: torch.Tensor, indices: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log p + g (up to a constant of the row) and the tokens they belong to.
+
+        Shapes: [R, V] -> f64 [R, K] and i64 [R, K]; filtered candidates are at -inf.
+        """
+        kept, tokens = self._survivors(scores)
+        return kept + self.noise.gumbel_rows(indices, tokens), tokens
+
+    def _survivors(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return scaled scores f64 [R, K] of candidate tokens i64 [R, K], filtered at -inf.
+
+        Flat laws need more candidates than peaked ones, so a few are tried before many, and many
+        before the whole vocabulary.
+        """
+        sampling, size = self.sampling, scores.shape[-1]
+        if not self._filters:
+            return self._everything(scores)
+        total = None
+        for wanted in _CANDIDATES:
+            if sampling.top_k + 16 > wanted or 4 * wanted >= size:
+                continue
+            values, tokens = best_tokens(scores, wanted)
+            scaled = values.double() / sampling.temperature
+            if total is None and sampling.top_p < 1.0 and not sampling.top_k:
+                total = (scores.double() / sampling.temperature).logsumexp(-1, keepdim=True)
+            kept = self._filter(scaled, total)
+            beyond = kept[:, -1] > _NEVER  # a survivor may lie beyond, or a tie that weighs
+            if sampling.top_k:
+                last, kth = scaled[:, -1], scaled[:, sampling.top_k - 1]
+                beyond |= (last == kth) & last.isfinite()
+            if not bool(beyond.any()):
+                return kept, tokens
+        return self._everything(scores)
+
+    def _everything(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self._filters:
+            tokens = _vocabulary(scores.shape[-1], scores.device).expand(scores.shape)
+            return scores.double() / self.sampling.temperature, tokens
+        values, tokens = scores.sort(dim=-1, descending=True, stable=True)
+        scaled = values.double() / self.sampling.temperature
+        return self._filter(scaled, None), tokens
+
+    def _filter(self, scaled: torch.Tensor, total: torch.Tensor | None) -> torch.Tensor:
+        """Put filtered scores at -inf. scaled f64 [R, K], descending; total: log of the mass.
+
+        Ties with the last survivor survive too, so that the result cannot depend on the order
+        in which equal scores were sorted.
+        """
+        sampling, size = self.sampling, scaled.shape[-1]
+        if sampling.top_k and sampling.top_k < size:
+            scaled = scaled.masked_fill(scaled < scaled[:, sampling.top_k - 1, None], _NEVER)
+        if sampling.top_p < 1.0:
+            total = scaled.logsumexp(-1, keepdim=True) if total is None else total
+            mass = (scaled - total).exp()
+            inside = mass.cumsum(-1) - mass < sampling.top_p
+            inside[:, 0] = True
+            last = torch.where(inside, scaled, torch.inf).amin(-1, keepdim=True)
+            scaled = scaled.masked_fill(scaled < last, _NEVER)
+        if sampling.min_p:
+            floor = scaled[:, :1] + torch.log(torch.tensor(sampling.min_p, dtype=torch.float64))
+            scaled = scaled.masked_fill(scaled < floor.to(scaled), _NEVER)
+        return scaled
+
+
+@lru_cache(maxsize=4)
+def _vocabulary(size: int, device: torch.device) -> torch.Tensor:
+    """Return the ids 0 .. size - 1, kept since every step asks for them."""
+    return torch.arange(size, device=device)

@@ -1,0 +1,180 @@
+"""Changes of the logits that depend on the text so far, for any node of a tree.
+
+A `Processor` sees the logits of R nodes and, for each, the draft tokens between the last
+committed token and that node. The common ones are batched; every transformers LogitsProcessor is
+taken as it is by `HFProcessor`, one node at a time in the order in which plain decoding calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from ragspec.sampling.settings import Sampling
+
+HFCallable = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Processor(Protocol):
+    """Changes logits in the light of the text."""
+
+    lazy: bool
+
+    def apply(
+        self, logits: torch.Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
+    ) -> torch.Tensor:
+        """Return logits f32 [R, V]; row r follows `context` and then `paths[r]`.
+
+        `lazy` processors get one row at a time, visited nodes only, in order.
+        """
+        ...
+
+
+class RepetitionPenalty:
+    """Divide positive and multiply negative logits of every token seen (CTRL, 1909.05858)."""
+
+    lazy = False
+
+    def __init__(self, penalty: float) -> None:
+        self.penalty = penalty
+
+    def apply(
+        self, logits: torch.Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
+    ) -> torch.Tensor:
+        """Return the penalised logits [R, V]."""
+        seen = torch.zeros(logits.shape[1], dtype=torch.bool)
+        seen[torch.tensor(context)] = True
+        mask = seen.repeat(len(paths), 1)
+        for row, path in enumerate(paths):
+            mask[row, list(path)] = True
+        scaled = torch.where(logits < 0, logits * self.penalty, logits / self.penalty)
+        return torch.where(mask.to(logits.device), scaled, logits)
+
+
+class CountPenalty:
+    """Subtract frequency x count + presence from tokens generated so far (OpenAI's penalties)."""
+
+    lazy = False
+
+    def __init__(self, frequency: float, presence: float, prompt_length: int) -> None:
+        self.frequency = frequency
+        self.presence = presence
+        self.prompt_length = prompt_length
+
+    def apply(
+        self, logits: torch.Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
+    ) -> torch.Tensor:
+        """Return the penalised logits [R, V]."""
+        base = torch.bincount(
+            torch.tensor(context[self.prompt_length :], dtype=torch.int64),
+            minlength=logits.shape[1],
+        )
+        counts = base.repeat(len(paths), 1)
+        for row, path in enumerate(paths):
+            for token in path:
+                counts[row, token] += 1
+        counts = counts.to(logits.device)
+        return logits - self.frequency * counts - self.presence * (counts > 0)
+
+
+class TokenBias:
+    """Add a constant to the logits of single tokens."""
+
+    lazy = False
+
+    def __init__(self, bias: Mapping[int, float]) -> None:
+        self.tokens = torch.tensor(list(bias), dtype=torch.int64)
+        self.values = torch.tensor(list(bias.values()))
+
+    def apply(
+        self, logits: torch.Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
+    ) -> torch.Tensor:
+        """Return the biased logits [R, V]."""
+        out = logits.clone()
+        out[:, self.tokens] += self.values.to(out)
+        return out
+
+
+class MinimumLength:
+    """Forbid the end tokens until enough tokens were generated."""
+
+    lazy = False
+
+    def __init__(self, minimum: int, ends: Sequence[int], prompt_length: int) -> None:
+        self.minimum = minimum
+        self.ends = list(ends)
+        self.prompt_length = prompt_length
+
+    def apply(
+        self, logits: torch.Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
+    ) -> torch.Tensor:
+        """Return logits [R, V] with the end tokens at -inf where it is too early for them."""
+        generated = len(context) - self.prompt_length
+        early = [row for row, path in enumerate(paths) if generated + len(path) < self.minimum]
+        if not early:
+            return logits
+        out = logits.clone()
+        out[torch.tensor(early)[:, None], torch.tensor(self.ends)] = float("-inf")
+        return out
+
+
+class HFProcessor:
+    """Any transformers LogitsProcessor, stateful or not."""
+
+    lazy = True
+
+    def __init__(self, processor: HFCallable) -> None:
+        self.processor = processor
+
+    def apply(
+        self, logits: torch.Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
+    ) -> torch.Tensor:
+        """Return what the processor makes of input_ids [1, T] and scores [1, V], row by row."""
+        rows = [
+            self.processor(
+                torch.tensor([[*context, *path]], device=logits.device), logits[row : row + 1]
+            )
+            for row, path in enumerate(paths)
+        ]
+        return torch.cat(rows)
+
+
+def build_processors(
+    sampling: Sampling,
+    prompt_length: int,
+    ends: Sequence[int],
+    extra: Sequence[HFCallable] = (),
+) -> list[Processor]:
+    """Return the processors that the settings ask for, in transformers' order, `extra` last."""
+    found: list[Processor] = []
+    if sampling.sequence_bias:
+        found.append(_sequence_bias(sampling.sequence_bias))
+    if sampling.logit_bias:
+        found.append(TokenBias(sampling.logit_bias))
+    if sampling.repetition_penalty != 1.0:
+        found.append(RepetitionPenalty(sampling.repetition_penalty))
+    if sampling.frequency_penalty or sampling.presence_penalty:
+        found.append(
+            CountPenalty(sampling.frequency_penalty, sampling.presence_penalty, prompt_length)
+        )
+    if sampling.no_repeat_ngram_size:
+        found.append(_hf("NoRepeatNGramLogitsProcessor", sampling.no_repeat_ngram_size))
+    if sampling.bad_words_ids:
+        words = [list(word) for word in sampling.bad_words_ids]
+        found.append(_hf("NoBadWordsLogitsProcessor", words, list(ends) or None))
+    if sampling.min_new_tokens and ends:
+        found.append(MinimumLength(sampling.min_new_tokens, ends, prompt_length))
+    found.extend(HFProcessor(processor) for processor in extra)
+    return found
+
+
+def _sequence_bias(bias: Mapping[Sequence[int], float]) -> HFProcessor:
+    return _hf("SequenceBiasLogitsProcessor", {tuple(k): float(v) for k, v in bias.items()})
+
+
+def _hf(name: str, *arguments: Any) -> HFProcessor:
+    from transformers.generation import logits_process
+
+    return HFProcessor(getattr(logits_process, name)(*arguments))

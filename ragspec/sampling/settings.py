@@ -1,0 +1,127 @@
+"""How tokens are chosen: one frozen object with GenerationConfig's field names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from numbers import Integral
+from typing import Any
+
+from ragspec.errors import SamplingError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Settings of the output law; the default is greedy.
+
+    temperature 0 (or do_sample=False) is greedy. top_k 0, top_p 1 and min_p 0 switch those
+    filters off; they apply in the order of transformers: penalties, bias, temperature, top_k,
+    top_p, min_p. frequency_penalty and presence_penalty count generated tokens (OpenAI's
+    meaning), repetition_penalty the prompt too (transformers' meaning). bad_words_ids and
+    sequence_bias take token ids. n samples share one prefill. seed None draws one and reports
+    it; a list gives each prompt its own. Raises SamplingError for values outside their range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
+    min_new_tokens: int = 0
+    bad_words_ids: Sequence[Sequence[int]] | None = None
+    sequence_bias: Mapping[Sequence[int], float] | None = None
+    logit_bias: Mapping[int, float] | None = None
+    n: int = 1
+    seed: int | Sequence[int] | None = None
+    do_sample: bool | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        self._check("temperature", self.temperature, 0.0, 100.0)
+        self._check("top_p", self.top_p, 0.0, 1.0)
+        self._check("min_p", self.min_p, 0.0, 1.0)
+        self._check("top_k", self.top_k, 0, 1 << 31)
+        self._check("repetition_penalty", self.repetition_penalty, 1e-6, 100.0)
+        self._check("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
+        self._check("presence_penalty", self.presence_penalty, -100.0, 100.0)
+        self._check("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, 1 << 20)
+        self._check("min_new_tokens", self.min_new_tokens, 0, 1 << 31)
+        self._check("n", self.n, 1, 4096)
+        for name in ("top_k", "no_repeat_ngram_size", "min_new_tokens", "n"):
+            if not isinstance(value := getattr(self, name), Integral):
+                raise SamplingError(f"{name} is {value!r}, expected a whole number")
+        self._check_seed()
+        if self.top_p == 0.0:
+            raise SamplingError("top_p is 0.0, expected above 0 and at most 1; use temperature=0")
+        if self.do_sample and self.temperature == 0.0:
+            raise SamplingError(
+                "do_sample=True with temperature=0: expected a temperature above 0, for example "
+                "Sampling(temperature=1.0); leave do_sample out to sample whenever it is above 0"
+            )
+
+    def _check(self, name: str, value: float, low: float, high: float) -> None:
+        if not isinstance(value, (int, float)) or not low <= value <= high:
+            raise SamplingError(f"{name} is {value!r}, expected a number from {low} to {high}")
+
+    def _check_seed(self) -> None:
+        listed = not isinstance(self.seed, (str, bytes)) and hasattr(self.seed, "__len__")
+        seeds: Any = self.seed if listed else [self.seed]
+        for seed in seeds:
+            if seed is not None and not isinstance(seed, Integral):
+                raise SamplingError(
+                    f"seed is {self.seed!r}, expected a whole number, one for each prompt, or None"
+                )
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable token is always taken."""
+        return self.temperature == 0.0 or self.do_sample is False
+
+    def seed_of(self, row: int) -> int | None:
+        """Return the seed of prompt number `row`, or None where none was given."""
+        if self.seed is None or isinstance(self.seed, (int, Integral)):
+            return None if self.seed is None else int(self.seed)
+        if row >= len(self.seed):
+            raise SamplingError(
+                f"{len(self.seed)} seeds for at least {row + 1} prompts: give one seed, or one "
+                "for each prompt"
+            )
+        found: Any = self.seed[row]
+        return None if found is None else int(found)
+
+    @classmethod
+    def from_generation_config(cls, config: Any, **overrides: Any) -> Sampling:
+        """Return the settings that a transformers GenerationConfig asks for.
+
+        Settings without a counterpart here (beams, contrastive search) raise SamplingError.
+        """
+        if (getattr(config, "num_beams", 1) or 1) > 1:
+            raise SamplingError(
+                f"num_beams={config.num_beams}: expected 1; beam search cannot be speculated, "
+                "call model.generate without ragspec for it"
+            )
+        known = {f.name for f in fields(cls)} - {"n", "seed", "do_sample"}
+        values = {
+            name: value for name in known if (value := getattr(config, name, None)) is not None
+        }
+        if not getattr(config, "do_sample", False):
+            values["temperature"] = 0.0
+        else:
+            values.setdefault("temperature", 1.0)
+        values["n"] = getattr(config, "num_return_sequences", 1) or 1
+        values.update(overrides)
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One emitted token and its log-probability, processors applied, at temperature 1.
+
+    top: the most probable tokens there with theirs, best first, as many as were asked for.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()

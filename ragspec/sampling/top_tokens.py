@@ -1,0 +1,142 @@
+"""The largest scores of a vocabulary, and the target's best tokens for drafters that learn.
+
+Scores are asked for at every node, so finding the largest has to be cheap. Measured on a CPU, 37
+rows of 8,192: torch's argmax takes 0.4 ms in float32 and 1.1 ms in bfloat16, NumPy's 0.02 and (with
+a copy) 0.04. A vocabulary is never sorted: the k largest values lie in the k blocks of largest
+maximum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from ragspec.trees.draft_tree import Ints
+
+BLOCK = 64
+
+
+SMALL = 1 << 18  # scores below which a plain top-k is the faster one (measured between forwards)
+
+
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+def best_token(scores: torch.Tensor) -> torch.Tensor:
+    """Return the place of the largest score, the first among equals: [..., V] -> i64 [...]."""
+    if scores.device.type != "cpu":
+        return scores.argmax(-1)
+    return torch.from_numpy(np.asarray(_widened(scores).numpy().argmax(-1)))
+
+
+def best_tokens(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the k largest scores and their places, best first: [..., V] -> two [..., k].
+
+    Where V is less than k, all V of them.
+    """
+    size = scores.shape[-1]
+    k = min(k, size)
+    blocks = size // BLOCK
+    if scores.numel() < SMALL or blocks < 2 * k:
+        values, places = scores.topk(k, -1)
+        return values, places
+    kind = scores.dtype
+    if scores.device.type == "cpu":
+        scores = _widened(scores)
+    head = scores[..., : blocks * BLOCK].reshape(*scores.shape[:-1], blocks, BLOCK)
+    held = head.amax(-1).topk(k, -1).indices
+    where = held[..., None].expand(*held.shape, BLOCK)
+    values = head.gather(-2, where).flatten(-2)
+    places = (held[..., None] * BLOCK + torch.arange(BLOCK, device=held.device)).flatten(-2)
+    if blocks * BLOCK < size:
+        rest = torch.arange(blocks * BLOCK, size, device=held.device)
+        values = torch.cat((values, scores[..., blocks * BLOCK :]), -1)
+        places = torch.cat((places, rest.expand(*places.shape[:-1], -1)), -1)
+    values, best = values.topk(k, -1)
+    return values.to(kind), places.gather(-1, best)
+
+
+def _widened(scores: torch.Tensor) -> torch.Tensor:
+    """Return scores of half precision in single, for which a CPU has the faster kernels."""
+    scores = scores.detach()
+    return scores.float() if scores.dtype in _HALVES else scores
+
+
+LATE = 1 << 17  # scores that may wait on a host: of many steps together they are found in less time
+
+
+class _Forward:
+    """The k best tokens of all rows of a forward i64 [B, n, k]; `host` is the one copy of them."""
+
+    def __init__(self, scores: torch.Tensor, k: int) -> None:
+        self._scores: torch.Tensor | None = scores
+        self._k = k
+
+    @classmethod
+    def of(cls, best: torch.Tensor) -> _Forward:
+        """Return the forward whose best tokens are known."""
+        known = cls(best, best.shape[-1])
+        known.best, known._scores = best, None
+        return known
+
+    @cached_property
+    def best(self) -> torch.Tensor:
+        scores, self._scores = self._scores, None  # nobody needs to hold them any longer
+        assert scores is not None
+        return best_tokens(scores, self._k)[1]
+
+    @cached_property
+    def host(self) -> Ints:
+        return self.best.cpu().numpy()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tops:
+    """The best tokens i64 [n, k] of one row of a forward, best first; its length is n.
+
+    They stay on the device of the target until somebody reads them on the host; the rows of a
+    forward then share one copy.
+    """
+
+    forward: _Forward
+    row: int
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    @classmethod
+    def of(cls, best: torch.Tensor) -> Tops:
+        """Return the best tokens [n, k] of a single row."""
+        return cls(_Forward.of(best[None]), 0, len(best))
+
+    @classmethod
+    def rows(cls, best: torch.Tensor, counts: Sequence[int]) -> list[Tops]:
+        """Return the first `counts` of the best tokens [B, n, k] of every row."""
+        return cls._shared(_Forward.of(best), counts)
+
+    @classmethod
+    def ranked(cls, logits: torch.Tensor, k: int, counts: Sequence[int], kept: bool) -> list[Tops]:
+        """Return the k best tokens of the first `counts` positions of logits [B, n, V].
+
+        kept: nobody changes the logits, so that on a host the search may wait for a reader.
+        """
+        if kept and logits.device.type == "cpu" and logits.numel() <= LATE:
+            return cls._shared(_Forward(logits, k), counts)
+        return cls.rows(best_tokens(logits, k)[1], counts)
+
+    @classmethod
+    def _shared(cls, forward: _Forward, counts: Sequence[int]) -> list[Tops]:
+        return [cls(forward, row, count) for row, count in enumerate(counts)]
+
+    def there(self) -> torch.Tensor:
+        """Return them where the target made them: i64 [n, k]."""
+        return self.forward.best[self.row, : self.count]
+
+    def host(self) -> Ints:
+        """Return them on the host: i64 [n, k], not to be changed."""
+        return self.forward.host[self.row, : self.count]

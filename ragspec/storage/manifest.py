@@ -1,0 +1,102 @@
+"""What a store on disk says about itself: its kind, its parameters, and a hash for every file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ragspec.errors import StoreError
+from ragspec.storage.filesystem import unreadable
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+
+Verify = Literal["full", "size"]
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """Size in bytes and SHA-256 (hex) of one file of a store."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a store says about itself.
+
+    kind: what it holds (for example "passages"). parameters: how it was built. fingerprints: of
+    the tokenizer, embedder or model that it only makes sense with. files: by relative name.
+    """
+
+    kind: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+    fingerprints: dict[str, str] = field(default_factory=dict)
+    files: dict[str, FileRecord] = field(default_factory=dict)
+    format: int = FORMAT
+
+    def to_bytes(self) -> bytes:
+        """Return the JSON text that goes to disk, the same for the same manifest."""
+        return json.dumps(asdict(self), indent=1, sort_keys=True).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, path: Path) -> Manifest:
+        """Read a manifest; raises StoreError where it is damaged or of another format."""
+        try:
+            raw = json.loads(data)
+            files = {name: FileRecord(**record) for name, record in raw.pop("files").items()}
+            manifest = cls(files=files, **raw)
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            raise StoreError(f"{path} is no manifest ({error}); build the store again.") from error
+        if manifest.format != FORMAT:
+            raise StoreError(
+                f"{path} has format {manifest.format}, this version reads format {FORMAT}; "
+                "build the store again."
+            )
+        return manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a new generation holds, for a writer that only learns it while it writes.
+
+    parameters, fingerprints: as in `Manifest`. carried: the records of files brought over from
+    an older generation; their hashes hold on, so that damage to them is never made official.
+    """
+
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    carried: Mapping[str, FileRecord] = field(default_factory=dict)
+
+
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 of a file, in hex."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def check_file(folder: Path, name: str, record: FileRecord, verify: Verify) -> None:
+    """Raise StoreError unless a file is there, inside the folder, and as the manifest says."""
+    path = folder / name
+    try:
+        if not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
+            raise FileNotFoundError(path)
+        size = path.stat().st_size
+        digest = sha256_file(path) if verify == "full" and size == record.size else record.sha256
+    except OSError as error:  # a writer may remove an old generation at any moment
+        raise unreadable(path, error) from error
+    if size != record.size:
+        raise StoreError(
+            f"{path} has {size} bytes, expected {record.size}: it is truncated or "
+            "was changed; build the store again."
+        )
+    if digest != record.sha256:
+        raise StoreError(
+            f"{path} does not have the recorded SHA-256: it was changed or the disk is failing; "
+            "build the store again."
+        )

@@ -1,0 +1,319 @@
+"""Folders of plain arrays and JSON that are whole or absent, never half written.
+
+    root/
+      CURRENT          {"generation": "gen-000002", "manifest_sha256": "..."}
+      LOCK             held by the one writer
+      gen-000002/      the data files and manifest.json (written last)
+      .build-.../      a build in progress, or what a killed writer left
+
+A store is built beside the one that readers use, flushed to disk, renamed into place, and only
+then does the pointer file switch: whatever happens, readers find the old store or the new one.
+Opening checks the manifest and every file against their SHA-256. This module knows files and
+hashes; it does not know what is in them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ragspec.errors import InputError, StoreError
+from ragspec.storage.filesystem import LOCK, link_or_copy, read_file, sync, writer_lock
+from ragspec.storage.manifest import (
+    MANIFEST,
+    Contents,
+    FileRecord,
+    Manifest,
+    Verify,
+    check_file,
+    sha256_file,
+)
+
+POINTER = "CURRENT"
+BUILD_PREFIX = ".build-"
+GENERATION = re.compile(r"gen-(\d{6,})")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    """A checked generation: `path` is the folder that holds the files of `manifest`.
+
+    A writer may publish newer generations meanwhile; the one before the newest is kept, and files
+    that are already mapped into memory stay valid.
+    """
+
+    path: Path
+    manifest: Manifest
+
+    def file(self, name: str) -> Path:
+        """Return the path of a listed file; raises StoreError where the manifest lacks it."""
+        if name not in self.manifest.files:
+            raise StoreError(f"{self.path} holds no file {name!r}; build the store again.")
+        return self.path / name
+
+    def expect(self, name: str, fingerprint: str) -> None:
+        """Raise StoreError unless the store was built with the thing of this fingerprint."""
+        check_fingerprint(self.path.parent, name, self.manifest.fingerprints.get(name), fingerprint)
+
+
+Writer = Callable[[Path], Contents | None]
+
+
+def publish(
+    root: Path,
+    kind: str,
+    write: Writer,
+    *,
+    parameters: Mapping[str, Any] | None = None,
+    fingerprints: Mapping[str, str] | None = None,
+    stage: Callable[[str], None] = lambda name: None,
+    wait: float = 0.0,
+) -> OpenStore:
+    """Let `write(folder)` fill a new folder, then make it the store's current generation.
+
+    `write` runs with the writers' lock held, so that it may read the current generation, `carry`
+    files over from it, and return the `Contents`; else `parameters` and `fingerprints` are it.
+    wait: seconds to wait for another writer.
+    `stage` is called with the name of each point that was reached: "locked", "written", "synced",
+    "manifest", "renamed", "switched", "cleaned". Up to "renamed" a crash leaves the old store,
+    from "switched" on the new one. Raises StoreError where `root` is something else than a store
+    or another process writes to it; whatever `write` raises passes through, and what was made for
+    a first generation goes again.
+    """
+    root = Path(root)
+    new = not root.exists()
+    check_writable(root)
+    with writer_lock(root, wait):
+        remove_leftovers(root)
+        stage("locked")
+        build = root / f"{BUILD_PREFIX}{os.getpid()}"
+        try:
+            build.mkdir()
+        except OSError as error:
+            raise StoreError(f"{root} cannot be written ({error.strerror}).") from error
+        try:
+            default = Contents(parameters or {}, fingerprints or {})
+            manifest = fill(build, kind, write, default, stage)
+            target = root / next_generation(root)
+            os.rename(build, target)
+        except BaseException:
+            shutil.rmtree(build, ignore_errors=True)
+            if new:
+                remove_empty(root)
+            raise
+        sync(root)
+        stage("renamed")
+        switch(root, target.name, manifest)
+        stage("switched")
+        remove_old(root, keep=target.name)
+        stage("cleaned")
+    return OpenStore(target, manifest)
+
+
+def check_writable(root: Path) -> None:
+    """Make the folder of a store; raises StoreError where it holds something else."""
+    if root.exists() and not root.is_dir():
+        raise StoreError(f"{root} is a file; name a new folder for the store.")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        names = [path.name for path in root.iterdir()]
+    except OSError as error:
+        raise StoreError(f"{root} cannot be written ({error.strerror}).") from error
+    foreign = [name for name in names if not is_ours(name)]
+    if foreign and POINTER not in names:
+        raise StoreError(
+            f"{root} holds other files ({', '.join(sorted(foreign)[:3])}) and no store; "
+            "name a new or empty folder."
+        )
+
+
+def is_ours(name: str) -> bool:
+    """Say whether a name at the top of a store's folder is one that this module gives."""
+    known = name in {POINTER, LOCK} or name.startswith((BUILD_PREFIX, POINTER + "."))
+    return known or GENERATION.fullmatch(name) is not None
+
+
+def is_store(folder: Path) -> bool:
+    """Say whether a folder is the root of a store: it has a pointer file, or what it points to."""
+    try:
+        names = {path.name for path in folder.iterdir()}
+    except OSError:
+        return False
+    marks = names & {POINTER, LOCK}
+    return bool(marks) and any(GENERATION.fullmatch(name) for name in names)
+
+
+def fill(
+    build: Path,
+    kind: str,
+    write: Writer,
+    default: Contents,
+    stage: Callable[[str], None],
+) -> Manifest:
+    """Write the data files, flush them, and write the manifest last."""
+    contents = write(build) or default
+    stage("written")
+    paths = sorted(path for path in build.rglob("*") if path.is_file())
+    names = {path.relative_to(build).as_posix(): path for path in paths}
+    records = {
+        name: contents.carried.get(name) or FileRecord(path.stat().st_size, sha256_file(path))
+        for name, path in names.items()
+    }
+    for name, record in contents.carried.items():
+        check_file(build, name, record, "size")
+    linked = {names[name] for name in contents.carried if names[name].stat().st_nlink > 1}
+    for path in build.rglob("*"):
+        if path not in linked:  # what is linked was flushed when it was written
+            sync(path)
+    stage("synced")
+    manifest = Manifest(kind, dict(contents.parameters), dict(contents.fingerprints), records)
+    (build / MANIFEST).write_bytes(manifest.to_bytes())
+    sync(build / MANIFEST)
+    sync(build)
+    stage("manifest")
+    return manifest
+
+
+def carry(store: OpenStore, names: Iterable[str], folder: Path) -> dict[str, FileRecord]:
+    """Bring files of an older generation into `folder` without writing them again.
+
+    Hard links, or copies where the file system has none. Returns their records, for
+    `Contents.carried`. Raises StoreError where one is missing.
+    """
+    records: dict[str, FileRecord] = {}
+    for name in names:
+        source, target = store.file(name), folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            link_or_copy(source, target)
+        except FileNotFoundError as error:
+            raise StoreError(f"{source} is missing; build the store again.") from error
+        records[name] = store.manifest.files[name]
+    return records
+
+
+def switch(root: Path, generation: str, manifest: Manifest) -> None:
+    """Point CURRENT at a generation, in one atomic step."""
+    digest = hashlib.sha256(manifest.to_bytes()).hexdigest()
+    beside = root / (POINTER + ".new")
+    beside.write_bytes(pointer_bytes(generation, digest))
+    sync(beside)
+    os.replace(beside, root / POINTER)
+    sync(root)
+
+
+def pointer_bytes(generation: str, digest: str) -> bytes:
+    """Return what CURRENT holds."""
+    return json.dumps({"generation": generation, "manifest_sha256": digest}).encode()
+
+
+def generations(root: Path) -> list[str]:
+    """Return the names of all generations in a folder, oldest first."""
+    names = [path.name for path in root.iterdir() if GENERATION.fullmatch(path.name)]
+    return sorted(names, key=lambda name: int(name.split("-")[1]))
+
+
+def next_generation(root: Path) -> str:
+    """Return the name of the generation after the newest one, used or left over."""
+    names = generations(root)
+    return f"gen-{int(names[-1].split('-')[1]) + 1 if names else 1:06d}"
+
+
+def remove_leftovers(root: Path) -> None:
+    """Remove what killed writers left, with the lock held: builds, and unswitched generations."""
+    for path in root.glob(BUILD_PREFIX + "*"):
+        shutil.rmtree(path, ignore_errors=True)
+    try:
+        current = str(json.loads((root / POINTER).read_bytes())["generation"])
+    except FileNotFoundError:
+        current = ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # a damaged pointer: delete nothing that a person may want to look at
+    names = generations(root)
+    if current and current not in names:
+        return  # the generation in use is gone: an older one may be all that is left
+    for name in names[names.index(current) + 1 if current else 0 :]:
+        shutil.rmtree(root / name, ignore_errors=True)
+
+
+def remove_empty(root: Path) -> None:
+    """Remove the folder of a store that holds nothing but a lock, with the lock held."""
+    with suppress(OSError):  # it is in use, or where open files cannot be removed
+        if [path.name for path in root.iterdir()] == [LOCK]:
+            (root / LOCK).unlink()
+            root.rmdir()
+
+
+def remove_old(root: Path, keep: str) -> None:
+    """Remove all generations but `keep` and the newest before it, which readers may be opening."""
+    for name in generations(root)[:-2]:
+        if name != keep:
+            shutil.rmtree(root / name, ignore_errors=True)
+
+
+def open_store(
+    root: Path,
+    kind: str,
+    *,
+    verify: Verify = "full",
+    fingerprints: Mapping[str, str] | None = None,
+) -> OpenStore:
+    """Check a store and return its current generation.
+
+    verify: "full" hashes every file, "size" only compares sizes (the manifest itself is hashed
+    always). fingerprints: what the store must have been built with. Raises StoreError where the
+    store is missing, damaged, of another kind or made for something else.
+    """
+    root = Path(root)
+    if verify not in ("full", "size"):
+        raise InputError(f"verify is {verify!r}; expected 'full' or 'size'.")
+    path, manifest = read_current(root)
+    if manifest.kind != kind:
+        raise StoreError(f"{root} holds {manifest.kind!r}, expected {kind!r}; name another store.")
+    for name, expected in (fingerprints or {}).items():
+        check_fingerprint(root, name, manifest.fingerprints.get(name), expected)
+    for name, record in manifest.files.items():
+        check_file(path, name, record, verify)
+    return OpenStore(path, manifest)
+
+
+def read_current(root: Path) -> tuple[Path, Manifest]:
+    """Follow the pointer file to a generation and its manifest."""
+    pointer = root / POINTER
+    if not pointer.is_file():
+        raise StoreError(f"{root} holds no store (no file {POINTER}); build it first.")
+    try:
+        found = read_file(pointer)
+        current = json.loads(found)
+        if not isinstance(current, dict):
+            raise ValueError(f"{type(current).__name__}, expected an object")
+        generation, digest = str(current["generation"]), str(current["manifest_sha256"])
+        if GENERATION.fullmatch(generation) is None or found != pointer_bytes(generation, digest):
+            raise ValueError(f"generation {generation!r}")
+    except (ValueError, KeyError) as error:
+        wrong = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
+        raise StoreError(f"{pointer} {wrong}; build the store again.") from error
+    data = read_file(root / generation / MANIFEST)
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise StoreError(
+            f"{root / generation / MANIFEST} is not the manifest that {POINTER} names; "
+            "build the store again."
+        )
+    return root / generation, Manifest.from_bytes(data, root / generation / MANIFEST)
+
+
+def check_fingerprint(root: Path, name: str, found: str | None, expected: str) -> None:
+    """Raise StoreError unless the store was built with the expected thing."""
+    if found != expected:
+        raise StoreError(
+            f"{root} was built with another {name} (fingerprint {str(found)[:12]}, expected "
+            f"{expected[:12]}); build it again or use the {name} that it was built with."
+        )

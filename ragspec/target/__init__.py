@@ -1,0 +1,31 @@
+"""The model whose output is wanted: one forward over a tree for each row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ragspec.registry import door
+
+if TYPE_CHECKING:
+    from ragspec.target.base import KeepsHidden as KeepsHidden
+    from ragspec.target.base import ReadsPrompts as ReadsPrompts
+    from ragspec.target.base import TargetSession as TargetSession
+    from ragspec.target.causal import CausalTarget as CausalTarget
+    from ragspec.target.open import open_target as open_target
+    from ragspec.target.path_rows import PathTarget as PathTarget
+    from ragspec.target.probe import probe_target as probe_target
+
+_WHERE = {
+    "CausalTarget": "ragspec.target.causal",
+    "KeepsHidden": "ragspec.target.base",
+    "PathTarget": "ragspec.target.path_rows",
+    "ReadsPrompts": "ragspec.target.base",
+    "TargetSession": "ragspec.target.base",
+    "open_target": "ragspec.target.open",
+    "probe_target": "ragspec.target.probe",
+}
+
+__all__ = sorted(_WHERE)
+
+if not TYPE_CHECKING:  # hidden from the checkers, which otherwise accept misspelt names
+    __getattr__, __dir__ = door(__name__, _WHERE)

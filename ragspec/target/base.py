@@ -1,0 +1,77 @@
+"""What the loop asks of a target: the session of one generation, whatever model lies behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol, Self, runtime_checkable
+
+import torch
+
+from ragspec.sampling.top_tokens import Tops
+from ragspec.trees.draft_tree import DraftTree
+
+
+class TargetSession(Protocol):
+    """The cache of one generation: B rows that grow at their own pace. A context manager."""
+
+    def admit(self, tree: DraftTree) -> DraftTree:
+        """Return the part of a draft that this session verifies at a fair price."""
+        ...
+
+    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
+        """Run one forward over committed-but-unseen tokens and the draft below them.
+
+        pending: for each row the committed tokens not yet in the cache, the root last (the whole
+        prompt at first). trees: one draft a row, same row order. Returns logits [B, N + 1, V]:
+        row b has the root's first, then its nodes'; what lies beyond its own N is undefined.
+        """
+        ...
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keep the pending tokens and these nodes of the last forward, drop all others."""
+        ...
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows in this order; naming a row several times copies it."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+@runtime_checkable
+class ReadsPrompts(Protocol):
+    """The optional part of a target session that tells more about prompts than their ends."""
+
+    def read_prompts(
+        self, pending: Sequence[Sequence[int]], k: int
+    ) -> tuple[torch.Tensor, list[Tops]]:
+        """Verify empty trees; return logits [B, 1, V] and what the target thought on the way.
+
+        That is, for each row, its k best tokens after the last T' tokens of the prompt, where T'
+        may be smaller than the prompt, 0 included. No rows where k is 0.
+        """
+        ...
+
+
+@runtime_checkable
+class KeepsHidden(Protocol):
+    """The optional part of a target session that keeps what its output head reads.
+
+    hidden: of the last forward, for each row [copies, n, H]: after `verify` at the root and the
+    nodes (what lies beyond a row's own is undefined), after `read_prompts` at the prompt's last n
+    tokens. copies: the cache rows of a sequence, 2 with guidance, the conditional one first.
+    """
+
+    hidden: list[torch.Tensor]
+
+    def keep_hidden(self) -> None:
+        """Keep the states of all forwards from now on."""
+        ...

@@ -1,0 +1,310 @@
+"""The target: one forward verifies a tree per row and its cache keeps the accepted paths.
+
+It knows a transformers causal model and token ids. It refuses to know text, sampling and where
+drafts come from.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from ragspec.models.device import input_device
+from ragspec.models.supported import unwrapped
+from ragspec.sampling.top_tokens import Tops, best_tokens
+from ragspec.target.cpu_weights import lend
+from ragspec.target.hidden_states import HeadTap
+from ragspec.target.kv_cache import SlotCache
+from ragspec.target.tree_attention import TreeView, tree_view
+from ragspec.trees.draft_tree import DraftTree, Ints
+from ragspec.trees.operations import ancestors
+
+TIMINGS = 4  # of one forward, the first of them to warm up
+SLOW = 0.05  # seconds of a forward that is timed once
+MOST_LOGITS = 1 << 24  # of a prompt, kept at once to see its best tokens
+
+
+class CausalTarget:
+    """Any transformers causal model that attends through the registered pair of `tree_attention`.
+
+    The model object is used, never changed: see `attention.lease`. Subclasses may make the logits
+    of a sequence from several rows of the model. vocab_size: ids that may be produced, V.
+    input_size: ids that may be read, V and further ones where the model has tokens for input only.
+    copies: rows of the cache that a sequence owns.
+    """
+
+    copies: int = 1
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        text = model.config.get_text_config()
+        self.vocab_size: int = int(text.vocab_size)
+        self.input_size: int = self.vocab_size
+        limit = getattr(text, "max_position_embeddings", None)
+        self.max_length: int | None = int(limit) if limit else None
+        accepted = inspect.signature(unwrapped(model).forward).parameters
+        self.keeps_logits = "logits_to_keep" in accepted
+        self._takes_positions = "position_ids" in accepted
+        self.device = input_device(model.get_input_embeddings())
+        self.dtype: torch.dtype = model.dtype
+
+    def check_prompt(self, tokens: Sequence[int]) -> None:
+        """Raise InputError for a prompt that the model cannot go on from; ids are in range."""
+
+    def open(self, rows: int, capacity: int) -> TreeSession:
+        """Return an empty session of B rows with room for `capacity` slots (it grows)."""
+        return TreeSession(self, rows, capacity)
+
+    @property
+    def output_head(self) -> torch.nn.Module:
+        """The module that makes logits out of the last hidden states."""
+        head: torch.nn.Module = self.model.get_output_embeddings()
+        return head
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return what the first layer reads for tokens i64 [B, n]: [copies * B, n, H]."""
+        embedded: torch.Tensor = self.model.get_input_embeddings()(tokens)
+        return embedded
+
+    def head_logits(self, states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the logits [B, n, V] of hidden states [copies * B, n, H].
+
+        positions i64 [B, n]: where the tokens stand that these states are of.
+        """
+        logits: torch.Tensor = self.output_head(states)
+        return logits
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        view: TreeView,
+        cache: SlotCache,
+        keep: int | torch.Tensor,
+    ) -> torch.Tensor:
+        """Return logits of the kept queries [B, k, V] and let the cache take the new slots.
+
+        tokens i64 [B, n]; keep: the number of last queries whose logits are wanted, or i64 [k].
+        """
+        arguments: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
+        if self._takes_positions:
+            arguments["position_ids"] = view.positions
+        if self.keeps_logits:
+            arguments["logits_to_keep"] = keep
+        with tree_view(view), torch.no_grad():
+            logits: torch.Tensor = self.model(input_ids=tokens, **arguments).logits
+        cache.advance(tokens.shape[1])
+        if self.keeps_logits:
+            return logits
+        return logits[:, -keep:] if isinstance(keep, int) else logits[:, keep]
+
+    def time_forward(self, n: int, length: int) -> float:
+        """Return the least seconds of a forward over n positions after `length` cached ones."""
+        tree = DraftTree.chain([0] * (n - 1), "timing")
+        best = math.inf
+        with self.open(1, length + n) as session:
+            session.verify([[0]], [DraftTree.empty()])
+            session.cache.commit([[0]])
+            for attempt in range(TIMINGS):
+                session.cache.book.lengths = [length]
+                self.synchronize()
+                start = time.perf_counter()
+                session.verify([[0]], [tree])
+                self.synchronize()
+                seconds = time.perf_counter() - start
+                session.cache.commit([[]])
+                if attempt or seconds > SLOW:  # the first one of a fast model warms up
+                    best = min(best, seconds)
+                if seconds > SLOW:
+                    break
+        return best
+
+    def synchronize(self) -> None:
+        """Wait for the device, so that a host clock may be read."""
+        if self.device.type not in ("cpu", "meta"):
+            torch.accelerator.synchronize(self.device)
+
+
+class TreeSession:
+    """Tree verification over a slot cache; see `TargetSession` for the contract."""
+
+    def __init__(self, target: CausalTarget, rows: int, capacity: int) -> None:
+        self.target = target
+        self.cache = SlotCache(rows, capacity, target.copies)
+        self.hidden: list[torch.Tensor] = []
+        self._pending: list[int] = []
+        self._stack = ExitStack()
+        self._tap: HeadTap | None = None
+
+    def __enter__(self) -> Self:
+        self._stack.enter_context(lend(self.target.model))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def keep_hidden(self) -> None:
+        """Keep what the output head reads from now on; see `taps.KeepsHidden`."""
+        if self._tap is None:
+            self._tap = self._stack.enter_context(HeadTap(self.target.output_head))
+
+    def admit(self, tree: DraftTree) -> DraftTree:
+        """Return the whole draft; see `TargetSession.admit`."""
+        return tree
+
+    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
+        """Run one forward; see `TargetSession.verify`."""
+        self._pending = [len(row) for row in pending]
+        device = self.target.device
+        tokens, view = _layout(self.cache.book.lengths, pending, trees, device)
+        wanted = max(len(tree) for tree in trees) + 1
+        firsts = [count - 1 for count in self._pending]
+        n = tokens.shape[1]
+        if len(set(firsts)) == 1:
+            logits, states = self._forward(tokens, view, n - firsts[0])
+            self.hidden = [] if states is None else list(states[:, :, :wanted].unbind(1))
+            return logits[:, :wanted]
+        index = torch.tensor(firsts)[:, None] + torch.arange(wanted)
+        index = index.clamp(max=n - 1)
+        kept, where = torch.unique(index, return_inverse=True)
+        logits, states = self._forward(tokens, view, kept.to(device))
+        rows = torch.arange(len(firsts))[:, None]
+        self.hidden = [] if states is None else list(states[:, rows, where].unbind(1))
+        return logits[rows, where]
+
+    def read_prompts(
+        self, pending: Sequence[Sequence[int]], k: int
+    ) -> tuple[torch.Tensor, list[Tops]]:
+        """Run one forward; see `tops.ReadsPrompts`. Of long prompts only the ends are told."""
+        rows, device = len(pending), self.target.device
+        counts = self._pending = [len(row) for row in pending]
+        empty = [DraftTree.empty()] * rows
+        tokens, view = _layout(self.cache.book.lengths, pending, empty, device)
+        n = tokens.shape[1]
+        start = max(0, n - MOST_LOGITS // (rows * self.target.vocab_size))
+        kept = sorted({*range(start, n), *(count - 1 for count in counts)})
+        index = torch.tensor(kept, device=device)
+        logits, states = self._forward(tokens, view, index)
+        first = kept.index(start) if start < n else n
+        told = [max(0, count - start) for count in counts]
+        if states is not None:
+            self.hidden = [states[:, row, first : first + t] for row, t in enumerate(told)]
+        tops = Tops.rows(best_tokens(logits[:, first:], k)[1], told) if k else []
+        ends = torch.searchsorted(index, torch.tensor(counts, device=device) - 1)
+        return logits[torch.arange(rows, device=device), ends][:, None], tops
+
+    def _forward(
+        self, tokens: torch.Tensor, view: TreeView, keep: int | torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the kept queries' logits [B, k, V] and, if they are kept, states [C, B, k, H]."""
+        if self._tap is None:
+            return self.target.forward(tokens, view, self.cache, keep), None
+        self._tap.listen()
+        logits = self.target.forward(tokens, view, self.cache, keep)
+        states = self._tap.taken()
+        if states is None:
+            return logits, None
+        if not self.target.keeps_logits:
+            states = states[:, -keep:] if isinstance(keep, int) else states[:, keep]
+        return logits, states.view(-1, len(tokens), *states.shape[1:])
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keep pending tokens and accepted nodes; see `TargetSession.commit`."""
+        self.cache.commit(
+            [
+                [*range(count), *(count + node for node in path)]
+                for count, path in zip(self._pending, paths, strict=True)
+            ]
+        )
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows; see `TargetSession.select`."""
+        self.cache.select(rows)
+
+    def snapshot(self) -> list[int]:
+        """Return the committed lengths, to be given to `restore`."""
+        return list(self.cache.book.lengths)
+
+    def restore(self, lengths: Sequence[int]) -> None:
+        """Forget what was committed after the snapshot."""
+        for row, length in enumerate(lengths):
+            self.cache.truncate(row, length)
+
+
+def _layout(
+    lengths: Sequence[int],
+    pending: Sequence[Sequence[int]],
+    trees: Sequence[DraftTree],
+    device: torch.device,
+) -> tuple[torch.Tensor, TreeView]:
+    """Lay pending tokens and nodes side by side, rows padded with positions that see themselves.
+
+    Returns tokens i64 [B, n] and the view of their attention.
+    """
+    rows = len(trees)
+    n = max(len(p) + len(t) for p, t in zip(pending, trees, strict=True))
+    if rows == 1 and n == 1:
+        return _single(lengths[0], pending[0][0], device)
+    plain = not any(lengths) and all(_is_chain(tree) for tree in trees)
+    seen = None if plain else _related(pending, trees, n)
+    tokens = np.zeros((2, rows, n), dtype=np.int64)
+    for row, (head, tree) in enumerate(zip(pending, trees, strict=True)):
+        start, end, first = len(head), len(head) + len(tree), lengths[row]
+        tokens[0, row, :start] = head
+        tokens[0, row, start:end] = tree.tokens
+        tokens[1, row, end:] = first + start - 1
+        tokens[1, row, :end] = first - 1 + _places(end, None if seen is None else seen[row, :end])
+    related = None if seen is None else torch.from_numpy(seen).to(device)
+    moved = torch.from_numpy(tokens).to(device)
+    # Without ancestors to tell them apart, pads must lie behind the root to be unseen by it.
+    slots = torch.arange(n, device=device).expand(rows, n) if plain else moved[1]
+    view = TreeView(
+        lengths=torch.tensor(lengths, device=device),
+        positions=moved[1],
+        slot_positions=slots,
+        related=related,
+    )
+    return moved[0], view
+
+
+def _places(count: int, seen: np.ndarray[Any, np.dtype[np.bool_]] | None) -> Ints:
+    """Return where new queries stand, from 1: behind all that they see; None: a chain."""
+    return np.arange(1, count + 1) if seen is None else seen.sum(-1)
+
+
+def _single(length: int, token: int, device: torch.device) -> tuple[torch.Tensor, TreeView]:
+    """Lay out one token of one row, the step of plain decoding: it sees all that is committed."""
+    moved = torch.tensor([[token], [length]], device=device)[:, None]
+    return moved[0], TreeView(moved[1, 0], moved[1], moved[1], related=None)
+
+
+def _related(
+    pending: Sequence[Sequence[int]], trees: Sequence[DraftTree], n: int
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return which of the n new slots each query sees: bool [B, n, n]."""
+    related = np.zeros((len(trees), n, n), dtype=np.bool_)
+    for row, (head, tree) in enumerate(zip(pending, trees, strict=True)):
+        start, end = len(head), len(head) + len(tree)
+        related[row, :start, :start] = True if start == 1 else np.tri(start, dtype=np.bool_)
+        related[row, start:end, :start] = True
+        related[row, start:end, start:end] = ancestors(tree.parents)
+        if end < n:
+            pads = np.arange(end, n)
+            related[row, pads, pads] = True
+    return related
+
+
+def _is_chain(tree: DraftTree) -> bool:
+    return bool(np.array_equal(tree.parents, np.arange(-1, len(tree) - 1)))

@@ -1,0 +1,242 @@
+"""Targets for models that cannot attend to a tree: each path of the draft is a row of its own.
+
+Recurrent hybrids have layers without ancestor masks, and some attention code reads positions off
+cache slots. Both go right where every row of a forward is one plain sequence over the model's own
+cache, the model as it was found:
+
+- a *chain* is one such row; a tree is its *path rows*, the cache expanded to one row a leaf;
+- what a forward wrote beyond the accepted nodes is cropped where all layers are plain key-value
+  layers. Else the states from before the forward come back, and the accepted tokens go in front
+  of the next forward (lagged replay), which costs positions but no forward of its own.
+
+Rows of text advance one after the other, so a batch is no faster than its rows.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from ragspec.target.causal import CausalTarget
+from ragspec.trees.draft_tree import ROOT, DraftTree
+from ragspec.trees.operations import paths, select
+
+LAG = 16  # replayed tokens beyond this are settled by a forward of their own
+MOST_PATHS = 8
+
+
+class PathTarget(CausalTarget):
+    """A causal model that verifies paths, not trees. mode: "chain" or "rows"."""
+
+    def __init__(self, model: Any, mode: str) -> None:
+        super().__init__(model)
+        self.mode = mode
+        self._timed: tuple[int, PathSession] | None = None
+
+    def open(self, rows: int, capacity: int) -> PathSession:  # type: ignore[override]
+        """Return an empty session of B rows; the model's own cache needs no capacity."""
+        return PathSession(self, rows)
+
+    def time_forward(self, n: int, length: int) -> float:
+        """Return the seconds of one forward over n positions after `length` cached ones."""
+        if self._timed is None or self._timed[0] != length:
+            prepared = self.open(1, length)
+            prepared.verify([[0] * length], [DraftTree.empty()])
+            prepared.commit([()])
+            self._timed = (length, prepared)
+        session = self._timed[1].fork()
+        tree = DraftTree.chain([0] * (n - 1), "timing")
+        self.synchronize()
+        start = time.perf_counter()
+        session.verify([[0]], [tree])
+        self.synchronize()
+        return time.perf_counter() - start
+
+
+@dataclass(slots=True)
+class _Row:
+    """One text: the model's cache, what it was before the last forward, and what it lacks.
+
+    replay: committed tokens that the cache has not seen. head: tokens that the last forward had
+    in front of the draft. tree, leaves: that draft and the nodes of its paths.
+    """
+
+    cache: Any = None
+    before: Any = None
+    replay: list[int] = field(default_factory=list)
+    head: list[int] = field(default_factory=list)
+    tree: DraftTree = field(default_factory=DraftTree.empty)
+    leaves: list[tuple[int, ...]] = field(default_factory=list)
+
+    def fork(self) -> _Row:
+        """Return an independent copy, as of the last commit."""
+        return _Row(snapshot(self.cache), replay=list(self.replay))
+
+
+class PathSession:
+    """Verification path by path over the model's own cache; see `TargetSession`."""
+
+    def __init__(self, target: PathTarget, rows: int) -> None:
+        self.target = target
+        self._rows = [_Row() for _ in range(rows)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._rows = []
+
+    def admit(self, tree: DraftTree) -> DraftTree:
+        """Return the part of a draft that is worth its rows: the best chain, or the best paths."""
+        leaves = paths(tree.parents)
+        most = 1 if self.target.mode == "chain" else MOST_PATHS
+        if len(leaves) <= most:
+            return tree
+        worth = [float(tree.reach[list(leaf)].sum()) for leaf in leaves]
+        best = sorted(range(len(leaves)), key=lambda i: -worth[i])[:most]
+        return select(tree, sorted({node for i in best for node in leaves[i]}))
+
+    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
+        """Run one forward a row; see `TargetSession.verify`."""
+        parts = [
+            self._verify(row, list(tokens), tree)
+            for row, tokens, tree in zip(self._rows, pending, trees, strict=True)
+        ]
+        if len(parts) == 1:
+            return parts[0][None]
+        return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keep pending tokens and accepted nodes; see `TargetSession.commit`."""
+        for row, path in zip(self._rows, paths, strict=True):
+            _commit(row, tuple(path))
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows in this order; naming a row several times copies it."""
+        taken: set[int] = set()
+        kept = []
+        for i in rows:
+            kept.append(self._rows[i].fork() if i in taken else self._rows[i])
+            taken.add(i)
+        self._rows = kept
+
+    def fork(self) -> PathSession:
+        """Return an independent copy of the session, as of the last commit."""
+        twin = PathSession(self.target, 0)
+        twin._rows = [row.fork() for row in self._rows]
+        return twin
+
+    def _verify(self, row: _Row, pending: list[int], tree: DraftTree) -> torch.Tensor:
+        """Return the logits of the root and the nodes: [N + 1, V]."""
+        if len(row.replay) > LAG:
+            self._forward(row, [row.replay], 1)
+            row.replay = []
+        row.head, row.tree = [*row.replay, *pending], tree
+        row.leaves = paths(tree.parents) or [()]
+        depth = max(len(leaf) for leaf in row.leaves)
+        row.before = snapshot(row.cache) if depth else None
+        if len(row.leaves) > 1 and row.cache is not None:
+            row.cache.reorder_cache(torch.zeros(len(row.leaves), dtype=torch.int64))
+        tokens = tree.tokens.tolist()
+        filler = [row.head[-1]] * depth
+        batch = [
+            [*row.head, *(tokens[node] for node in leaf), *filler[len(leaf) :]]
+            for leaf in row.leaves
+        ]
+        logits = self._forward(row, batch, depth + 1)
+        where = _places(row.leaves, len(tree))
+        return logits[where[0], where[1]]
+
+    def _forward(self, row: _Row, tokens: list[list[int]], keep: int) -> torch.Tensor:
+        """Feed equally long rows of tokens to the row's cache: logits [R, keep, V]."""
+        target = self.target
+        arguments: dict[str, Any] = {"logits_to_keep": keep} if target.keeps_logits else {}
+        with torch.no_grad():
+            out = target.model(
+                input_ids=torch.tensor(tokens, device=target.device),
+                past_key_values=row.cache,
+                use_cache=True,
+                **arguments,
+            )
+        row.cache = out.past_key_values
+        logits: torch.Tensor = out.logits[:, -keep:]
+        return logits
+
+
+def snapshot(cache: Any) -> Any:
+    """Return a copy of a transformers cache that later forwards leave alone.
+
+    Keys and values are shared: dynamic layers replace them by longer ones and never write into
+    them. Recurrent and convolution states are written in place and so are copied.
+    """
+    if cache is None:
+        return None
+    twin = _copied(cache)
+    twin.layers = [_copied(layer) for layer in cache.layers]
+    return twin
+
+
+def _copied(thing: Any) -> Any:
+    """Return a shallow copy whose lists and dictionaries of tensors are its own."""
+    twin = copy.copy(thing)
+    for name, value in vars(thing).items():
+        if isinstance(value, dict):
+            setattr(twin, name, {k: _cloned(v) for k, v in value.items()})
+        elif isinstance(value, list):
+            setattr(twin, name, [_cloned(v) for v in value])
+    return twin
+
+
+def _cloned(value: Any) -> Any:
+    return value.clone() if torch.is_tensor(value) else value
+
+
+def _commit(row: _Row, path: tuple[int, ...]) -> None:
+    """Bring the row's cache to the end of the accepted path, or note what it lacks."""
+    depth = max(len(leaf) for leaf in row.leaves)
+    beyond = depth - len(path)
+    if beyond and not _croppable(row.cache):
+        row.cache = row.before
+        row.replay = [*row.head, *(int(row.tree.tokens[node]) for node in path)]
+    else:
+        if len(row.leaves) > 1:
+            winner = next(i for i, leaf in enumerate(row.leaves) if leaf[: len(path)] == path)
+            row.cache.reorder_cache(torch.tensor([winner]))
+        if beyond:
+            row.cache.crop(-beyond)
+        row.replay = []
+    row.before = None
+    row.tree, row.leaves = DraftTree.empty(), [()]
+
+
+def _croppable(cache: Any) -> bool:
+    """Whether the last slots of every layer can be dropped without a trace.
+
+    Sliding layers cannot once they have let go of what lies before their window.
+    """
+    from transformers.cache_utils import DynamicCache, DynamicLayer
+
+    return type(cache) is DynamicCache and all(
+        type(layer) is DynamicLayer for layer in cache.layers
+    )
+
+
+def _places(leaves: Sequence[tuple[int, ...]], nodes: int) -> np.ndarray[Any, Any]:
+    """Return the row and the depth at which the root and every node stand: i64 [2, N + 1]."""
+    where = np.zeros((2, nodes + 1), dtype=np.int64)
+    for i, leaf in enumerate(leaves):
+        for depth, node in enumerate(leaf, start=1):
+            where[:, node - ROOT] = i, depth
+    return where

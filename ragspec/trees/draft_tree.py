@@ -1,0 +1,124 @@
+"""Draft trees: the nouns that every part of the core passes on.
+
+Legend used in all docstrings: B rows, N draft nodes, V vocabulary, T committed tokens,
+D depth, A accepted nodes.
+
+A draft tree hangs below the *root*: the last committed token, whose key and value the target
+has not seen yet. Node i has the token `tokens[i]` and the parent `parents[i] < i`, or -1 where
+its parent is the root. What can be derived (depths, ancestors, paths) lives in `operations`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+ROOT = -1
+
+
+NO_ORIGIN = (-1, -1)
+
+
+PREDICTION = -2  # the document of an origin in a predicted output
+
+
+LAYOUT = -3  # and in the words that a prompt asks for around the answer
+
+
+Ints = NDArray[np.int64]
+
+
+class DraftKind(StrEnum):
+    """How the tokens of a draft came about; a rule declares which kinds it may judge."""
+
+    DETERMINISTIC = "deterministic"
+    COUPLED = "coupled"
+    SAMPLED = "sampled"
+    SAMPLED_WITHOUT_REPLACEMENT = "sampled-without-replacement"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftTree:
+    """Draft tokens below the root, parents before children.
+
+    Shapes: tokens i64 [N], parents i64 [N] (-1 = child of the root), reach f32 [N] (estimated
+    probability that the node is accepted), source i64 [N] (index into `sources`), origin i64
+    [N, 2] (document, token offset in it; -1 where there is none), q f64 [N + 1, V] (row 0 the law
+    at the root, row i + 1 the law at node i; only rows of nodes with children matter).
+    Siblings carry distinct tokens unless `kind` is SAMPLED.
+    """
+
+    tokens: Ints
+    parents: Ints
+    reach: NDArray[np.float32]
+    source: Ints
+    origin: Ints
+    sources: tuple[str, ...]
+    kind: DraftKind = DraftKind.DETERMINISTIC
+    q: torch.Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def empty(cls, kind: DraftKind = DraftKind.DETERMINISTIC) -> DraftTree:
+        """Return the tree of no nodes: the step that verifies it is plain decoding."""
+        return _empty(kind)
+
+    @classmethod
+    def build(
+        cls,
+        tokens: Sequence[int] | Ints,
+        parents: Sequence[int] | Ints,
+        source: str,
+        *,
+        reach: Sequence[float] | NDArray[np.float32] | None = None,
+        origin: Sequence[tuple[int, int]] | Ints | None = None,
+        kind: DraftKind = DraftKind.DETERMINISTIC,
+        q: torch.Tensor | None = None,
+    ) -> DraftTree:
+        """Return a tree of one source; reach defaults to 1, origin to none."""
+        n = len(tokens)
+        if not n and q is None:
+            return _empty(kind)
+        if origin is None:
+            origin = np.full((n, 2), -1, dtype=np.int64)
+        return cls(
+            tokens=np.asarray(tokens, dtype=np.int64),
+            parents=np.asarray(parents, dtype=np.int64),
+            reach=np.ones(n, np.float32) if reach is None else np.asarray(reach, np.float32),
+            source=np.zeros(n, dtype=np.int64),
+            origin=np.asarray(origin, np.int64).reshape(n, 2),
+            sources=(source,),
+            kind=kind,
+            q=q,
+        )
+
+    @classmethod
+    def chain(
+        cls,
+        tokens: Sequence[int] | Ints,
+        source: str,
+        *,
+        reach: Sequence[float] | NDArray[np.float32] | None = None,
+        origin: Sequence[tuple[int, int]] | Ints | None = None,
+        kind: DraftKind = DraftKind.DETERMINISTIC,
+        q: torch.Tensor | None = None,
+    ) -> DraftTree:
+        """Return the tree in which every node continues the one before it."""
+        parents = np.arange(-1, len(tokens) - 1, dtype=np.int64)
+        return cls.build(tokens, parents, source, reach=reach, origin=origin, kind=kind, q=q)
+
+
+@cache
+def _empty(kind: DraftKind) -> DraftTree:
+    """Return the empty tree of a kind: one is met at every plain step."""
+    none = np.zeros(0, dtype=np.int64)
+    origin = np.zeros((0, 2), dtype=np.int64)
+    return DraftTree(none, none, np.zeros(0, np.float32), none, origin, ("none",), kind)

@@ -1,0 +1,292 @@
+"""What can be derived from a draft tree, and operations on trees.
+
+Parents come before children and -1 stands for the root, so one pass in order visits every node
+after its parent. Ancestors and depths are found by pointer doubling: log2(D) rounds over arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from math import isfinite
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ragspec.errors import InputError
+from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree, Ints
+
+Bools = NDArray[np.bool_]
+_WORD = 64
+
+
+def depths(parents: Ints) -> Ints:
+    """Return the depth of every node, 1 for children of the root: i64 [N]."""
+    jump = _padded(parents)
+    n = len(parents)
+    depth = np.ones(n + 1, dtype=np.int64)
+    depth[n] = 0
+    while (jump[:n] < n).any():
+        depth += depth[jump]
+        jump = jump[jump]
+    return depth[:n]
+
+
+def ancestors(parents: Ints) -> Bools:
+    """Return a[i, j]: node j is node i or lies on its path from the root: bool [N, N]."""
+    n = len(parents)
+    if n <= _WORD:
+        return _few_ancestors(parents.tolist())
+    jump = _padded(parents)
+    above = np.eye(n + 1, n, dtype=np.bool_)
+    while (jump[:n] < n).any():
+        above |= above[jump]
+        jump = jump[jump]
+    return above[:n]
+
+
+def _few_ancestors(parents: list[int]) -> Bools:
+    """Return `ancestors` of at most 64 nodes, each of whose paths fits into the bits of a word."""
+    n = len(parents)
+    paths = [0] * (n + 1)  # the last one is the root's
+    for node, parent in enumerate(parents):
+        paths[node] = paths[parent] | 1 << node
+    words = np.array(paths[:n], dtype="<u8").view(np.uint8).reshape(n, 8)
+    return np.unpackbits(words, axis=1, count=n, bitorder="little").view(np.bool_)
+
+
+def children(parents: Ints) -> dict[int, list[int]]:
+    """Return the children of every node that has any, -1 for the root, in the tree's order."""
+    below: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents.tolist()):
+        below.setdefault(parent, []).append(node)
+    return below
+
+
+def paths(parents: Ints) -> list[tuple[int, ...]]:
+    """Return the nodes from the root down to every leaf, root side first."""
+    down: list[tuple[int, ...]] = []
+    inner = set()
+    for node, parent in enumerate(parents.tolist()):
+        inner.add(parent)
+        down.append((node,) if parent == ROOT else (*down[parent], node))
+    return [path for node, path in enumerate(down) if node not in inner]
+
+
+def select(tree: DraftTree, nodes: Sequence[int] | Ints) -> DraftTree:
+    """Return the tree of some nodes in the given order.
+
+    Every node must come after its parent, which must be among them; raises InputError otherwise.
+    """
+    picked = np.asarray(nodes, dtype=np.int64)
+    n = len(tree)
+    renamed = np.full(n + 1, n, dtype=np.int64)
+    renamed[picked] = np.arange(len(picked))
+    renamed[n] = ROOT
+    parents = renamed[tree.parents[picked]]
+    if (parents >= np.arange(len(picked))).any():
+        raise InputError("the nodes to keep leave out a parent, or name it after its child.")
+    q = tree.q
+    if q is not None:
+        q = q[torch.from_numpy(np.concatenate(([0], picked + 1)))]
+    return DraftTree(
+        tokens=tree.tokens[picked],
+        parents=parents,
+        reach=tree.reach[picked],
+        source=tree.source[picked],
+        origin=tree.origin[picked],
+        sources=tree.sources,
+        kind=tree.kind,
+        q=q,
+    )
+
+
+def promised(tree: DraftTree) -> list[float]:
+    """Return how many nodes below each node are expected to be accepted once it is: [N]."""
+    reach, below = tree.reach.tolist(), [0.0] * len(tree)
+    parents = tree.parents.tolist()
+    for node in range(len(tree) - 1, -1, -1):
+        parent = parents[node]
+        if parent != ROOT and reach[parent] > 0.0:
+            below[parent] += (1.0 + below[node]) * reach[node] / reach[parent]
+    return below
+
+
+def keep_best(tree: DraftTree, budget: int) -> DraftTree:
+    """Return the at most `budget` nodes of largest reach, with all their ancestors.
+
+    A node counts for no more than its parent, whatever `reach` says, so the result is a tree.
+    """
+    if len(tree) <= budget:
+        return tree
+    reach: list[float] = []
+    for parent, own in zip(tree.parents.tolist(), tree.reach.tolist(), strict=True):
+        reach.append(own if parent == ROOT else min(own, reach[parent]))
+    best = np.argsort(-np.asarray(reach), kind="stable")[: max(budget, 0)]
+    best.sort()
+    return select(tree, best)
+
+
+def limit_depth(tree: DraftTree, deepest: int) -> DraftTree:
+    """Return the tree without the nodes below depth `deepest`."""
+    if len(tree) <= deepest:
+        return tree
+    shallow = depths(tree.parents) <= deepest
+    return tree if shallow.all() else select(tree, np.flatnonzero(shallow))
+
+
+def depth_first(tree: DraftTree) -> tuple[DraftTree, Ints]:
+    """Return the tree in depth-first order, best child first, and the order: i64 [N].
+
+    Node i of the result is node order[i] of `tree`. The most likely path comes first, so the slots
+    of accepted nodes are mostly in place already.
+    """
+    below = children(tree.parents)
+    reach = tree.reach.tolist()
+    order: list[int] = []
+    stack = [ROOT]
+    while stack:
+        node = stack.pop()
+        if node != ROOT:
+            order.append(node)
+        kin = below.get(node, [])
+        if len(kin) > 1:
+            kin = sorted(kin, key=lambda child: (-reach[child], child))
+        stack.extend(reversed(kin))
+    permutation = np.asarray(order, dtype=np.int64)
+    return select(tree, permutation), permutation
+
+
+def merge(trees: Iterable[DraftTree]) -> DraftTree:
+    """Return one tree that holds every path of all trees, shared prefixes once; see `overlay`."""
+    return overlay([(tree, 1) for tree in trees])[0]
+
+
+def overlay(trees: Sequence[tuple[DraftTree, int]]) -> tuple[DraftTree, list[int]]:
+    """Return one tree that holds every path of all trees, and the bits of those that offer a node.
+
+    After its parent a node is as likely as the most confident tree says; source and origin are
+    those of the first tree that offers it. The result is deterministic where all trees are, else
+    coupled: what a sampled tree promises about its law does not survive, so `q` is dropped.
+    """
+    if len(trees) == 1 and trees[0][0].kind in (DraftKind.DETERMINISTIC, DraftKind.COUPLED):
+        tree, bit = trees[0]
+        return replace(tree, q=None), [bit] * len(tree)
+    nodes = _Overlay()
+    sources: dict[str, int] = {}
+    for tree, bit in trees:
+        nodes.add(tree, bit, [sources.setdefault(name, len(sources)) for name in tree.sources])
+    reach: list[float] = []
+    for parent, chance in zip(nodes.parents, nodes.chances, strict=True):
+        reach.append(chance if parent == ROOT else chance * reach[parent])
+    plain = all(tree.kind is DraftKind.DETERMINISTIC for tree, _ in trees)
+    merged = DraftTree(
+        tokens=np.asarray(nodes.tokens, dtype=np.int64),
+        parents=np.asarray(nodes.parents, dtype=np.int64),
+        reach=np.asarray(reach, dtype=np.float32),
+        source=np.asarray(nodes.source, dtype=np.int64),
+        origin=np.asarray(nodes.origin, dtype=np.int64).reshape(len(reach), 2),
+        sources=tuple(sources) or ("none",),
+        kind=DraftKind.DETERMINISTIC if plain else DraftKind.COUPLED,
+    )
+    return merged, nodes.offers
+
+
+@dataclass(slots=True)
+class _Overlay:
+    """The nodes of a merged tree; chances: of acceptance once the parent is accepted."""
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
+    source: list[int] = field(default_factory=list)
+    origin: list[list[int]] = field(default_factory=list)
+    offers: list[int] = field(default_factory=list)
+    at: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def add(self, tree: DraftTree, bit: int, names: Sequence[int]) -> None:
+        """Lay a tree over what is there; names: the merged indices of its sources."""
+        claimed = tree.reach.tolist()
+        place: list[int] = []
+        for token, parent, claim, source, origin in zip(
+            tree.tokens.tolist(), tree.parents.tolist(), claimed,
+            tree.source.tolist(), tree.origin.tolist(), strict=True,
+        ):  # fmt: skip
+            above = ROOT if parent == ROOT else place[parent]
+            if parent != ROOT:
+                claim = min(claim / claimed[parent], 1.0) if claimed[parent] > 0.0 else 0.0
+            node = self.at.setdefault((above, token), len(self.tokens))
+            place.append(node)
+            if node < len(self.tokens):
+                self.chances[node] = max(self.chances[node], claim)
+                self.offers[node] |= bit
+                continue
+            self.tokens.append(token)
+            self.parents.append(above)
+            self.chances.append(claim)
+            self.source.append(names[source])
+            self.origin.append(origin)
+            self.offers.append(bit)
+
+
+def check(tree: DraftTree, vocab_size: int | None = None) -> None:
+    """Raise InputError where the tree breaks a promise of `DraftTree`, naming the promise.
+
+    vocab_size: where given, every token must lie in 0 .. vocab_size - 1. Plain lists: at the sizes
+    of a draft they beat arrays.
+    """
+    if tree is DraftTree.empty(tree.kind):
+        return  # the commonest answer
+    n = len(tree)
+    _check_shapes(tree, n)
+    if not n:
+        return
+    parents, tokens, reach = tree.parents.tolist(), tree.tokens.tolist(), tree.reach.tolist()
+    for node, parent in enumerate(parents):
+        if not ROOT <= parent < node:
+            raise InputError(f"node {node} has parent {parent}; expected -1 or an earlier node.")
+    limit = int(np.iinfo(np.int64).max) if vocab_size is None else vocab_size
+    if min(tokens) < 0 or max(tokens) >= limit:
+        node = next(i for i, token in enumerate(tokens) if not 0 <= token < limit)
+        raise InputError(f"node {node} has token {tokens[node]}; expected 0 .. {limit - 1}.")
+    source = tree.source.tolist()
+    if min(source) < 0 or max(source) >= len(tree.sources):
+        raise InputError(f"source: expected indices into the {len(tree.sources)} sources.")
+    if not (isfinite(sum(reach)) and min(reach) >= 0.0):
+        raise InputError("reach: expected finite probabilities, got a negative or non-finite one.")
+    if tree.kind is not DraftKind.SAMPLED:
+        distinct = len(set(zip(parents, tokens, strict=True)))
+        if distinct != n:
+            raise InputError(
+                f"{n - distinct} nodes repeat a sibling's token; expected distinct siblings."
+            )
+
+
+def _check_shapes(tree: DraftTree, n: int) -> None:
+    one, two = (n,), (n, 2)
+    for name, values in (
+        ("tokens", tree.tokens), ("parents", tree.parents),
+        ("reach", tree.reach), ("source", tree.source),
+    ):  # fmt: skip
+        if values.shape != one:
+            raise InputError(f"{name}: got shape {values.shape}, expected {one}, a value per node.")
+        if values.dtype.kind not in ("iuf" if name == "reach" else "iu"):
+            raise InputError(f"{name}: got {values.dtype} values, expected numbers.")
+    if not all(isinstance(name, str) for name in tree.sources):
+        raise InputError(f"sources: got {tree.sources!r}, expected names.")
+    if tree.origin.dtype.kind not in "iu":
+        raise InputError(f"origin: got {tree.origin.dtype} values, expected whole numbers.")
+    if tree.origin.shape != two:
+        raise InputError(f"origin: got shape {tree.origin.shape}, expected {two}.")
+    if tree.q is not None and tree.q.shape[0] != n + 1:
+        raise InputError(f"q: got {tree.q.shape[0]} rows, expected {n + 1} (root and nodes).")
+
+
+def _padded(parents: Ints) -> Ints:
+    """Return the parents with the root as node N, its own parent: i64 [N + 1]."""
+    n = len(parents)
+    jump = np.empty(n + 1, dtype=np.int64)
+    jump[:n] = np.where(parents < 0, n, parents)
+    jump[n] = n
+    return jump

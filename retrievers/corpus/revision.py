@@ -1,0 +1,204 @@
+"""Changes of a corpus on disk: more text, a merge, an eviction, each one a new generation.
+
+Only new segments are written; the others are carried over by hard links, hashes and all. Readers
+see the whole change or nothing of it, and so does whoever comes after a crash (`storage.store`).
+Segments are merged as in a log-structured merge tree (O'Neil et al. 1996), by a factor of 4.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragspec.errors import StoreError
+from ragspec.retrievers.corpus.catalogue import (
+    KIND,
+    Catalogue,
+    SegmentRecord,
+    Source,
+    files_of,
+    open_segment,
+    read_catalogue,
+)
+from ragspec.retrievers.indexes.segment import Segment, build_segment
+from ragspec.retrievers.indexes.suffix_array import Progress
+from ragspec.storage.manifest import Contents, FileRecord
+from ragspec.storage.store import OpenStore, carry, open_store, publish, read_current
+
+# Two neighbours are merged while the older is less than so many times as large as the newer.
+FACTOR = 4
+LARGEST = 1 << 26
+WAIT_SECONDS = 30.0
+
+Document = NDArray[Any]
+Stage = Callable[[str], None]
+
+
+class Revision:
+    """A change of a corpus under way: works on the catalogue and in the new folder.
+
+    store: the generation it starts from, None for a first one. Segments that the change leaves
+    alone are carried over in the end.
+    """
+
+    def __init__(self, folder: Path, store: OpenStore | None, catalogue: Catalogue) -> None:
+        self.folder = folder
+        self.catalogue = catalogue
+        self._store = store
+        self._old = {record.name for record in catalogue.segments} if store else set()
+
+    def build(
+        self,
+        documents: Iterable[Document],
+        scope: str,
+        source: Source,
+        progress: Progress | None = None,
+    ) -> SegmentRecord | None:
+        """Write one segment and return its record, not listed yet; None where there is no text."""
+        name = f"seg-{self.catalogue.serial:06d}"
+        folder, known = self.folder / name, self.catalogue
+        folder.mkdir()
+        texts = (document for document in documents if len(document))
+        sizes = build_segment(folder, texts, known.vocab_size, depth=known.depth, progress=progress)
+        if not sizes.documents:
+            shutil.rmtree(folder)
+            return None
+        self.catalogue = replace(known, serial=known.serial + 1)
+        return SegmentRecord(name, scope, source, sizes.suffixes, sizes.documents)
+
+    def put(self, old: Sequence[SegmentRecord], new: SegmentRecord | None) -> None:
+        """List `new` in the place of the last of `old`, else at the end; drop all of `old`."""
+        kept: list[SegmentRecord] = []
+        for record in self.catalogue.segments:
+            if record not in old:
+                kept.append(record)
+            elif new is not None and record == old[-1]:
+                kept.append(new)
+        if new is not None and not old:
+            kept.append(new)
+        self.catalogue = replace(self.catalogue, segments=tuple(kept))
+        for record in old:
+            shutil.rmtree(self.folder / record.name, ignore_errors=True)
+
+    def documents(self, record: SegmentRecord) -> list[Document]:
+        """Return the texts of a segment, checked against their hashes, oldest first."""
+        if record.name not in self._old or self._store is None:
+            return list(Segment.open(self.folder / record.name).documents())
+        return list(open_segment(self._store, record, "full").documents())
+
+    def append(self, documents: Sequence[Document], scope: str, largest: int = LARGEST) -> None:
+        """Add appended text of a scope, merged with its newest segments as far as that pays.
+
+        Afterwards every segment is at least FACTOR times as large as the next newer one, or about
+        as large as a segment may get.
+        """
+        run: list[SegmentRecord] = []
+        size = sum(map(len, documents))
+        for record in reversed(self._of(scope, Source.APPENDED)):
+            if record.tokens >= FACTOR * size or record.tokens + size > largest:
+                break
+            run.insert(0, record)
+            size += record.tokens
+        texts = [document for record in run for document in self.documents(record)]
+        new = self.build([*texts, *documents], scope, Source.APPENDED)
+        self.put(run, None)
+        self.put((), new)  # the newest of all scopes: eviction takes the first
+
+    def merge(self, largest: int = LARGEST) -> None:
+        """Make one segment of all those of one scope and source, or few of the largest size."""
+        groups = {(record.scope, record.source): None for record in self.catalogue.segments}
+        for scope, source in groups:
+            run: list[SegmentRecord] = []
+            for record in self._of(scope, source):
+                if run and sum(each.tokens for each in run) + record.tokens > largest:
+                    self._merge_run(run)
+                    run = []
+                run.append(record)
+            self._merge_run(run)
+
+    def _merge_run(self, run: Sequence[SegmentRecord]) -> None:
+        if len(run) > 1:
+            texts = [document for record in run for document in self.documents(record)]
+            self.put(run, self.build(texts, run[0].scope, run[0].source))
+
+    def evict(self, max_tokens: int, among: Sequence[SegmentRecord], *, whole: bool) -> None:
+        """Drop the oldest text of these segments until at most `max_tokens` are left in them.
+
+        whole: drop segments as they are, unless that left less than half of `max_tokens`; else the
+        last one is cut between two documents.
+        """
+        excess = sum(record.tokens for record in among) - max_tokens
+        for record in among:
+            if excess <= 0:
+                return
+            left = max_tokens + excess - record.tokens
+            if record.tokens <= excess or (whole and 2 * left >= max_tokens):
+                self.put([record], None)
+            else:
+                texts = self.documents(record)
+                lengths = np.cumsum([len(text) for text in texts])
+                first = int(np.searchsorted(lengths, excess)) + 1
+                self.put([record], self.build(texts[first:], record.scope, record.source))
+            excess -= record.tokens
+
+    def contents(self) -> Contents:
+        """Carry over what was left alone and return the whole."""
+        carried: dict[str, FileRecord] = {}
+        for record in self.catalogue.segments:
+            if record.name in self._old and self._store is not None:
+                carried |= carry(self._store, files_of(self._store, record), self.folder)
+        return Contents(self.catalogue.parameters, self.catalogue.fingerprints, carried)
+
+    def _of(self, scope: str, source: Source) -> list[SegmentRecord]:
+        mine = (scope, source)
+        return [each for each in self.catalogue.segments if (each.scope, each.source) == mine]
+
+
+def revise(
+    root: Path,
+    change: Callable[[Revision], None],
+    *,
+    stage: Stage = lambda name: None,
+    wait: float = WAIT_SECONDS,
+) -> OpenStore:
+    """Change the current generation into a new one, with the writers' lock held.
+
+    wait: seconds to wait for another writer. Raises StoreError, and what `change` raises.
+    """
+
+    def write(folder: Path) -> Contents:
+        store = open_store(root, KIND, verify="size")
+        revision = Revision(folder, store, read_catalogue(store))
+        change(revision)
+        return revision.contents()
+
+    return publish(root, KIND, write, stage=stage, wait=wait)
+
+
+def create(
+    root: Path,
+    catalogue: Catalogue,
+    fill: Callable[[Revision], None],
+    *,
+    stage: Stage = lambda name: None,
+) -> OpenStore:
+    """Make a new corpus, in the place of an older one where there is one. Raises StoreError."""
+    kind = KIND
+    with suppress(StoreError):  # a damaged store may be built again
+        kind = read_current(root)[1].kind
+    if kind != KIND:
+        raise StoreError(f"{root} holds {kind!r}, not {KIND!r}; name another folder.")
+
+    def write(folder: Path) -> Contents:
+        revision = Revision(folder, None, catalogue)
+        fill(revision)
+        return revision.contents()
+
+    return publish(root, KIND, write, stage=stage, wait=WAIT_SECONDS)

@@ -1,0 +1,309 @@
+"""The look-ups of a segment as compiled code (numba, the `fast` extra).
+
+The same algorithm and the same results, bit for bit, as `continuations`, which describes it; here
+nodes are taken best first from a heap and expanded when taken, so that most are never made. The
+kernels release the GIL and are cached on disk. Positions read from a file are checked before use:
+a damaged segment gives a useless draft, not a crash. Without numba the module is plain Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragspec.retrievers.indexes.continuations import (
+    Arrays,
+    Draft,
+    DraftOptions,
+    Floats,
+    Ints,
+    Match,
+)
+from ragspec.retrievers.indexes.node_heap_numba import compiled as compiled
+from ragspec.retrievers.indexes.node_heap_numba import pop, push
+
+Text = tuple[NDArray[Any], NDArray[np.int32]]
+
+ROW = (1 << 20) - 1
+
+
+class NumbaLookup:
+    """Look-ups in the arrays of a segment with one call of compiled code each."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+
+    def longest_match(self, context: Sequence[int], max_match: int) -> Match:
+        """Return the longest suffix that occurs; see `NumpyLookup.longest_match`."""
+        tokens, suffixes, buckets, _ = self._arrays
+        tail = np.array(context, dtype=np.int64)
+        return Match(*longest((tokens, suffixes), buckets, tail, max_match))
+
+    def draft(
+        self, context: Sequence[int], budget: int, depth: int, options: DraftOptions
+    ) -> Draft:
+        """Return the tree of at most `budget` nodes and `depth` levels; see `Segment.draft`."""
+        tail = np.array(context, dtype=np.int64)
+        caps = (options.max_match, options.rows, options.contexts)
+        return Draft(
+            *draft(*self._arrays, tail, budget, depth, caps, options.lengths, options.chances)
+        )
+
+
+@compiled
+def place(suffixes: NDArray[np.int32], index: int, size: int) -> int:
+    """Return a position of the suffix array, or the last one where the file is damaged."""
+    position = int(suffixes[index])
+    return position if 0 <= position < size else size - 1
+
+
+@compiled
+def agree(tokens: NDArray[Any], position: int, tail: Ints, most: int) -> int:
+    """Return how many tokens up to `position` agree with the end of `tail`; the first one does."""
+    same, last = 1, len(tail) - 1
+    while same < most and position >= same and int(tokens[position - same]) == tail[last - same]:
+        same += 1
+    return same
+
+
+@compiled
+def bucket(suffixes: NDArray[np.int32], buckets: Ints, tail: Ints) -> tuple[int, int]:
+    """Return the interval of the last token, empty where there is none."""
+    if len(tail) == 0:
+        return 0, 0
+    low = max(0, int(buckets[tail[-1]]))
+    return low, max(low, min(len(suffixes), int(buckets[tail[-1] + 1])))
+
+
+@compiled
+def longest(text: Text, buckets: Ints, tail: Ints, max_match: int) -> tuple[int, int, int]:
+    """Return (length, low, high) of the longest suffix of `tail` that occurs."""
+    tokens, suffixes = text
+    low, high = bucket(suffixes, buckets, tail)
+    outer, size, most, best = (low, high), len(tokens), min(max_match, len(tail)), 0
+    while low < high:
+        middle = (low + high) >> 1
+        position = place(suffixes, middle, size)
+        same = agree(tokens, position, tail, most)
+        best = max(best, same)
+        if same < most and position >= same and int(tokens[position - same]) < tail[-1 - same]:
+            low = middle + 1
+        else:
+            high = middle
+    if best == 0:
+        return 0, 0, 0
+    low, high = widen(text, tail, best, outer, (low, low))
+    return best, low, high
+
+
+@compiled
+def edge(text: Text, tail: Ints, length: int, yes: int, limit: int, way: int) -> int:
+    """Return the first index from `yes` on, going `way`, where less than `length` tokens agree.
+
+    Gallops, then bisects; `limit` is the first index not to look at.
+    """
+    tokens, suffixes = text
+    size, no, step = len(tokens), yes + way, way
+    while (limit - no) * way > 0:
+        if agree(tokens, place(suffixes, no, size), tail, length) < length:
+            break
+        yes, step = no, 2 * step
+        no += step
+    no = min(no, limit) if way > 0 else max(no, limit)
+    while (no - yes) * way > 1:
+        middle = (no + yes) >> 1
+        if agree(tokens, place(suffixes, middle, size), tail, length) == length:
+            yes = middle
+        else:
+            no = middle
+    return no
+
+
+@compiled
+def widen(
+    text: Text, tail: Ints, length: int, outer: tuple[int, int], inner: tuple[int, int]
+) -> tuple[int, int]:
+    """Return the interval of a length, given the interval of a longer one."""
+    if length == 1:
+        return outer
+    low = edge(text, tail, length, inner[0], outer[0] - 1, -1) + 1
+    return low, edge(text, tail, length, inner[1] - 1, outer[1], 1)
+
+
+@compiled
+def collect(
+    text: Text,
+    tail: Ints,
+    match: tuple[int, int, int],
+    outer: tuple[int, int],
+    caps: tuple[int, int, int],
+    shorter: Ints,
+    chances: Floats,
+) -> tuple[Ints, Ints, Floats, Ints]:
+    """Sample occurrences of the longest match, then of shorter suffixes, up to the cap of rows.
+
+    Returns where continuations start and their context [R], weights [contexts, D] and strides.
+    """
+    (tokens, suffixes), cap = text, caps[1]
+    size = len(tokens)
+    places, context = np.empty(cap, dtype=np.int64), np.empty(cap, dtype=np.int64)
+    weights, strides = np.empty((caps[2], chances.shape[2])), np.empty(caps[2], dtype=np.int64)
+    (length, low, high), escape = match, 1.0
+    taken, used, before, fallback = 0, 0, 0, 0
+    while True:
+        strides[used] = max(1, -(-(high - low) // (cap - taken)))
+        kept = taken
+        for index in range(low, high, strides[used]):
+            position = place(suffixes, index, size)
+            # The occurrences of the longer suffix before are taken.
+            if before == 0 or agree(tokens, position, tail, before) < before:
+                places[kept], context[kept] = position + 1, used
+                kept += 1
+        if kept > taken:
+            chance = chances[1 if before else 0, length]
+            weights[used] = escape * chance / (kept - taken)
+            escape *= 1.0 - chance[0]
+            taken, used, before = kept, used + 1, length
+        width = high - low
+        while fallback < len(shorter) and high - low == width:
+            if shorter[fallback] < match[0]:
+                length = shorter[fallback]
+                low, high = widen(text, tail, length, outer, (low, high))
+            fallback += 1
+        if high - low == width or taken >= cap or used == caps[2]:
+            return places[:taken], context[:taken], weights[:used], strides[:used]
+
+
+@compiled
+def arrange(
+    tokens: NDArray[Any], places: Ints, keys: Ints, low: int, high: int, level: int, separator: int
+) -> None:
+    """Sort rows low to high by their token at a level, then by number: keys token << 20 | row."""
+    before, ascending, size = np.int64(-1), True, len(tokens)
+    for at in range(low, high):
+        row = keys[at] & ROW
+        ahead = places[row] + level
+        token = min(int(tokens[ahead]), separator) if ahead < size else separator
+        key = (token << 20) | row
+        ascending &= key > before
+        keys[at] = before = key
+    if ascending:  # most nodes have one child, or one row
+        return
+    gap = 1
+    while gap * 3 < high - low:
+        gap = gap * 3 + 1
+    while gap > 0:  # Shell's sort: short, and quick on a few hundred
+        for at in range(low + gap, high):
+            key, to = keys[at], at
+            while to >= low + gap and keys[to - gap] > key:
+                keys[to] = keys[to - gap]
+                to -= gap
+            keys[to] = key
+        gap //= 3
+
+
+@compiled
+def grow(
+    tokens: NDArray[Any],
+    places: Ints,
+    context: Ints,
+    weights: Floats,
+    strides: Ints,
+    limits: tuple[int, int, int],
+) -> tuple[Ints, Floats]:
+    """Return the best nodes: (token, parent, count, level, row) i64 [5, N], and reach f64 [N].
+
+    limits: nodes, levels, separator.
+    """
+    budget, depth, separator = limits
+    n = len(places)
+    keys, part = np.arange(n), np.zeros(len(strides), dtype=np.int64)
+    nodes, reach = np.empty((n * depth, 5), dtype=np.int32), np.empty(n * depth)
+    heap = np.empty(n * depth, dtype=np.int32)
+    chosen, reached = np.empty((5, budget), dtype=np.int64), np.empty(budget)
+    made, waiting, taken = 0, 0, 0
+    level, low, high = 0, 0, n  # of the children to make next, those of the root first
+    while True:
+        at = low if level < depth else high
+        arrange(tokens, places, keys, at, high, level, separator)
+        while at < high and keys[at] >> 20 != separator:
+            first, token = at, keys[at] >> 20
+            part[:] = 0
+            while at < high and keys[at] >> 20 == token:
+                part[context[keys[at] & ROW]] += 1
+                at += 1
+            chance, count = 0.0, 0
+            for c in range(len(part)):
+                chance += weights[c, level] * part[c]
+                count += part[c] * strides[c]
+            nodes[made, 0], nodes[made, 1], nodes[made, 2] = level, first, at
+            nodes[made, 3], nodes[made, 4], reach[made] = taken - 1, count, chance
+            push(heap, waiting, made, reach, nodes)
+            made, waiting = made + 1, waiting + 1
+        if waiting == 0 or taken == budget:
+            return chosen[:, :taken], reached[:taken]
+        best = pop(heap, waiting, reach, nodes)
+        level, low, high = nodes[best, 0], nodes[best, 1], nodes[best, 2]
+        chosen[0, taken], chosen[1, taken] = keys[low] >> 20, nodes[best, 3]
+        chosen[2, taken], chosen[3, taken] = nodes[best, 4], level
+        chosen[4, taken], reached[taken] = keys[low] & ROW, reach[best]
+        waiting, taken, level = waiting - 1, taken + 1, level + 1
+
+
+@compiled
+def document_at(starts: Ints, position: int) -> int:
+    """Return the number of the document that holds a position."""
+    low, high = 0, len(starts)
+    while low < high:
+        middle = (low + high) >> 1
+        if starts[middle] <= position:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+@compiled
+def origins(starts: Ints, places: Ints, chosen: Ints) -> Ints:
+    """Return (document, offset) of one occurrence of each node, its best child's if it can."""
+    _, parents, _, levels, rows = chosen
+    origin, document = np.empty((len(rows), 2), dtype=np.int64), -1
+    for node in range(len(rows) - 1, -1, -1):
+        if parents[node] >= 0:
+            rows[parents[node]] = rows[node]
+        position = places[rows[node]] + levels[node]
+        if document < 0 or not starts[document] <= position < starts[document + 1]:
+            document = min(document_at(starts, position), len(starts) - 2)
+        origin[node, 0], origin[node, 1] = document, position - starts[document]
+    return origin
+
+
+@compiled
+def draft(
+    tokens: NDArray[Any],
+    suffixes: NDArray[np.int32],
+    buckets: Ints,
+    starts: Ints,
+    tail: Ints,
+    budget: int,
+    depth: int,
+    caps: tuple[int, int, int],
+    shorter: Ints,
+    chances: Floats,
+) -> tuple[Ints, Ints, Floats, Ints, Ints, Ints, int]:
+    """Return the fields of a `Draft`; caps: longest match, rows and contexts at most."""
+    match = longest((tokens, suffixes), buckets, tail, caps[0])
+    if match[0] == 0 or budget < 1 or depth < 1:
+        none = np.empty(0, dtype=np.int64)
+        return none, none, np.empty(0), none, none, np.empty((0, 2), dtype=np.int64), match[0]
+    outer = bucket(suffixes, buckets, tail)
+    places, context, weights, strides = collect(
+        (tokens, suffixes), tail, match, outer, caps, shorter, chances
+    )
+    limits = (budget, depth, len(buckets) - 1)
+    chosen, reach = grow(tokens, places, context, weights, strides, limits)
+    origin = origins(starts, places, chosen)
+    return chosen[0], chosen[1], reach, chosen[2], chosen[3], origin, match[0]

@@ -1,0 +1,319 @@
+"""A segment: texts that never change, on disk, with an index of every phrase in them.
+
+    folder/
+      tokens.bin     u16 or u32 [T]   a separator, then every document and a separator behind it
+      suffixes.bin   i32 [S]          positions of all tokens, in the order of the text up to them
+      buckets.bin    i64 [V + 1]      where the positions of each token start
+      starts.bin     i64 [D + 1]      where each document starts in the tokens; the last is T
+      segment.json                    sizes and parameters
+
+The files are mapped into memory: opening reads none but small ones (each map holds a file open, and
+there may be many small segments), and look-ups touch few pages. The separator is the id after the
+vocabulary, so no context that a model can write matches across documents, and no continuation goes
+past the end of one. Longest match, exact counts and drafts of bounded depth replace the suffix
+trees of SuffixDecoding (arXiv 2411.04975) and the whole-file reads of REST (arXiv 2311.08252) at 6
+to 8 bytes a token. Hashes are the business of the store around it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragspec.errors import InputError, MissingExtraError, StoreError
+from ragspec.retrievers.indexes.continuations import Arrays, Draft, DraftOptions, Match, NumpyLookup
+from ragspec.retrievers.indexes.node_heap_numba import load_numba
+from ragspec.retrievers.indexes.suffix_array import Progress, count_first_tokens, sort_suffixes
+from ragspec.retrievers.indexes.token_rows import check_ids
+from ragspec.storage.filesystem import read_file, reserve, unreadable
+
+Accelerator = Literal["auto", "numba", "numpy"]
+
+FORMAT = 1
+SIZES = "segment.json"
+TOKENS, SUFFIXES, BUCKETS, STARTS = "tokens.bin", "suffixes.bin", "buckets.bin", "starts.bin"
+FILES = (TOKENS, SUFFIXES, BUCKETS, STARTS, SIZES)
+DEPTH = 32
+_LONGEST = 2**31 - 1
+_WRITE = 1 << 18
+_SMALL = 1 << 20  # bytes of a file that is read, not mapped
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSizes:
+    """What `segment.json` says: positions in the token file, suffixes, documents, parameters."""
+
+    positions: int
+    suffixes: int
+    documents: int
+    vocab_size: int
+    depth: int
+    format: int = FORMAT
+
+    @property
+    def dtype(self) -> str:
+        """The type of the token file, little-endian; the separator must fit too."""
+        return "<u2" if self.vocab_size < 2**16 else "<u4"
+
+
+class Lookup(Protocol):
+    """What answers the questions of a segment: NumPy or compiled code, with equal answers."""
+
+    def longest_match(self, context: Sequence[int], max_match: int) -> Match:
+        """Return the longest suffix of the context that occurs."""
+        ...
+
+    def draft(
+        self, context: Sequence[int], budget: int, depth: int, options: DraftOptions
+    ) -> Draft:
+        """Return continuations of the context as a tree."""
+        ...
+
+
+def build_segment(
+    folder: Path,
+    documents: Iterable[Sequence[int] | NDArray[Any]],
+    vocab_size: int,
+    *,
+    depth: int = DEPTH,
+    progress: Progress | None = None,
+) -> SegmentSizes:
+    """Write the files of a segment into an existing folder; documents may be a stream.
+
+    documents: token ids in [0, vocab_size) each; empty ones keep their number. depth: tokens in
+    which positions are compared; no match is longer. progress: called
+    with (sorted, all) tokens. Raises InputError for ids outside the vocabulary and for more than
+    2^31 - 1 positions (make several segments of these), StoreError where the disk is full.
+    """
+    if not 1 <= vocab_size < _LONGEST or depth < 2:
+        raise InputError(f"got vocabulary {vocab_size}, depth {depth}; expected 1 and 2 or more.")
+    folder = Path(folder)
+    dtype = SegmentSizes(0, 0, 0, vocab_size, depth).dtype
+    starts = _write_tokens(folder / TOKENS, documents, vocab_size, np.dtype(dtype))
+    tokens = np.asarray(np.memmap(folder / TOKENS, dtype=dtype, mode="r"))
+    buckets = count_first_tokens(tokens, vocab_size)
+    total = int(buckets[-1])
+    reserve(folder / SUFFIXES, 4 * total)
+    if total:
+        suffixes = np.memmap(folder / SUFFIXES, dtype="<i4", mode="r+", shape=(total,))
+        sort_suffixes(
+            tokens, vocab_size, depth=depth, buckets=buckets, out=suffixes, progress=progress
+        )
+        suffixes.flush()
+    buckets.astype("<i8").tofile(folder / BUCKETS)
+    starts.astype("<i8").tofile(folder / STARTS)
+    sizes = SegmentSizes(len(tokens), total, len(starts) - 1, vocab_size, depth)
+    (folder / SIZES).write_text(json.dumps(asdict(sizes), indent=1, sort_keys=True))
+    return sizes
+
+
+def _write_tokens(
+    path: Path,
+    documents: Iterable[Sequence[int] | NDArray[Any]],
+    separator: int,
+    dtype: np.dtype[Any],
+) -> NDArray[np.int64]:
+    """Write the token file in pieces; return where documents start, and the end."""
+    border = np.array([separator], dtype=dtype)
+    pieces, waiting, at = [border], 1, 1
+    starts = [1]
+    with path.open("wb") as stream:
+        for number, document in enumerate(documents):
+            given = np.asarray(document)
+            check_ids(given, separator, f"document {number}")
+            pieces += [given.astype(dtype), border]
+            waiting += len(given) + 1
+            at += len(given) + 1
+            starts.append(at)
+            if at > _LONGEST:
+                raise InputError(f"got more than {_LONGEST} tokens; make several segments.")
+            if waiting >= _WRITE:
+                stream.write(np.concatenate(pieces).tobytes())
+                pieces, waiting = [], 0
+        stream.write(np.concatenate(pieces or [border[:0]]).tobytes())
+    return np.array(starts, dtype=np.int64)
+
+
+class Segment:
+    """An open segment; any number of threads and processes may read it.
+
+    tokens u16 or u32 [T]: the mapped token file, with separators (id `vocab_size`) first and behind
+    each document. starts i64 [documents + 1]: where documents begin. depth: of the sorting.
+    """
+
+    def __init__(self, sizes: SegmentSizes, arrays: Arrays, accelerator: Accelerator) -> None:
+        self.sizes = sizes
+        self.vocab_size = sizes.vocab_size
+        self.depth = sizes.depth
+        self.tokens = arrays.tokens
+        self.suffixes = arrays.suffixes
+        self.starts = arrays.starts
+        # What "auto" means is asked when first needed: numba takes long to import.
+        self._asked = accelerator if accelerator == "auto" else resolve_accelerator(accelerator)
+        self._arrays = arrays
+        self._lookup: Lookup | None = None
+
+    def __len__(self) -> int:
+        """Return the number of tokens, without separators."""
+        return self.sizes.suffixes
+
+    @property
+    def accelerator(self) -> Literal["numba", "numpy"]:
+        """What look-ups use."""
+        return resolve_accelerator(self._asked)
+
+    @property
+    def document_count(self) -> int:
+        """The number of documents, empty ones too."""
+        return self.sizes.documents
+
+    @classmethod
+    def open(cls, folder: Path, *, accelerator: Accelerator = "auto") -> Segment:
+        """Map the files of a segment; nothing but sizes is read or checked here.
+
+        accelerator: "numba", "numpy", or "auto" for numba where it can be imported. Raises
+        StoreError where a file is missing or of another size, MissingExtraError where numba is
+        asked for and cannot be imported.
+        """
+        folder = Path(folder)
+        sizes = _read_sizes(folder / SIZES)
+        arrays = Arrays(
+            _map(folder / TOKENS, sizes.dtype, sizes.positions),
+            _map(folder / SUFFIXES, "<i4", sizes.suffixes),
+            _map(folder / BUCKETS, "<i8", sizes.vocab_size + 1),
+            _map(folder / STARTS, "<i8", sizes.documents + 1),
+        )
+        return cls(sizes, arrays, accelerator)
+
+    def document(self, number: int) -> NDArray[Any]:
+        """Return the tokens of a document, a view of the mapped file."""
+        if not 0 <= number < self.sizes.documents:
+            raise InputError(f"no document {number}; expected 0 to {self.sizes.documents - 1}.")
+        return self.tokens[int(self.starts[number]) : int(self.starts[number + 1]) - 1]
+
+    def documents(self) -> Iterator[NDArray[Any]]:
+        """Yield the tokens of every document in order, as views of the mapped file."""
+        for start, end in zip(self.starts[:-1].tolist(), self.starts[1:].tolist(), strict=True):
+            yield self.tokens[start : end - 1]
+
+    def document_of(self, position: int) -> tuple[int, int]:
+        """Return (document, token offset) of a position of the token file."""
+        number = int(np.searchsorted(self.starts, position, side="right")) - 1
+        return number, position - int(self.starts[number])
+
+    def longest_match(self, context: Sequence[int], max_match: int = 16) -> Match:
+        """Return the longest suffix of the context, up to `max_match` tokens, that occurs here.
+
+        The interval [low, high) of `suffixes` holds all its occurrences: the count is exact.
+        Raises InputError where `max_match` exceeds the depth of the sorting.
+        """
+        if not 1 <= max_match <= self.depth:
+            raise InputError(f"max_match is {max_match}; expected 1 to {self.depth}.")
+        return self.lookup.longest_match(self._tail(context, max_match), max_match)
+
+    def draft(
+        self,
+        context: Sequence[int],
+        budget: int,
+        *,
+        max_depth: int | None = None,
+        options: DraftOptions | None = None,
+    ) -> Draft:
+        """Return what followed the context here, as a tree of at most `budget` nodes.
+
+        context: token ids, the newest last. max_depth: levels of the tree, at most (and by default)
+        those of the options. Raises InputError where the longest match exceeds the depth of the
+        sorting: beyond it the counts would be wrong.
+        """
+        options = options or _DEFAULTS
+        if options.max_match > self.depth:
+            raise InputError(
+                f"max_match is {options.max_match}, but this segment is sorted to {self.depth} "
+                "tokens; ask for less or build it deeper."
+            )
+        depth = options.max_depth if max_depth is None else min(max_depth, options.max_depth)
+        return self.lookup.draft(self._tail(context, options.max_match), budget, depth, options)
+
+    def warm_up(self) -> None:
+        """Load (the first time ever: compile) the look-ups, and use them once."""
+        self.draft([0], 4)
+
+    @property
+    def lookup(self) -> Lookup:
+        """What answers look-ups; made when first needed."""
+        if self._lookup is None:
+            if self.accelerator == "numba":
+                from ragspec.retrievers.indexes.continuations_numba import NumbaLookup
+
+                self._lookup = NumbaLookup(self._arrays)
+            else:
+                self._lookup = NumpyLookup(self._arrays)
+        return self._lookup
+
+    def _tail(self, context: Sequence[int], length: int) -> list[int]:
+        """Return the last tokens of the context, from behind the last one that no text can hold."""
+        tail = list(context[-length:])
+        if tail and min(tail) >= 0 and max(tail) < self.vocab_size:
+            return tail
+        for at in range(len(tail) - 1, -1, -1):
+            if not 0 <= tail[at] < self.vocab_size:
+                return tail[at + 1 :]
+        return tail
+
+
+_DEFAULTS = DraftOptions()
+
+
+def resolve_accelerator(accelerator: Accelerator) -> Literal["numba", "numpy"]:
+    """Say what "auto" means here; raises MissingExtraError where numba cannot be had."""
+    if accelerator not in ("auto", "numba", "numpy"):
+        raise InputError(f"accelerator is {accelerator!r}; expected 'auto', 'numba' or 'numpy'.")
+    if accelerator == "numpy":
+        return "numpy"
+    try:
+        load_numba()
+    except MissingExtraError:
+        if accelerator == "numba":
+            raise
+        return "numpy"
+    return "numba"
+
+
+def _read_sizes(path: Path) -> SegmentSizes:
+    """Read `segment.json`; raises StoreError where it is damaged or of another format."""
+    try:
+        sizes = SegmentSizes(**json.loads(read_file(path)))
+        numbers = asdict(sizes)
+        if any(type(n) is not int or n < 0 for n in numbers.values()):
+            raise ValueError(f"numbers {numbers}")
+    except (ValueError, TypeError) as error:
+        raise StoreError(
+            f"{path} describes no segment ({error}); build the store again."
+        ) from error
+    if sizes.format != FORMAT:
+        raise StoreError(
+            f"{path} has format {sizes.format}, this version reads {FORMAT}; build it again."
+        )
+    return sizes
+
+
+def _map(path: Path, dtype: str, length: int) -> NDArray[Any]:
+    """Return the array in a file, read-only; raises StoreError where it has another length."""
+    expected = length * np.dtype(dtype).itemsize
+    try:
+        size = path.stat().st_size
+        if size == expected and size > _SMALL:
+            return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
+        if size == expected:
+            found = np.fromfile(path, dtype=dtype)
+            found.flags.writeable = False  # as if mapped: one kind of array to compile for
+            return found
+    except OSError as error:
+        raise unreadable(path, error) from error
+    raise StoreError(f"{path} has {size} bytes, expected {expected}; build the store again.")

@@ -1,0 +1,312 @@
+"""The online suffix automaton: every substring of a growing token text, amortised O(1) a token.
+
+After Blumer et al. 1985 ("The smallest automaton recognizing the subwords of a text"); its use for
+drafting follows SAM-Decoding (arXiv 2411.10666). Deviations: one automaton holds several texts,
+parted by separator ids that occur once (so no match crosses a border); the match state need not be
+advanced beside the automaton, because the longest suffix that occurred before is the suffix link
+of the newest state; each state keeps its count and its latest end; the last tokens can be undone.
+
+The layout is flat so that it can be compiled: parallel integer lists by state. Most states have
+one outgoing edge, kept in two of the lists; the few further edges lie in a dictionary by state.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ragspec.errors import InputError
+from ragspec.retrievers.indexes.suffix_automaton_numba import MAX_LINKS
+
+ROOT_STATE = 0
+
+
+_NONE = -1
+
+
+_LONG = 4096  # tokens from which on compiled code is worth its call
+
+
+Accelerate = Literal["auto", "numba", "numpy"]
+
+
+Text = tuple[Sequence[int], Sequence[bool] | bool]
+
+
+@dataclass(slots=True)
+class _Undo:
+    """What appending one token changed, so that it can be taken back."""
+
+    last: int
+    token: int
+    was_document: bool
+    counted: list[tuple[int, int, int]]
+    grown: list[int]
+    split: int = _NONE
+    redirected: list[int] | None = None
+
+
+class SuffixAutomaton:
+    """All substrings of the tokens seen so far, with counts and latest ends.
+
+    State 0 is the empty string. A state stands for the substrings that end at the same places;
+    `length[s]` is the longest of them, `link[s]` the longest suffix that ends at more places.
+    `count[s]` and `latest[s]` cover the ends before the newest token, so the newest suffix never
+    matches itself; `cited[s]` is the latest end inside a document (-1 where there is none).
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        if vocab_size < 1:
+            raise InputError(f"vocab_size is {vocab_size}; expected at least 1.")
+        self.vocab_size = vocab_size
+        self.tokens: list[int] = []
+        self.length = [0]
+        self.link = [_NONE]
+        self.count = [0]
+        self.latest = [_NONE]
+        self.cited = [_NONE]
+        self.first_token = [_NONE]
+        self.first_target = [_NONE]
+        self.more: dict[int, dict[int, int]] = {}
+        self._last = ROOT_STATE
+        self._separator = vocab_size
+        self._last_is_document = False
+        self._undo: list[_Undo] = []
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def build(self, tokens: Sequence[int], document: Sequence[bool] | bool = False) -> None:
+        """Append a text that will not be truncated, as document text where `document` is true."""
+        if self._undo:
+            raise InputError("build() after extend(): whole texts come before the tokens that grow")
+        marks = [document] * len(tokens) if isinstance(document, bool) else document
+        for token, mark in zip(tokens, marks, strict=True):
+            self._count_newest(None)
+            self._append(token, None)
+            self._last_is_document = mark
+
+    def build_texts(self, texts: Sequence[Text], accelerate: Accelerate = "auto") -> None:
+        """Append whole texts, (tokens, document) each, with borders between them.
+
+        accelerate: "numba" for compiled code, "numpy" for none, "auto" for long texts where the
+        code is loaded already (see `automaton_kernel.warm_up`: loading takes longer than most
+        texts); the result is the same. Raises InputError for anything else.
+        """
+        if accelerate not in ("auto", "numba", "numpy"):
+            raise InputError(
+                f"got accelerate {accelerate!r}; expected 'auto', 'numba' or 'numpy' (none)."
+            )
+        if not self.tokens and (accelerate == "numba" or (accelerate == "auto" and _ready(texts))):
+            from ragspec.retrievers.indexes import suffix_automaton_numba as automaton_kernel
+
+            return self._take(texts, automaton_kernel.build)
+        for number, (tokens, document) in enumerate(texts):
+            if number:
+                self.separate()
+            self.build(tokens, document)
+
+    def separate(self) -> None:
+        """End the current text: no match and no continuation crosses this border."""
+        self.build([self._separator])
+        self._separator += 1
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens that `truncate` can take back."""
+        for token in tokens:
+            undo = _Undo(self._last, token, self._last_is_document, [], [])
+            self._count_newest(undo.counted)
+            self._append(token, undo)
+            self._undo.append(undo)
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` tokens; equal to building those alone.
+
+        Raises InputError where that would cut into what `build` appended.
+        """
+        drop = len(self.tokens) - length
+        if not 0 <= drop <= len(self._undo):
+            raise InputError(
+                f"cannot truncate {len(self.tokens)} tokens to {length}: only the last "
+                f"{len(self._undo)}, those appended with extend(), can be taken back."
+            )
+        for _ in range(drop):
+            self._take_back(self._undo.pop())
+
+    def match(self) -> int:
+        """Return the state of the longest suffix that also ends earlier (0: not even one token)."""
+        return max(self.link[self._last], ROOT_STATE)
+
+    def step(self, state: int, token: int) -> int:
+        """Return the state after `token`, or -1 where that never occurred."""
+        if self.first_token[state] == token:
+            return self.first_target[state]
+        further = self.more.get(state)
+        return _NONE if further is None else further.get(token, _NONE)
+
+    def find(self, tokens: Sequence[int]) -> int:
+        """Return the state that holds `tokens`, or -1 where they never occurred in a row."""
+        state = ROOT_STATE
+        for token in tokens:
+            state = self.step(state, token)
+            if state == _NONE:
+                return _NONE
+        return state
+
+    def children(self, state: int) -> Iterator[tuple[int, int]]:
+        """Yield (token, state) for every token that followed; borders are left out."""
+        first = self.first_token[state]
+        if _NONE < first < self.vocab_size:
+            yield first, self.first_target[state]
+        further = self.more.get(state)
+        if further is not None:
+            for token, target in further.items():
+                if token < self.vocab_size:
+                    yield token, target
+
+    def _take(self, texts: Sequence[Text], build: Callable[..., Any]) -> None:
+        """Take over what compiled code makes of the texts."""
+        tokens: list[int] = []
+        marks: list[bool] = []
+        for number, (text, document) in enumerate(texts):
+            if number:
+                tokens.append(self._separator)
+                marks.append(False)
+                self._separator += 1
+            tokens.extend(text)
+            marks.extend([document] * len(text) if isinstance(document, bool) else document)
+        if not tokens:
+            return
+        rows, self.more = build(tokens, marks)
+        (self.length, self.link, self.count, self.latest, self.cited,
+         self.first_token, self.first_target) = rows  # fmt: skip
+        self.tokens = tokens
+        self._last = self.length.index(len(tokens))
+        self._last_is_document = marks[-1]
+
+    def _count_newest(self, log: list[tuple[int, int, int]] | None) -> None:
+        """Count the end of the newest token in its suffixes, now that a token follows it."""
+        state, end = self._last, len(self.tokens) - 1
+        count, latest, link = self.count, self.latest, self.link
+        cited = self.cited if self._last_is_document else None
+        for _ in range(MAX_LINKS):
+            if state <= ROOT_STATE:
+                break
+            if log is not None:
+                log.append((state, latest[state], self.cited[state]))
+            count[state] += 1
+            latest[state] = end
+            if cited is not None:
+                cited[state] = end
+            state = link[state]
+        self._last_is_document = False
+
+    def _append(self, token: int, undo: _Undo | None) -> None:
+        first_token, first_target, more, link = (
+            self.first_token, self.first_target, self.more, self.link
+        )  # fmt: skip
+        state = self._last
+        newest = self._new_state(self.length[state] + 1, ROOT_STATE)
+        first_token[state], first_target[state] = token, newest
+        self._last = newest
+        self.tokens.append(token)
+        state = link[state]
+        while state >= 0:
+            if first_token[state] == token:
+                found = first_target[state]
+                break
+            further = more.get(state)
+            if further is None:
+                more[state] = {token: newest}
+            else:
+                found = further.get(token, _NONE)
+                if found >= 0:
+                    break
+                further[token] = newest
+            if undo is not None:
+                undo.grown.append(state)
+            state = link[state]
+        else:
+            return
+        if self.length[found] != self.length[state] + 1:
+            found = self._split(state, token, found, undo)
+        link[newest] = found
+
+    def _split(self, state: int, token: int, found: int, undo: _Undo | None) -> int:
+        """Part the suffixes of `found` that now end at one more place; return their state."""
+        first_token, first_target, more = self.first_token, self.first_target, self.more
+        half = self._new_state(self.length[state] + 1, self.link[found])
+        for values in (self.count, self.latest, self.cited, first_token, first_target):
+            values[half] = values[found]
+        if found in more:
+            more[half] = dict(more[found])
+        self.link[found] = half
+        redirected = []
+        while state >= 0:
+            if first_token[state] == token:
+                if first_target[state] != found:
+                    break
+                first_target[state] = half
+            else:
+                further = more.get(state)
+                if further is None or further.get(token) != found:
+                    break
+                further[token] = half
+            redirected.append(state)
+            state = self.link[state]
+        if undo is not None:
+            undo.split, undo.redirected = found, redirected
+        return half
+
+    def _new_state(self, length: int, link: int) -> int:
+        self.length.append(length)
+        self.link.append(link)
+        self.count.append(0)
+        self.latest.append(_NONE)
+        self.cited.append(_NONE)
+        self.first_token.append(_NONE)
+        self.first_target.append(_NONE)
+        return len(self.length) - 1
+
+    def _take_back(self, undo: _Undo) -> None:
+        token = undo.token
+        if undo.redirected is not None:
+            half = len(self.length) - 1
+            self.link[undo.split] = self.link[half]
+            for state in undo.redirected:
+                if self.first_token[state] == token:
+                    self.first_target[state] = undo.split
+                else:
+                    self.more[state][token] = undo.split
+            self._drop_newest_state()
+        for state in undo.grown:
+            further = self.more[state]
+            del further[token]
+            if not further:
+                del self.more[state]
+        self._drop_newest_state()
+        self._last = undo.last
+        self.first_token[undo.last] = self.first_target[undo.last] = _NONE
+        self._last_is_document = undo.was_document
+        for state, latest, cited in undo.counted:
+            self.count[state] -= 1
+            self.latest[state], self.cited[state] = latest, cited
+        self.tokens.pop()
+
+    def _drop_newest_state(self) -> None:
+        self.more.pop(len(self.length) - 1, None)
+        for values in (
+            self.length, self.link, self.count, self.latest, self.cited,
+            self.first_token, self.first_target,
+        ):  # fmt: skip
+            values.pop()
+
+
+def _ready(texts: Sequence[Text]) -> bool:
+    """Return whether compiled code is loaded, and the texts are long enough for it."""
+    kernel = sys.modules.get("ragspec.retrievers.indexes.suffix_automaton_numba")
+    if kernel is None or not kernel.compiled_already():
+        return False
+    return sum(len(tokens) for tokens, _ in texts) >= _LONG

@@ -1,0 +1,206 @@
+"""Cascade: several sources in order, each filling what those before it leave of the budget.
+
+The order of the databases in Hierarchy Drafting (arXiv 2502.05609): the nearer in time a source
+is, the earlier it drafts. Deviations: nodes are counted, not branches, and shared prefixes once; a
+full source cannot starve the others, each keeps a part of the budget for what it is sure of; what
+no source is sure of is taken by reach, whoever offers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ragspec.acceptance.base import Step
+from ragspec.drafters.base import (
+    DraftContext,
+    Drafter,
+    DraftRequest,
+    DraftSession,
+    expect_drafter,
+    needs_hidden,
+    reads_prompts,
+    wanted,
+)
+from ragspec.drafters.combined import Combined
+from ragspec.drafters.delegate import Source, Wrapped, as_kind, faults_of
+from ragspec.drafters.fuse import PATIENCE
+from ragspec.errors import InputError
+from ragspec.retrievers.fingerprints import check_all
+from ragspec.trees.draft_tree import DraftTree, Ints
+from ragspec.trees.operations import keep_best, overlay, select
+
+RESERVE = 0.2
+SURE = 0.1
+
+
+class Cascade(Combined):
+    """Drafts with several drafters in order of trust.
+
+    reserve: share of the budget that each later drafter keeps for nodes it is sure of. sure: the
+    reach from which a node counts as sure. patience: see `Source`. A drafter that fails is
+    switched off. Raises InputError for no drafter, or a reserve that leaves the first nothing.
+    """
+
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        *,
+        reserve: float = RESERVE,
+        sure: float = SURE,
+        patience: float | None = PATIENCE,
+        name: str = "cascade",
+    ) -> None:
+        if not drafters or not 0.0 <= reserve * (len(drafters) - 1) < 1.0:
+            raise InputError(
+                f"got {len(drafters)} drafters and a reserve of {reserve}; expected at least one "
+                "drafter, and less than the whole budget reserved for the later ones."
+            )
+        for drafter in drafters:
+            expect_drafter(drafter)
+        self.name = name
+        self._drafters = tuple(drafters)
+        self.reserve = reserve
+        self.sure = sure
+        self.patience = patience
+
+    @property
+    def drafters(self) -> tuple[Drafter, ...]:
+        """The drafters in order of trust."""
+        return self._drafters
+
+    def open(self, request: DraftRequest) -> CascadeSession:
+        """Return a session that holds one session of every drafter."""
+        return CascadeSession(self, request)
+
+
+class CascadeSession:
+    """The sources of one row, in order; most_nodes: of any tree, None for as many as asked."""
+
+    def __init__(
+        self, cascade: Cascade, request: DraftRequest, most_nodes: int | None = None
+    ) -> None:
+        self._most_nodes = most_nodes
+        self._kind = cascade.kind
+        self._reserve = cascade.reserve
+        self._sure = cascade.sure
+        self._sources = [Source(drafter, request, cascade.patience) for drafter in cascade.drafters]
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """How often each source failed."""
+        return faults_of(self._sources)
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        """Return at most `budget` nodes, filled source after source."""
+        if self._most_nodes is not None:
+            budget = min(budget, self._most_nodes)
+        if budget < 1:
+            return DraftTree.empty(self._kind)
+        trees = [source.propose(context, budget) for source in self._sources]
+        offered = [as_kind(tree, self._kind) for tree in trees if len(tree)]
+        if not offered:
+            return DraftTree.empty(self._kind)
+        if len(offered) == 1:
+            return keep_best(offered[0], budget)
+        merged, offers = overlay([(tree, 1 << i) for i, tree in enumerate(offered)])
+        if len(merged) <= budget:
+            return merged
+        reserve = int(self._reserve * budget)
+        chosen = fill(merged, offers, len(offered), budget, reserve, self._sure)
+        return select(merged, sorted(chosen))
+
+    def observe(self, step: Step) -> None:
+        """Tell every source; `step.tree` is the tree as it was verified."""
+        for source in self._sources:
+            source.observe(step)
+
+    def observe_prompt(self, tokens: Ints, top: Ints) -> None:
+        """Tell the sources that learn from it what the target thought of the prompt."""
+        for source in self._sources:
+            source.observe_prompt(tokens, top)
+
+    def observe_hidden(self, tokens: Ints, hidden: torch.Tensor) -> None:
+        """Tell the sources that go on from them the prompt's hidden states."""
+        for source in self._sources:
+            source.observe_hidden(tokens, hidden)
+
+    def rollback(self, n: int) -> None:
+        """Forget the last `n` committed tokens in every source."""
+        for source in self._sources:
+            source.rollback(n)
+
+
+def fill(
+    tree: DraftTree, offers: Sequence[int], sources: int, budget: int, reserve: int, sure: float
+) -> set[int]:
+    """Return the nodes of a merged tree that fill a budget, with all their ancestors.
+
+    offers: by node the sources that offer it, as bits, the first source's the lowest. reserve:
+    nodes that each later source may still fill with what reaches at least `sure`.
+    """
+    parents, reach = tree.parents.tolist(), tree.reach.tolist()
+    best = sorted(range(len(tree)), key=lambda node: -reach[node])
+    certain = [node for node in best if reach[node] >= sure]
+    waiting = [min(reserve, sum(offers[node] >> i & 1 for node in certain)) for i in range(sources)]
+    chosen: set[int] = set()
+    for i in range(sources):
+        room = budget - sum(waiting[i + 1 :])
+        for node in certain:
+            if len(chosen) >= room:
+                break
+            if offers[node] >> i & 1:
+                _take(node, parents, chosen, room)
+    for node in best:
+        if len(chosen) >= budget:
+            break
+        _take(node, parents, chosen, budget)
+    return chosen
+
+
+def _take(node: int, parents: Sequence[int], chosen: set[int], room: int) -> None:
+    """Choose a node and those above it, unless they do not all fit."""
+    path = []
+    while node >= 0 and node not in chosen:
+        path.append(node)
+        node = parents[node]
+    if len(chosen) + len(path) <= room:
+        chosen.update(path)
+
+
+class Named:
+    """A drafter under another name, so that reports tell two of one kind apart."""
+
+    def __init__(self, drafter: Drafter, name: str) -> None:
+        self.drafter = drafter
+        self.drafters = (drafter,)
+        self.name = name
+        self.kind = drafter.kind
+        self.top_logits = wanted([drafter])
+        self.reads_prompt = reads_prompts([drafter])
+        self.needs_hidden = needs_hidden([drafter])
+
+    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
+        """Raise StoreError where the drafter's store was made with another model or tokenizer."""
+        check_all([self.drafter], model, tokenizer)
+
+    def open(self, request: DraftRequest) -> NamedSession:
+        """Return the drafter's session, its trees under the new name."""
+        return NamedSession(self.drafter.open(request), self.name)
+
+
+class NamedSession(Wrapped):
+    """A session whose trees name one source; see `Named`."""
+
+    def __init__(self, inner: DraftSession, name: str) -> None:
+        super().__init__(inner)
+        self._name = name
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        """Return the session's tree under the new name."""
+        tree = self.inner.propose(context, budget)
+        return replace(tree, source=np.zeros_like(tree.source), sources=(self._name,))

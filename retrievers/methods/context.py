@@ -1,0 +1,310 @@
+"""The context drafter: copy on from where the last tokens stood before.
+
+The longest suffix of the text that occurred earlier (in the prompt, in further texts of the
+request, or in the output itself) is continued, as in prompt lookup and SAM-Decoding (arXiv
+2411.10666). Deviations: continuations form one tree, grown best first by estimated reach, with
+shorter matches as branches (the escape of PPM, Cleary and Witten 1984); acceptance is looked up by
+match length and corrected by what the target accepts; the first token of a quotation, which no
+match can find, is sought among the sentence starts of the document just named (see
+`quotation_starts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+
+from ragspec.acceptance.base import Step
+from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.retrievers.indexes.context_index import ContextIndex
+from ragspec.retrievers.indexes.quotation_starts import QuotationStarts
+from ragspec.retrievers.indexes.suffix_automaton import ROOT_STATE
+from ragspec.trees.draft_tree import NO_ORIGIN, ROOT, DraftKind, DraftTree
+
+# Probability that the target follows the text, by match length (0, 1, 2, ...; the last for all
+# longer), and that a shorter match holds where the longest failed. Measured on gold answers.
+FOLLOWS = (0.0, 0.45, 0.52, 0.85, 0.92, 0.93, 0.94, 0.955, 0.96, 0.97, 0.975)
+FOLLOWS_AFTER_MISS = (0.0, 0.2, 0.25, 0.35, 0.4, 0.45)
+# Probability that a quotation starts right after the label of its document.
+QUOTES = 0.6
+
+_CHILDREN = 4
+_WIDE = 12
+_FLOOR = 0.02
+_QUOTE_LENGTH = 3
+_QUOTE_KEY = -1
+_LONGEST = len(FOLLOWS) - 1
+_ONE_PLACE = -1
+
+
+@dataclass(slots=True)
+class _Acceptance:
+    """Corrects probabilities by what happened: hits over expected hits, forgetting slowly."""
+
+    prior: float = 8.0
+    decay: float = 0.97
+    hits: dict[int, float] = field(default_factory=dict)
+    expected: dict[int, float] = field(default_factory=dict)
+    known: dict[int, float] = field(default_factory=dict)  # what `expect` has worked out
+
+    def expect(self, key: int, value: float) -> float:
+        """Return `value`, always the same for a key, as it fared so far."""
+        found = self.known.get(key)
+        if found is None:
+            hits, expected = self.hits.get(key, 0.0), self.expected.get(key, 0.0)
+            scale = (self.prior + hits) / (self.prior + expected)
+            found = self.known[key] = min(value * scale, 0.99)
+        return found
+
+    def learn(self, key: int, expected: float, hit: bool) -> None:
+        self.known.pop(key, None)
+        self.hits[key] = self.hits.get(key, 0.0) * self.decay + hit
+        self.expected[key] = self.expected.get(key, 0.0) * self.decay + expected
+
+
+_Offer = tuple[float, int, int, int, int, int, int, int, float]  # a _Node's fields, cheaper to make
+
+
+class _Node(NamedTuple):
+    """A place that the draft may reach; ordered so that a heap yields the largest reach first.
+
+    cost: minus the reach. state: what is matched there, -1 for the one place `position`. length: of
+    the match. key, prior: row of the acceptance table and what it says before any correction.
+    """
+
+    cost: float
+    parent: int
+    level: int
+    token: int
+    state: int
+    length: int
+    position: int
+    key: int
+    prior: float
+
+
+class ContextDrafter:
+    """Drafts from the text of the request itself: prompt, retrieved texts, output.
+
+    sentence_ends: token ids after which a quotation may start; None infers them from the ends of
+    the request's documents, an empty collection switches the search for quotation starts off.
+    """
+
+    name = "context"
+    kind = DraftKind.DETERMINISTIC
+    reads_texts = True
+
+    def __init__(self, sentence_ends: Collection[int] | None = None) -> None:
+        self._sentence_ends = sentence_ends
+
+    def open(self, request: DraftRequest) -> ContextSession:
+        """Return a session that has indexed the prompt and the texts of `request`."""
+        return ContextSession(request, self._sentence_ends)
+
+
+class ContextSession:
+    """The index and the acceptance table of one row; see `ContextDrafter`.
+
+    matched: length of the match behind the last proposal.
+    """
+
+    def __init__(self, request: DraftRequest, sentence_ends: Collection[int] | None = None) -> None:
+        self._texts = ContextIndex(request)
+        self._index = self._texts.automaton
+        base = self._texts.base
+        self._starts: QuotationStarts | None = None
+        inside = [r for r in self._texts.ranges if r.start >= base]
+        if inside and (sentence_ends is None or sentence_ends):
+            question = request.prompt[max(r.end for r in inside) - base :]
+            self._starts = QuotationStarts(self._index.tokens, inside, question, sentence_ends)
+        self._acceptance = _Acceptance()
+        self._drafted: list[_Node] = []
+        self.matched = 0
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        """Return at most `budget` nodes, largest reach first, no deeper than wanted."""
+        self._texts.follow(context.tokens)
+        self.matched = self._texts.matched
+        self._drafted = self._grow(budget, context.remaining - 1)
+        return self._tree(self._drafted)
+
+    def outlook(self, context: DraftContext) -> float:
+        """Return how likely the best continuation of the longest match is."""
+        self._texts.follow(context.tokens)
+        index = self._index
+        state = index.match()
+        if state <= ROOT_STATE:
+            return 0.0
+        length = index.length[state]
+        label = self._starts is not None and length > 1 and index.cited[state] < 0
+        if label and (starts := self._quoted(self._in_prompt(state))):
+            return starts[0][1] * self._acceptance.expect(_QUOTE_KEY, QUOTES)
+        key = min(length, _LONGEST)
+        share = max((offer[0] for offer in self._offers(state, [])), default=0.0)
+        return share * self._acceptance.expect(key, FOLLOWS[key])
+
+    def observe(self, step: Step) -> None:
+        """Correct the acceptance table by what became of the last proposal."""
+        self._texts.commit(len(step.tokens))
+        if not self._drafted:
+            return
+        children: dict[int, list[int]] = {}
+        for i, node in enumerate(self._drafted):
+            children.setdefault(node.parent, []).append(i)
+        at = ROOT
+        for token in step.tokens:
+            offered, at = children.get(at, ()), len(self._drafted)
+            for i in offered:
+                node = self._drafted[i]
+                self._acceptance.learn(node.key, node.prior, node.token == token)
+                if node.token == token:
+                    at = i
+        self._drafted = []
+
+    def rollback(self, n: int) -> None:
+        """Forget the last `n` committed tokens."""
+        self._texts.rollback(n)
+        self._drafted = []
+
+    def _grow(self, budget: int, depth: int) -> list[_Node]:
+        """Return the nodes of largest reach, parents first."""
+        nodes: list[_Node] = []
+        if budget < 1 or depth < 1:
+            return nodes
+        heap: list[_Offer] = []
+        taken: set[tuple[int, int]] = set()
+        state = self._index.match()
+        self._matches(heap, ROOT, 1, state, self._index.length[state], 1.0)
+        while heap and len(nodes) < budget:
+            node = _Node._make(heappop(heap))
+            if (node.parent, node.token) in taken:
+                continue
+            taken.add((node.parent, node.token))
+            nodes.append(node)
+            if node.level < depth:
+                self._continue(heap, node, len(nodes) - 1)
+        return nodes
+
+    def _continue(self, heap: list[_Offer], node: _Node, at: int) -> None:
+        """Offer what may follow `node`, which has become node `at` of the tree."""
+        reach, level = -node.cost, node.level + 1
+        if node.state != _ONE_PLACE:
+            self._matches(heap, at, level, node.state, node.length, reach)
+            return
+        position, tokens = node.position + 1, self._index.tokens
+        if position < len(tokens) and tokens[position] < self._index.vocab_size:
+            key = min(node.length, _LONGEST)
+            p = self._acceptance.expect(key, FOLLOWS[key])
+            heappush(
+                heap,
+                (-reach * p, at, level, tokens[position], _ONE_PLACE,
+                 node.length + 1, position, key, FOLLOWS[key]),
+            )  # fmt: skip
+
+    def _matches(
+        self, heap: list[_Offer], parent: int, level: int, state: int, length: int, reach: float
+    ) -> None:
+        """Offer what followed `state`, then, with what is left, what followed its suffixes."""
+        index = self._index
+        if self._starts is not None and length > 1 and index.cited[state] < 0:
+            reach = self._quotations(heap, parent, level, self._in_prompt(state), reach)
+        seen: list[int] = []
+        while state > ROOT_STATE and reach > _FLOOR:
+            if offers := self._offers(state, seen):
+                if seen:
+                    short = min(length, len(FOLLOWS_AFTER_MISS) - 1)
+                    key, prior = len(FOLLOWS) + short, FOLLOWS_AFTER_MISS[short]
+                else:
+                    key = min(length, _LONGEST)
+                    prior = FOLLOWS[key]
+                p = self._acceptance.expect(key, prior)
+                for share, place, token, child in offers:
+                    heappush(
+                        heap,
+                        (-reach * p * share, parent, level, token, child,
+                         length + 1, place, key, prior * share),
+                    )  # fmt: skip
+                    seen.append(token)
+                reach *= 1.0 - p
+            state = index.link[state]
+            length = index.length[state]
+
+    def _in_prompt(self, state: int) -> int:
+        """Return where the longest suffix of `state` that is more than one token of it stands.
+
+        The label of a document may have been met in a further text, which stands before the prompt.
+        """
+        index, base = self._index, self._texts.base
+        while index.latest[state] < base and index.length[index.link[state]] > 1:
+            state = index.link[state]
+        return index.latest[state]
+
+    def _quoted(self, position: int) -> Sequence[tuple[int, float]]:
+        """Return where a quotation may start after a label that ends at `position`, with shares."""
+        prompt = position >= self._texts.base
+        return self._starts.after(position) if self._starts is not None and prompt else ()
+
+    def _quotations(
+        self, heap: list[_Offer], parent: int, level: int, position: int, reach: float
+    ) -> float:
+        """Offer sentence starts of a document whose label ends at `position`; return the rest."""
+        starts = self._quoted(position)
+        if not starts:
+            return reach
+        p = self._acceptance.expect(_QUOTE_KEY, QUOTES)
+        for place, share in starts:
+            heappush(
+                heap,
+                (-reach * p * share, parent, level, self._index.tokens[place],
+                 _ONE_PLACE, _QUOTE_LENGTH, place, _QUOTE_KEY, QUOTES * share),
+            )  # fmt: skip
+        # Half of the mass stays with the matches, which may well continue with the same token.
+        return reach * (1.0 - p / 2)
+
+    def _offers(self, state: int, seen: list[int]) -> list[tuple[float, int, int, int]]:
+        """Return (share, place, token, state) of the likeliest continuations but those seen."""
+        index = self._index
+        count, latest, cited = index.count, index.latest, index.cited
+        newest = len(index.tokens) - 1  # where the count is 0, the only end is there
+        further, token = index.more.get(state), index.first_token[state]
+        if further is None:  # one continuation, as in the middle of a quotation
+            if token in seen or not 0 <= token < index.vocab_size:
+                return []
+            child = index.first_target[state]
+            end = latest[child] if count[child] else newest
+            return [(1.0, cited[child] if cited[child] >= 0 else end, token, child)]
+        ranked = []
+        for token, child in index.children(state):
+            if token not in seen:
+                end = latest[child] if count[child] else newest
+                ranked.append((count[child] or 1, end, token, child))
+                if len(ranked) == _WIDE:
+                    break
+        total = sum(offer[0] for offer in ranked)
+        return [
+            (weight / total, cited[child] if cited[child] >= 0 else end, token, child)
+            for weight, end, token, child in sorted(ranked, reverse=True)[:_CHILDREN]
+        ]
+
+    def _tree(self, nodes: list[_Node]) -> DraftTree:
+        tokens, origin = self._index.tokens, self._texts.origin
+        place = [node.position for node in nodes]
+        for i in range(len(nodes) - 1, -1, -1):
+            # The best child comes last in this order: its place fixes that of its parent, so
+            # that a quotation stays in one document from node to node.
+            parent, before = nodes[i].parent, place[i] - 1
+            if parent == ROOT or place[parent] == before or tokens[before] != nodes[parent].token:
+                continue
+            if origin(before) != NO_ORIGIN:
+                place[parent] = before
+        return DraftTree.build(
+            [node.token for node in nodes],
+            [node.parent for node in nodes],
+            ContextDrafter.name,
+            reach=np.array([-node.cost for node in nodes], dtype=np.float32),
+            origin=[origin(p) for p in place],
+        )

@@ -1,0 +1,189 @@
+"""Hierarchy Drafting (arXiv 2502.05609): databases in order of temporal locality, as one tree.
+
+The context (this prompt and output) drafts first, then what the model answered before, then a
+corpus of other text. Two forms: "ngram" has the paper's databases (section 3; level 5, guess 7,
+the corpus asked with the last 2, then 1 tokens), "trie" our own: suffixes of any length with
+counts, in the place of n-grams after one token. Deviations in both: see `ngrams` and `cascade`; the
+corpus is not padded with random tokens; in the trie form the target's second choices (see
+`token_recycling`) stand for Lookahead's n-grams of the context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from ragspec.drafters.base import Drafter, DraftRequest
+from ragspec.errors import InputError
+from ragspec.retrievers.fingerprints import check_prints, prints_of
+from ragspec.retrievers.methods.cascade import Cascade, CascadeSession, Named
+from ragspec.retrievers.methods.context import ContextDrafter
+from ragspec.retrievers.methods.ngrams import GUESS, KIND, LEVEL, MOST, NGramDrafter, NGramPool
+from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
+from ragspec.storage.store import read_current
+from ragspec.trees.draft_tree import DraftKind
+
+Form = Literal["trie", "ngram"]
+PREVIOUS = 2
+
+
+@runtime_checkable
+class HasDrafter(Protocol):
+    """A store to draft from, such as `CorpusIndex`."""
+
+    def drafter(self, **options: Any) -> Drafter:
+        """Return a drafter over the store."""
+        ...
+
+
+Database = HasDrafter | NGramPool | Drafter | str | Path
+
+
+class HierarchyDrafter:
+    """Drafts from the context, the model's own answers and a corpus, in this order.
+
+    model_store: the model's earlier answers; corpus: other text. Each is a `CorpusIndex`, a
+    drafter, or the folder of a saved store; the model's may be an `NGramPool` as well. None leaves
+    the level out. form: "trie" or "ngram". level, guess, most: of the n-gram form, tokens of an
+    n-gram, n-grams after a token, n-grams of the model's database. lookahead: the context also
+    learns from what the target did not choose. options: those of `Cascade`. Raises InputError for
+    another form, StoreError for a folder that holds no such store.
+    """
+
+    name = "hierarchy"
+
+    def __init__(
+        self,
+        model_store: Database | None = None,
+        corpus: Database | None = None,
+        *,
+        form: Form = "trie",
+        level: int = LEVEL,
+        guess: int = GUESS,
+        most: int = MOST,
+        lookahead: bool = True,
+        **options: Any,
+    ) -> None:
+        if form not in ("trie", "ngram"):
+            raise InputError(f"got form {form!r}; expected 'trie' or 'ngram'.")
+        self.form = form
+        answers, text = opened(model_store), opened(corpus)
+        self.stores = {"the model's store": answers, "the corpus": text}
+        if form == "ngram":
+            drafters = _ngram_form(answers, text, level, guess, most, lookahead)
+            self.most_nodes: int | None = guess * (level - 1)
+        else:
+            drafters = _trie_form(answers, text, lookahead)
+            self.most_nodes = None
+        self.cascade = Cascade(drafters, name=self.name, **options)
+
+    @property
+    def drafters(self) -> Sequence[Drafter]:
+        """The drafters of the databases."""
+        return self.cascade.drafters
+
+    @property
+    def kind(self) -> DraftKind:
+        """The kind of the databases' trees."""
+        return self.cascade.kind
+
+    @property
+    def top_logits(self) -> int:
+        """How many of the target's best tokens the context learns from."""
+        return self.cascade.top_logits
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether the context learns from the prompt's best tokens too."""
+        return self.cascade.reads_prompt
+
+    @property
+    def needs_hidden(self) -> bool:
+        """Whether a database goes on from the target's hidden states."""
+        return self.cascade.needs_hidden
+
+    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
+        """Raise StoreError where a store was made with another model or tokenizer."""
+        expected = prints_of(model, tokenizer)
+        for name, store in self.stores.items():
+            check_prints(name, _prints(store), expected)
+        self.cascade.fits(model, tokenizer)
+
+    def open(self, request: DraftRequest) -> CascadeSession:
+        """Return a session over all databases."""
+        return CascadeSession(self.cascade, request, most_nodes=self.most_nodes)
+
+
+def opened(database: Database | None) -> HasDrafter | NGramPool | Drafter | None:
+    """Return what a database names: itself, or the store in its folder."""
+    if not isinstance(database, (str, Path)):
+        known = database is None or isinstance(database, (HasDrafter, NGramPool, Drafter))
+        if not known or isinstance(database, type):
+            raise InputError(
+                f"got {type(database).__name__} as a database; expected a corpus, an n-gram pool, "
+                "a drafter, the folder of a saved store, or None."
+            )
+        return database
+    if read_current(Path(database))[1].kind == KIND:
+        return NGramPool.open(database)
+    from ragspec.retrievers.corpus.index import CorpusIndex
+
+    return CorpusIndex.open(database)
+
+
+def _prints(store: Any) -> dict[str, str | None]:
+    if isinstance(store, NGramPool):
+        return dict(store.fingerprints)
+    told = store.info() if hasattr(store, "info") else None
+    return {name: getattr(told, name, None) for name in ("model", "tokenizer")}
+
+
+def answers_in(store: Any) -> Iterator[Sequence[int]]:
+    """Yield the token ids of every document of a corpus that anybody may read."""
+    for segment in store.segments():
+        for document in segment.documents():
+            yield document.tolist()
+
+
+def _trie_form(
+    answers: HasDrafter | NGramPool | Drafter | None,
+    text: HasDrafter | NGramPool | Drafter | None,
+    lookahead: bool,
+) -> list[Drafter]:
+    drafters: list[Drafter] = [ContextDrafter()]
+    if answers is not None:
+        drafters.append(_drafter(answers, "answers"))
+    if text is not None:
+        drafters.append(_drafter(text, "statistics"))
+    if lookahead:
+        drafters.append(NeighbourDrafter())
+    return drafters
+
+
+def _ngram_form(
+    answers: HasDrafter | NGramPool | Drafter | None,
+    text: HasDrafter | NGramPool | Drafter | None,
+    level: int,
+    guess: int,
+    most: int,
+    lookahead: bool,
+) -> list[Drafter]:
+    drafters: list[Drafter] = [NGramDrafter(level=level, guess=guess, lookahead=lookahead)]
+    if answers is not None:
+        if isinstance(answers, HasDrafter) and not isinstance(answers, Drafter):
+            answers = NGramPool.common(answers_in(answers), level=level, guess=guess, most=most)
+        drafters.append(_drafter(answers, "answers"))
+    if text is not None:
+        options = {"longest": PREVIOUS, "shortest": 1, "shorter": (1,), "depth": level - 1}
+        drafters.append(_drafter(text, "statistics", **options))
+    return drafters
+
+
+def _drafter(store: HasDrafter | NGramPool | Drafter, name: str, **options: Any) -> Drafter:
+    """Return the drafter over a store, under the name of its level."""
+    if isinstance(store, NGramPool):
+        return NGramDrafter(store, name=name)
+    if isinstance(store, Drafter):
+        return Named(store, name)
+    return Named(store.drafter(**options), name)

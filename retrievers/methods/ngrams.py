@@ -1,0 +1,302 @@
+"""NGramPool: n-grams by their first token, the freshest first, and a drafter over pools.
+
+The databases of Hierarchy Drafting (arXiv 2502.05609) in the paper's own form: a token leads to
+the at most `guess` (7) n-grams of `level` (5) tokens that began with it. Deviations: every n-gram
+of the committed text is in the pool before the next draft, also after steps that accepted nothing;
+lists are read from their fresh end; n-grams with a common beginning share its nodes; in the place
+of Lookahead's window, whose forward is about fifty tokens wider, verified branches and what the
+target held best after them are taken as n-grams: they cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ragspec.acceptance.base import Step
+from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.errors import InputError, StoreError
+from ragspec.retrievers.fingerprints import check_prints, prints_of
+from ragspec.storage.manifest import Verify
+from ragspec.storage.store import open_store, publish
+from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
+from ragspec.trees.operations import keep_best
+
+KIND = "ngrams"
+LEVEL = 5
+GUESS = 7
+MOST = 100_000
+
+# Probability that one of the n-grams in a list holds, by depth once the tokens before have held,
+# and the share of each next one in the list. Own figures, corrected by what is accepted.
+HOLDS = (0.4, 0.65, 0.75, 0.8)
+FADES = 0.6
+
+_PRIOR = 8.0
+_DECAY = 0.98
+
+
+class NGramPool:
+    """For each token the n-grams that began with it, at most `guess` of `level` tokens.
+
+    Where a list is full the n-gram goes that was added, or seen again, the longest ago. Raises
+    InputError for a level below 2 or a guess below 1.
+    """
+
+    def __init__(self, level: int = LEVEL, guess: int = GUESS) -> None:
+        if level < 2 or guess < 1:
+            raise InputError(
+                f"got level {level}, guess {guess}; expected n-grams of at least two tokens and "
+                "room for one of them."
+            )
+        self.level = level
+        self.guess = guess
+        self.fingerprints: dict[str, str] = {}
+        self._lists: dict[int, dict[tuple[int, ...], None]] = {}
+
+    @classmethod
+    def common(
+        cls,
+        answers: Iterable[Sequence[int]],
+        *,
+        level: int = LEVEL,
+        guess: int = GUESS,
+        most: int = MOST,
+    ) -> NGramPool:
+        """Return the pool of the `most` n-grams that the most answers hold, ties by first sight.
+
+        answers: token ids [T] each; an n-gram counts once per answer, however often it is in it.
+        """
+        pool = cls(level, guess)
+        counts: Counter[tuple[int, ...]] = Counter()
+        for answer in answers:
+            counts.update(list(dict.fromkeys(ngrams_of(answer, level))))
+        kept: dict[int, list[tuple[int, ...]]] = {}
+        for ngram, _ in counts.most_common(most):
+            rest = kept.setdefault(ngram[0], [])
+            if len(rest) < guess:
+                rest.append(ngram)
+        for rest in kept.values():
+            for ngram in reversed(rest):  # the freshest is the last one added
+                pool.add(ngram)
+        return pool
+
+    def __len__(self) -> int:
+        """Return the number of n-grams."""
+        return sum(map(len, self._lists.values()))
+
+    def __contains__(self, ngram: Sequence[int]) -> bool:
+        return tuple(ngram[1:]) in self._lists.get(ngram[0], ())
+
+    def add(self, ngram: Sequence[int]) -> None:
+        """Add an n-gram of `level` tokens, or make it the freshest of its list."""
+        held = self._lists.setdefault(ngram[0], {})
+        rest = tuple(ngram[1:])
+        if rest in held:
+            del held[rest]
+        elif len(held) >= self.guess:
+            del held[next(iter(held))]
+        held[rest] = None
+
+    def add_text(self, tokens: Sequence[int]) -> None:
+        """Add every n-gram of a text, the last one as the freshest."""
+        for ngram in ngrams_of(tokens, self.level):
+            self.add(ngram)
+
+    def after(self, token: int) -> list[tuple[int, ...]]:
+        """Return the n-grams that begin with the token, without it, the freshest first."""
+        return list(reversed(self._lists.get(token, ())))
+
+    def save(self, folder: Path | str, *, model: Any = None, tokenizer: Any = None) -> None:
+        """Publish the pool as a store of this model and tokenizer; None leaves what was known."""
+        self.fingerprints |= prints_of(model, tokenizer)
+        rows = [(first, *rest) for first, held in self._lists.items() for rest in held]
+        array = np.array(rows, dtype=np.int32).reshape(len(rows), self.level)
+
+        def write(build: Path) -> None:
+            np.save(build / "ngrams.npy", array, allow_pickle=False)
+
+        sizes = {"level": self.level, "guess": self.guess}
+        publish(Path(folder), KIND, write, parameters=sizes, fingerprints=self.fingerprints)
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path | str,
+        *,
+        model: Any = None,
+        tokenizer: Any = None,
+        verify: Verify = "full",
+    ) -> NGramPool:
+        """Read a pool that `save` wrote.
+
+        Raises StoreError where it is missing, damaged, or not of this model and tokenizer.
+        """
+        store = open_store(Path(folder), KIND, verify=verify)
+        check_prints(str(folder), store.manifest.fingerprints, prints_of(model, tokenizer))
+        try:
+            sizes = store.manifest.parameters
+            pool = cls(int(sizes["level"]), int(sizes["guess"]))
+            array = np.load(store.file("ngrams.npy"), allow_pickle=False)
+            if array.ndim != 2 or array.shape[1] != pool.level or (array < 0).any():
+                raise ValueError(f"n-grams of shape {array.shape}")
+            for ngram in array.tolist():
+                pool.add(ngram)
+            pool.fingerprints = dict(store.manifest.fingerprints)
+        except StoreError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+            raise StoreError(f"{folder} is damaged ({error}); save the pool again.") from error
+        return pool
+
+
+def ngrams_of(tokens: Sequence[int], level: int) -> Iterator[tuple[int, ...]]:
+    """Yield every run of `level` tokens, in order."""
+    return zip(*(islice(tokens, start, None) for start in range(level)), strict=False)
+
+
+class NGramDrafter:
+    """Drafts the n-grams that begin with the last token.
+
+    pool: a fixed one, such as the model's database; None gives every text one of its own, which
+    holds its prompt, its further texts and its output (the context database). lookahead: such a
+    pool also takes n-grams from verified branches. level, guess: of pools that are made here.
+    """
+
+    kind = DraftKind.DETERMINISTIC
+    reads_texts = True
+
+    def __init__(
+        self,
+        pool: NGramPool | None = None,
+        *,
+        level: int = LEVEL,
+        guess: int = GUESS,
+        lookahead: bool = True,
+        name: str = "ngrams",
+    ) -> None:
+        self.name = name
+        self.pool = pool
+        self.level = level if pool is None else pool.level
+        self.guess = guess if pool is None else pool.guess
+        self.top_logits = 1 if lookahead and pool is None else 0
+
+    def open(self, request: DraftRequest) -> NGramSession:
+        """Return a session over the pool, or over one of the text's own."""
+        return NGramSession(self, request)
+
+
+class NGramSession:
+    """The pool of one text; see `NGramDrafter`."""
+
+    def __init__(self, drafter: NGramDrafter, request: DraftRequest) -> None:
+        self._drafter = drafter
+        self._request = request
+        self._grows = drafter.pool is None
+        self._pool = drafter.pool or self._begun()
+        self._seen = 0
+        self._tail: list[int] = []
+        self._hits = [0.0] * len(HOLDS)
+        self._tries = [0.0] * len(HOLDS)
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        """Return the n-grams after the last token as one tree, at most `budget` nodes."""
+        self._follow(context.tokens)
+        if budget < 1 or context.remaining < 2:
+            return DraftTree.empty()
+        return keep_best(self._tree(context.tokens[-1], context.remaining - 1), budget)
+
+    def observe(self, step: Step) -> None:
+        """Learn how well the lists hold, and take n-grams from what was verified."""
+        self._judge(step)
+        if self._grows and step.top is not None and self._tail:
+            self._look_ahead(step, step.top[:, 0].tolist())
+        if self._tail:
+            self._tail = [*self._tail, *step.tokens][1 - self._drafter.level :]
+
+    def rollback(self, n: int) -> None:
+        """Forget the last `n` committed tokens: the pool is made again from the rest."""
+        if self._grows:
+            self._pool = self._begun()
+            self._seen = 0
+        self._tail = []
+
+    def _begun(self) -> NGramPool:
+        """Return a pool of the texts that the request brings along."""
+        pool = NGramPool(self._drafter.level, self._drafter.guess)
+        for text in self._request.texts:
+            pool.add_text(text.tokens)
+        return pool
+
+    def _follow(self, tokens: list[int]) -> None:
+        """Bring the pool up to the committed tokens, the newest one included."""
+        level = self._drafter.level
+        if self._grows and len(tokens) > self._seen:
+            self._pool.add_text(tokens[max(0, self._seen - level + 1) :])
+        self._seen = len(tokens)
+        self._tail = tokens[-(level - 1) :]
+
+    def _tree(self, root: int, deepest: int) -> DraftTree:
+        """Lay the n-grams over each other; what many of them share is claimed for their sum."""
+        found = self._pool.after(root)
+        total = sum(FADES**rank for rank in range(len(found)))
+        tokens: list[int] = []
+        parents: list[int] = []
+        share: list[float] = []
+        depth: list[int] = []
+        at: dict[tuple[int, int], int] = {}
+        for rank, ngram in enumerate(found):
+            parent = ROOT
+            for level, token in enumerate(ngram[:deepest]):
+                if token >= self._request.vocab_size:
+                    break
+                node = at.setdefault((parent, token), len(tokens))
+                if node == len(tokens):
+                    tokens.append(token)
+                    parents.append(parent)
+                    share.append(0.0)
+                    depth.append(level)
+                share[node] += FADES**rank / total
+                parent = node
+        held = self._held()
+        reach = [part * held[level] for part, level in zip(share, depth, strict=True)]
+        return DraftTree.build(tokens, parents, self._drafter.name, reach=reach)
+
+    def _held(self) -> list[float]:
+        """Return the probability that a list holds down to each depth."""
+        held, below = [], 1.0
+        for level in range(self._drafter.level - 1):
+            at = min(level, len(HOLDS) - 1)
+            below *= (_PRIOR * HOLDS[at] + self._hits[at]) / (_PRIOR + self._tries[at])
+            held.append(below)
+        return held
+
+    def _judge(self, step: Step) -> None:
+        """Count, by depth, whether some n-gram of the list went on as the target did."""
+        if not self._tail:
+            return
+        live = self._pool.after(self._tail[-1])
+        for level, token in enumerate(step.tokens[: self._drafter.level - 1]):
+            if not live:
+                return
+            at = min(level, len(HOLDS) - 1)
+            live = [ngram for ngram in live if ngram[level] == token]
+            self._hits[at] = self._hits[at] * _DECAY + bool(live)
+            self._tries[at] = self._tries[at] * _DECAY + 1.0
+
+    def _look_ahead(self, step: Step, best: list[int]) -> None:
+        """Add, for every verified branch, its last tokens and what the target holds best there."""
+        size = self._drafter.level - 1
+        runs = [tuple(self._tail[-size:])]
+        parents, tokens = step.tree.parents.tolist(), step.tree.tokens.tolist()
+        for parent, token in zip(parents, tokens, strict=True):
+            runs.append((*runs[parent - ROOT], token)[-size:])
+        # The likeliest branches come first in a tree and shall stay the freshest.
+        for run, token in zip(reversed(runs), reversed(best), strict=True):
+            if len(run) == size:
+                self._pool.add((*run, token))

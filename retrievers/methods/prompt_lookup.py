@@ -1,0 +1,152 @@
+"""Prompt lookup: the tokens after an earlier place where the last few tokens stood.
+
+After Saxena's prompt-lookup-decoding (2023) and transformers' `PromptLookupCandidateGenerator`:
+n-grams from the longest down to the shortest, the leftmost place, a chain of a fixed length.
+Deviations: the request's further texts are searched as well; the place may also be the latest one;
+reach says how often copies of this match length hold; the end of the text and forbidden tokens are
+left to the rule, which judges them anyway.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragspec.acceptance.base import Step
+from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.errors import InputError
+from ragspec.retrievers.methods.context import FOLLOWS
+from ragspec.trees.draft_tree import DraftKind, DraftTree
+
+_BORDER = -1
+
+
+class LookupDrafter:
+    """Copies the tokens that followed the last few tokens before.
+
+    longest, shortest: sizes of the n-grams that are looked for, the longest first (transformers
+    and Saxena: 2 and 3 down to 1). tokens: the most that are copied. place: "first" (leftmost, as
+    there) or "last". whole: take only places that `tokens` tokens of the same text follow, as
+    Spec-Bench does. Raises InputError for sizes below 1, shortest above longest, and another place.
+    """
+
+    name = "lookup"
+    kind = DraftKind.DETERMINISTIC
+    reads_texts = True
+
+    def __init__(
+        self,
+        longest: int = 3,
+        shortest: int = 1,
+        tokens: int = 10,
+        place: Literal["first", "last"] = "first",
+        whole: bool = False,
+    ) -> None:
+        if not 1 <= shortest <= longest or tokens < 1:
+            raise InputError(
+                f"got n-grams of {shortest} to {longest} and {tokens} tokens; expected "
+                "1 <= shortest <= longest and at least one token."
+            )
+        if place not in ("first", "last"):
+            raise InputError(f"got place {place!r}; expected 'first' or 'last'.")
+        self.longest = longest
+        self.shortest = shortest
+        self.tokens = tokens
+        self.place = place
+        self.whole = whole
+
+    def open(self, request: DraftRequest) -> LookupSession:
+        """Return a session that holds the request's tokens."""
+        return LookupSession(self, request)
+
+
+class LookupSession:
+    """The tokens of one row; see `LookupDrafter`. matched: the n-gram of the last proposal."""
+
+    def __init__(self, drafter: LookupDrafter, request: DraftRequest) -> None:
+        self._drafter = drafter
+        self.matched = 0
+        before = [token for text in request.texts for token in (*text.tokens, _BORDER)]
+        self._base = len(before)
+        self._held = self._base
+        self._tokens: NDArray[np.int32] = np.zeros(self._base + 256, dtype=np.int32)
+        self._tokens[: self._base] = before
+        self._borders = np.flatnonzero(self._tokens[: self._base] == _BORDER)
+        self._origins = [
+            (text.document, text.offset + i) if i < len(text.tokens) else (-1, -1)
+            for text in request.texts
+            for i in range(len(text.tokens) + 1)
+        ]
+        for start, end, document, offset in sorted(request.spans):
+            self._origins += [(-1, -1)] * (self._base + start - len(self._origins))
+            self._origins += [(document, offset + i) for i in range(end - start)]
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        """Return a chain of at most `budget` nodes, no deeper than wanted."""
+        self._follow(context.tokens)
+        n = min(budget, context.remaining - 1, self._drafter.tokens)
+        start = self._find() if n > 0 else -1
+        if start < 0:
+            self.matched = 0
+            return DraftTree.empty()
+        copied = self._tokens[start : min(start + n, self._held)]
+        border = np.flatnonzero(copied == _BORDER)
+        copied = copied[: border[0]] if len(border) else copied
+        origin = self._origins[start : start + len(copied)]
+        origin += [(-1, -1)] * (len(copied) - len(origin))
+        return DraftTree.chain(
+            copied.astype(np.int64),
+            self._drafter.name,
+            reach=chain_reach(self.matched, len(copied)),
+            origin=origin,
+        )
+
+    def observe(self, step: Step) -> None:
+        """Learn nothing: the next proposal sees the text."""
+
+    def rollback(self, n: int) -> None:
+        """Forget the last `n` committed tokens."""
+        self._held = max(self._held - n, self._base)
+
+    def _follow(self, tokens: list[int]) -> None:
+        """Bring the buffer up to the committed tokens."""
+        have, end = min(self._held - self._base, len(tokens)), self._base + len(tokens)
+        if end > len(self._tokens):
+            grown = np.zeros(2 * end, dtype=np.int32)
+            grown[: self._held] = self._tokens[: self._held]
+            self._tokens = grown
+        self._tokens[self._base + have : end] = tokens[have:]
+        self._held = end
+
+    def _find(self) -> int:
+        """Return the place after the match that is to be copied from, -1 where there is none."""
+        drafter, held = self._drafter, self._tokens[: self._held]
+        ends = np.flatnonzero(held[:-1] == held[-1])
+        levels: list[NDArray[np.int64]] = []
+        for n in range(1, min(drafter.longest, len(held) - self._base) + 1):
+            if n > 1:
+                ends = ends[ends >= n - 1]
+                ends = ends[held[ends - (n - 1)] == held[-n]]
+            if not len(ends):
+                break
+            levels.append(ends)
+        for n in range(len(levels), drafter.shortest - 1, -1):
+            starts = levels[n - 1] + 1
+            starts = starts[held[starts] != _BORDER]
+            if drafter.whole:
+                ends = np.append(self._borders, len(held))
+                ends = ends[np.searchsorted(self._borders, starts)]
+                starts = starts[starts + drafter.tokens <= ends]
+            if len(starts):
+                self.matched = n
+                return int(starts[0 if drafter.place == "first" else -1])
+        return -1
+
+
+def chain_reach(matched: int, n: int) -> NDArray[np.float32]:
+    """Return the reach f32 [n] of a copy of n tokens behind a match of that many tokens."""
+    longest = len(FOLLOWS) - 1
+    chances = [FOLLOWS[min(matched + i, longest)] for i in range(n)]
+    return np.cumprod(np.asarray(chances, dtype=np.float64)).astype(np.float32)

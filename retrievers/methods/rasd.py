@@ -1,0 +1,215 @@
+"""RASD: a draft model's tree and retrieved trees, pruned by the draft model's law, as one tree.
+
+RASD (arXiv 2503.03434): each step the draft model grows its tree; what retrieval finds for the
+same suffix becomes a retrieval tree; it is pruned by the draft model's distribution, fused with
+the draft tree along the longest shared prefixes, and re-ranked to the budget. The paper publishes
+no code and its constants were not reachable: rank 10 and probability 0.01 are ours.
+Deviations: the law is known at the root and at every node that the draft model expanded, and is
+used at all of them; its probabilities are those of the target's choice being the same (under
+shared noise, see `coupled`); a pruned branch is not lost but keeps the share of its reach that
+the target granted to such branches so far, so that a draft model that knows little cannot silence
+a source that knows more; the result is judged by `walk`, exact for any tree. A further forward of
+the draft model over all other retrieved nodes was built and dropped: at 8 and 16 nodes it gave 0.96
+to 1.01 times the tokens a forward (docqa, quotation, rag, qa; starter models).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import numpy as np
+
+from ragspec.acceptance.base import Step
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
+from ragspec.drafters.delegate import KnowsLaws
+from ragspec.drafters.fuse import PATIENCE, Fuse, FuseSession, checked_patience
+from ragspec.errors import InputError
+from ragspec.retrievers.methods.context import ContextDrafter
+from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
+from ragspec.trees.draft_tree import ROOT, DraftTree
+from ragspec.trees.operations import select
+
+_PRIOR, _DECAY = 4.0, 0.97
+
+Law = set[int]
+"""The tokens that survive at a node."""
+
+
+class Rasd(Fuse):
+    """Fuses a drafter's tree with retrieved trees that the drafter's law has pruned.
+
+    drafter: a model drafter, or any other; where its session tells no laws (see `delegate`) nothing
+    is pruned; None for the target's own second choices. retrievers: drafters over text, in order
+    of trust; None for the text of the request alone. prune_rank: a retrieved token
+    survives among so many first choices of the draft model; prune_probability: or with such a
+    chance; 0 for both prunes nothing. grace: the share of its reach that a pruned branch has to
+    begin with; it follows what the target accepts, and None drops pruned branches, as the paper
+    does. patience: seconds that a look-up may take for a draft, None for no limit.
+    Raises InputError where there is no retriever, and for settings outside their range.
+    """
+
+    open_to_more = False
+
+    def __init__(
+        self,
+        drafter: Drafter | None = None,
+        retrievers: Sequence[Drafter] | None = None,
+        *,
+        prune_rank: int = 10,
+        prune_probability: float = 0.01,
+        grace: float | None = 0.25,
+        patience: float | None = PATIENCE,
+        name: str = "rasd",
+    ) -> None:
+        drafter = NeighbourDrafter() if drafter is None else drafter
+        retrievers = [ContextDrafter()] if retrievers is None else retrievers
+        if not isinstance(retrievers, Sequence) or not retrievers:
+            told = "no retriever" if isinstance(retrievers, Sequence) else repr(retrievers)
+            raise InputError(f"got {told}; expected a list of at least one drafter over text.")
+        shares = (prune_probability, grace or 0.0)
+        if prune_rank < 0 or not all(0.0 <= share <= 1.0 for share in shares):
+            raise InputError(
+                f"got prune_rank {prune_rank}, prune_probability {prune_probability} and grace "
+                f"{grace}; expected a rank of 0 or more, a probability, and a share or None."
+            )
+        super().__init__([*retrievers, drafter], name)
+        self.patience = checked_patience(patience)
+        self.prune_rank = prune_rank
+        self.prune_probability = prune_probability
+        self.grace = grace
+
+    def open(self, request: DraftRequest) -> RasdSession:
+        """Return a session that holds one session of every drafter."""
+        return RasdSession(self, request)
+
+
+class RasdSession(FuseSession):
+    """The drafters of one row; see `Rasd`. pruned: retrieved nodes that a law objected to."""
+
+    def __init__(self, drafter: Rasd, request: DraftRequest) -> None:
+        super().__init__(drafter.drafters, request, drafter.patience)
+        self._drafter = drafter
+        speak = [i for i, each in enumerate(self._sources) if isinstance(each.session, KnowsLaws)]
+        self._model = speak[-1] if speak else None  # not a model among the retrievers
+        self._grace = _Grace(drafter.grace or 0.0)
+        self.pruned = 0
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        """Return the at most `budget` nodes of largest reach of the fused tree."""
+        self._grace.begin()
+        return super().propose(context, budget)
+
+    def observe(self, step: Step) -> None:
+        """Tell every source, and learn what became of pruned branches."""
+        self._grace.learn(step.tokens)
+        super().observe(step)
+
+    def rollback(self, n: int) -> None:
+        """Forget the last `n` committed tokens in every source."""
+        self._grace.begin()
+        super().rollback(n)
+
+    def _merged(self, parts: Sequence[tuple[DraftTree, int]]) -> DraftTree:
+        """Return the parts as one tree, the retrieved ones pruned where a law is known."""
+        drafted = next((tree for tree, source in parts if source == self._model), None)
+        laws = self._laws() if drafted is not None and len(parts) > 1 else {}
+        if drafted is None or not laws:
+            return super()._merged(parts)
+        place = {pair: i for i, pair in enumerate(_pairs(drafted))}
+        pruned = [
+            (tree if source == self._model else self._prune(tree, place, laws), source)
+            for tree, source in parts
+        ]
+        return super()._merged(pruned)
+
+    def _laws(self) -> dict[int, Law]:
+        """Return by node what survives there: the first choices, and what is likely enough."""
+        rank, least = self._drafter.prune_rank, self._drafter.prune_probability
+        source = None if self._model is None else self._sources[self._model]
+        if source is None or source.session is None or not (rank or least):
+            return {}
+        laws: dict[int, Law] = {}
+        try:
+            for node, tokens, chances in cast(KnowsLaws, source.session).laws():
+                laws[node] = set(tokens[:rank])
+                if least:
+                    rest = zip(tokens[rank:], chances[rank:], strict=True)
+                    laws[node].update(token for token, chance in rest if chance >= least)
+        except Exception:  # its tree may still be good
+            source.faults += 1
+            self._model = None
+            return {}
+        return laws
+
+    def _prune(
+        self, tree: DraftTree, place: dict[tuple[int, int], int], laws: dict[int, Law]
+    ) -> DraftTree:
+        """Return what the laws leave of a retrieved tree, its reach scaled where they object.
+
+        place: the draft tree's nodes by (parent, token); a node that is not in it has no law.
+        """
+        grace = self._grace
+        share = 0.0 if self._drafter.grace is None else grace.share
+        at: list[int | None] = []  # the same node of the draft tree
+        scale: list[float] = []
+        claimed = tree.reach.tolist()
+        for node, (parent, token) in enumerate(_pairs(tree)):
+            above, kept = (ROOT, 1.0) if parent == ROOT else (at[parent], scale[parent])
+            at.append(None if above is None else place.get((above, token)))
+            if above is not None and above in laws and token not in laws[above]:
+                self.pruned += 1
+                claim = claimed[node] / (1.0 if parent == ROOT else claimed[parent] or 1.0)
+                grace.watch(above, token, claim)
+                kept *= share
+            scale.append(kept)
+        grace.place = place
+        if min(scale) == 1.0:
+            return tree
+        scaled = replace(tree, reach=tree.reach * np.asarray(scale, dtype=np.float32))
+        return scaled if share else select(scaled, [i for i, kept in enumerate(scale) if kept])
+
+
+@dataclass(slots=True)
+class _Grace:
+    """How often the target takes what the draft model's law has pruned, over what was claimed.
+
+    watched: claims of the pruned tokens of this step, by (node of the draft tree, token).
+    """
+
+    start: float
+    hits: float = 0.0
+    claims: float = 0.0
+    watched: dict[tuple[int, int], float] = field(default_factory=dict)
+    place: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    @property
+    def share(self) -> float:
+        """The share of its reach that a pruned branch keeps."""
+        return min((_PRIOR * self.start + self.hits) / (_PRIOR + self.claims), 1.0)
+
+    def begin(self) -> None:
+        self.watched = {}
+        self.place = {}
+
+    def watch(self, node: int, token: int, claim: float) -> None:
+        self.watched[node, token] = max(claim, self.watched.get((node, token), 0.0))
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """Count every pruned token after the nodes that the text visited."""
+        node: int | None = ROOT
+        for token in tokens if self.watched else ():
+            if node is None:
+                break
+            for (above, pruned), claim in self.watched.items():
+                if above == node:
+                    self.hits = self.hits * _DECAY + (pruned == token)
+                    self.claims = self.claims * _DECAY + claim
+            node = self.place.get((node, token))
+        self.begin()
+
+
+def _pairs(tree: DraftTree) -> list[tuple[int, int]]:
+    """Return (parent, token) of every node."""
+    return list(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))

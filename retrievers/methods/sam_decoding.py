@@ -1,0 +1,223 @@
+"""Selection: of several sources the one that knows best drafts alone, as in SAM-Decoding.
+
+SAM-Decoding (arXiv 2411.10666): the longest suffix that occurred before, in the text itself or in
+a corpus (whose matches count some tokens less), is continued where it is long enough; else another
+drafter is asked. `Select` is that choice, `MatchDrafter` the paper's own draft from the text.
+Deviations: any drafters may be sources, and their trees are taken, not only chains; the choice may
+also be by expected accepted tokens, the sum of reach (as SuffixDecoding's hybrid does, arXiv
+2411.04975); the latest place is continued, not the first, and goes on into the copy itself where
+it reaches the end of the text. Thresholds are the paper's code's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from ragspec.acceptance.base import Step
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, expect_drafter
+from ragspec.drafters.combined import Combined
+from ragspec.drafters.delegate import Source, as_kind, faults_of
+from ragspec.drafters.fuse import PATIENCE
+from ragspec.errors import InputError
+from ragspec.retrievers.indexes.context_index import ContextIndex
+from ragspec.retrievers.indexes.suffix_automaton import ROOT_STATE
+from ragspec.retrievers.methods.prompt_lookup import chain_reach
+from ragspec.trees.draft_tree import DraftKind, DraftTree, Ints
+
+
+class MatchDrafter:
+    """Copies on from the latest place of the longest match, further the longer it is.
+
+    A match of m tokens gives min(tokens, base + factor * m) nodes, none below `shortest`.
+    Raises InputError for numbers below 0, or no token at all.
+    """
+
+    name = "match"
+    kind = DraftKind.DETERMINISTIC
+    reads_texts = True
+
+    def __init__(
+        self, tokens: int = 40, base: float = 1.0, factor: float = 4.0, shortest: int = 1
+    ) -> None:
+        if tokens < 1 or base < 0 or factor < 0 or shortest < 1:
+            raise InputError(
+                f"got tokens {tokens}, base {base}, factor {factor}, shortest {shortest}; expected "
+                "at least one token, a match of at least one, and no negative length."
+            )
+        self.tokens = tokens
+        self.base = base
+        self.factor = factor
+        self.shortest = shortest
+
+    def open(self, request: DraftRequest) -> MatchSession:
+        """Return a session that has indexed the prompt and the texts of `request`."""
+        return MatchSession(self, ContextIndex(request))
+
+
+class MatchSession:
+    """The index of one row; see `MatchDrafter`. matched: the match of the last proposal."""
+
+    def __init__(self, drafter: MatchDrafter, index: ContextIndex) -> None:
+        self._drafter = drafter
+        self._index = index
+        self.matched = 0
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        """Return a chain of at most `budget` nodes, no deeper than wanted."""
+        drafter, index = self._drafter, self._index
+        index.follow(context.tokens)
+        automaton = index.automaton
+        state, self.matched = automaton.match(), index.matched
+        longest = int(drafter.base + drafter.factor * self.matched)
+        n = min(budget, context.remaining - 1, drafter.tokens, longest)
+        if state == ROOT_STATE or self.matched < drafter.shortest or n < 1:
+            return DraftTree.empty()
+        start, end = automaton.latest[state] + 1, len(automaton)
+        # What repeats itself goes on repeating: behind the end the copy is copied.
+        period = end - start
+        tokens = automaton.tokens[start : start + n]
+        while len(tokens) < n:
+            tokens.append(tokens[len(tokens) - period])
+        for length, token in enumerate(tokens):
+            if token >= automaton.vocab_size:
+                tokens = tokens[:length]
+                break
+        return DraftTree.chain(
+            tokens,
+            drafter.name,
+            reach=chain_reach(self.matched, len(tokens)),
+            origin=[index.origin(start + i % period) for i in range(len(tokens))],
+        )
+
+    def observe(self, step: Step) -> None:
+        """Note that the tokens were committed."""
+        self._index.commit(len(step.tokens))
+
+    def rollback(self, n: int) -> None:
+        """Forget the last `n` committed tokens."""
+        self._index.rollback(n)
+
+
+class Select(Combined):
+    """Lets one drafter draft: the source that knows best, or the fallback where none knows enough.
+
+    sources: drafters of equal trust, or with less for some: discounts are taken off what each of
+    them says (none for the first, `discount` for the others, where left out). by: "match", the
+    length of the match (sources must tell it: context, match, suffix, lookup, REST), or "reach",
+    the expected accepted tokens. threshold: below it the fallback drafts, where there is one.
+    patience: seconds that a source may take, see `Source`.
+    Raises InputError for no source, another `by`, and discounts that do not fit.
+    """
+
+    name = "select"
+
+    def __init__(
+        self,
+        sources: Sequence[Drafter],
+        fallback: Drafter | None = None,
+        *,
+        by: Literal["match", "reach"] = "match",
+        threshold: float = 5.0,
+        discount: float = 5.0,
+        discounts: Sequence[float] | None = None,
+        patience: float = PATIENCE,
+    ) -> None:
+        if not sources or by not in ("match", "reach"):
+            raise InputError(
+                f"got {len(sources)} sources and by={by!r}; expected at least one source, and "
+                "'match' or 'reach'."
+            )
+        others = [discount] * (len(sources) - 1)
+        self.discounts = [0.0, *others] if discounts is None else list(discounts)
+        if len(self.discounts) != len(sources):
+            raise InputError(
+                f"got {len(self.discounts)} discounts for {len(sources)} sources; expected one each"
+            )
+        self.sources = tuple(sources)
+        self.fallback = fallback
+        for drafter in self.drafters:
+            expect_drafter(drafter)
+        self.by = by
+        self.threshold = threshold
+        self.patience = patience
+        if by == "match" and discounts is None and discount < 0:
+            raise InputError(f"got a discount of {discount}; expected 0 or more.")
+
+    @property
+    def drafters(self) -> tuple[Drafter, ...]:
+        """All drafters that may draft."""
+        return self.sources if self.fallback is None else (*self.sources, self.fallback)
+
+    def open(self, request: DraftRequest) -> SelectSession:
+        """Return a session that holds one session of every drafter."""
+        return SelectSession(self, request)
+
+
+class SelectSession:
+    """The drafters of one row; see `Select`."""
+
+    def __init__(self, drafter: Select, request: DraftRequest) -> None:
+        self._drafter = drafter
+        self._kind = drafter.kind
+        self._sources = [Source(each, request, drafter.patience) for each in drafter.sources]
+        fallback = drafter.fallback
+        self._fallback = None if fallback is None else Source(fallback, request, None)
+        self.matched = 0
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """How often each drafter failed; those without a fault are left out."""
+        return faults_of(self._all())
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        """Return the tree of one drafter, at most `budget` nodes."""
+        best, most, self.matched = DraftTree.empty(self._kind), float("-inf"), 0
+        for source, discount in zip(self._sources, self._drafter.discounts, strict=True):
+            tree = source.propose(context, budget)
+            if not len(tree):
+                continue
+            said = self._said(source, tree) - discount
+            if said > most:
+                best, most, self.matched = tree, said, source.matched or 0
+        if self._fallback is not None and most < self._drafter.threshold:
+            tree = self._fallback.propose(context, budget)
+            if len(tree):
+                best, self.matched = tree, self._fallback.matched or 0
+        return as_kind(best, self._kind)
+
+    def observe(self, step: Step) -> None:
+        """Tell every drafter, also those that did not draft."""
+        for source in self._all():
+            source.observe(step)
+
+    def observe_prompt(self, tokens: Ints, top: Ints) -> None:
+        """Tell every drafter what the prefill knew."""
+        for source in self._all():
+            source.observe_prompt(tokens, top)
+
+    def observe_hidden(self, tokens: Ints, hidden: torch.Tensor) -> None:
+        """Tell every drafter that goes on from them the prompt's hidden states."""
+        for source in self._all():
+            source.observe_hidden(tokens, hidden)
+
+    def rollback(self, n: int) -> None:
+        """Forget the last `n` committed tokens in every drafter."""
+        for source in self._all():
+            source.rollback(n)
+
+    def _said(self, source: Source, tree: DraftTree) -> float:
+        if self._drafter.by == "reach":
+            return float(tree.reach.sum())
+        matched = source.matched
+        if matched is None:
+            raise InputError(
+                f"drafter {source.name!r} does not tell the length of its match; expected a "
+                "session with `matched`. Use Select(..., by='reach')."
+            )
+        return float(matched)
+
+    def _all(self) -> list[Source]:
+        return self._sources if self._fallback is None else [*self._sources, self._fallback]

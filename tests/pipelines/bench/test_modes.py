@@ -1,0 +1,95 @@
+"""The ways of decoding that are compared: same tokens, honest counts, peers left alone."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from ragspec.engine.engine import Engine
+from ragspec.errors import UnknownNameError
+from ragspec.pipelines.bench.modes import DRAFT_LENGTHS, MODES, NGRAMS, HFMode, Mode, build_modes
+from ragspec.pipelines.bench.prompts import BenchItem
+from tests.support import tiny
+
+PROMPT = (5, 6, 7, 8, 9, 5, 6, 7)
+ITEM = BenchItem("1", "free", PROMPT, 12, fixed=True)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine(tiny.model("llama"), tiny.tokenizer(), "context", budget=6)
+
+
+@pytest.fixture(scope="module")
+def modes(engine: Engine) -> dict[str, list[Mode]]:
+    draft = tiny.model("llama", num_hidden_layers=1)
+    return build_modes(MODES, engine, draft, lambda: copy.deepcopy(engine.model))
+
+
+def test_every_mode_writes_the_same_tokens(modes: dict[str, list[Mode]]) -> None:
+    assert list(modes) == list(MODES)
+    plain = modes["plain"][0].run(ITEM, 12)
+    assert len(plain.tokens) == 12
+    for name, settings in modes.items():
+        found = settings[0].run(ITEM, 12)
+        assert found.tokens == plain.tokens, name
+        assert 0 < found.forwards <= 12, name
+        assert found.seconds > 0
+        assert sum(found.step_tokens) == 12, name
+        assert len(found.step_tokens) <= found.forwards, name
+
+
+def test_steps_show_what_drafts_saved(engine: Engine) -> None:
+    names = ("plain", "hf-greedy", "model", "hf-assistant")
+    found = build_modes(names, engine, engine.model, lambda: copy.deepcopy(engine.model))
+    plain, greedy, ours, theirs = (found[name][0].run(ITEM, 12).step_tokens for name in names)
+    assert plain == greedy == [1] * 12
+    assert theirs == [1 + DRAFT_LENGTHS[0]] * 2
+    assert sum(ours) == 12 and max(ours) > 1
+
+
+def test_forwards_of_the_prompt_count_for_all_alike(modes: dict[str, list[Mode]]) -> None:
+    for name in ("plain", "hf-greedy"):
+        assert modes[name][0].run(ITEM, 12).forwards == 12
+        assert modes[name][0].run(ITEM, 1).forwards == 1
+
+
+def test_end_tokens_count_only_where_the_length_is_not_fixed(engine: Engine) -> None:
+    peer, own = (copy.deepcopy(engine.model) for _ in range(2))
+    theirs = HFMode("hf-greedy", peer)
+    whole = theirs.run(ITEM, 12).tokens
+    peer.generation_config.eos_token_id = own.generation_config.eos_token_id = whole[3]
+    ending = BenchItem("1", "docqa", PROMPT, 12)
+    ours = build_modes(["plain"], Engine(own, drafter=None), None, lambda: None)["plain"][0]
+    short = whole[: whole.index(whole[3]) + 1]
+    for mode in (theirs, ours):
+        assert mode.run(ending, 12).tokens == short
+        assert mode.run(ITEM, 12).tokens == whole
+    assert peer.generation_config.eos_token_id == whole[3]
+
+
+def test_the_peers_have_a_copy_and_a_grid(engine: Engine, modes: dict[str, list[Mode]]) -> None:
+    peer = modes["hf-greedy"][0]
+    assert isinstance(peer, HFMode)
+    assert peer.model is not engine.model
+    assert len(modes["hf-lookup"]) == len(DRAFT_LENGTHS) * len(NGRAMS)
+    assert len(modes["hf-assistant"]) == len(DRAFT_LENGTHS)
+    for mode in modes["hf-assistant"]:
+        assert isinstance(mode, HFMode)
+        config = mode.arguments["assistant_model"].generation_config
+        assert config.assistant_confidence_threshold == 0.0
+    assert len({mode.name for settings in modes.values() for mode in settings}) == 14
+
+
+def test_modes_that_need_a_draft_model_are_left_out_without_one(engine: Engine) -> None:
+    calls: list[Any] = []
+    found = build_modes(["plain", "model", "fused", "hf-assistant"], engine, None, calls.clear)
+    assert list(found) == ["plain"]
+
+
+@pytest.mark.parametrize("name", ["hf-greedi", "contxt"])
+def test_unknown_modes_are_refused(name: str, engine: Engine) -> None:
+    with pytest.raises(UnknownNameError, match=name):
+        build_modes([name], engine, None, lambda: copy.deepcopy(engine.model))

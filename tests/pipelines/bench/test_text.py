@@ -1,0 +1,166 @@
+"""A benchmark run: interleaving, tuning, items that loop, and what is written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from ragspec.pipelines.bench.modes import Outcome
+from ragspec.pipelines.bench.prompts import BenchItem
+from ragspec.pipelines.bench.records import Measured
+from ragspec.pipelines.bench.text import (
+    TUNING_ITEMS,
+    Benchmark,
+    run_benchmark,
+    write_json,
+    write_spec_bench,
+)
+from tests.support import tiny
+
+FREE, LOOP = list(range(1, 31)), [7] * 30
+ITEMS = [BenchItem(str(i), "qa", (i + 1, 5), 30) for i in range(3)] + [
+    BenchItem("0", "free", (9, 9), 30)
+]
+
+
+@dataclass
+class FakeMode:
+    """Writes down what was asked of it; items whose prompt starts with 2 loop."""
+
+    name: str
+    log: list[tuple[str, str, str, int]]
+    pace: float = 1.0
+    forwards: int = 30
+    steps: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=lambda: FREE)
+
+    def run(self, item: BenchItem, new_tokens: int) -> Outcome:
+        self.log.append((self.name, item.category, item.id, new_tokens))
+        tokens = (LOOP if item.prompt[0] == 2 else self.tokens)[:new_tokens]
+        return Outcome(tokens, self.forwards, 0.5 + self.pace * new_tokens, self.steps)
+
+
+def benchmark(
+    log: list[tuple[str, str, str, int]], repeats: int = 1, items: list[BenchItem] = ITEMS
+) -> Benchmark:
+    modes = {
+        "hf-greedy": [FakeMode("hf-greedy", log, 2.0)],
+        "plain": [FakeMode("plain", log, 1.0)],
+        "lookup": [FakeMode(f"lookup:{n}", log, n / 10, 10, [1, 20, 9]) for n in (7, 5, 9)],
+    }
+    return run_benchmark(items, modes, repeats=repeats)  # type: ignore[arg-type]
+
+
+def test_decode_seconds_are_the_whole_less_the_first_token() -> None:
+    runs = Measured(Outcome(FREE, 3, 5.0), [5.0, 9.0, 6.0], [1.0, 2.0, 50.0])
+    assert runs.decode_seconds == 4.0
+    assert Measured(Outcome(FREE, 3, 1.0), [1.0], [2.0]).decode_seconds > 0
+
+
+def test_the_fastest_setting_is_kept_for_each_category() -> None:
+    log: list[tuple[str, str, str, int]] = []
+    found = benchmark(log)
+    assert found.settings[("qa", "lookup")] == found.settings[("free", "lookup")] == "lookup:5"
+    tuned = [entry for entry in log if entry[0] == "lookup:9"]
+    assert [entry[1] for entry in tuned] == ["qa"] * min(3, TUNING_ITEMS) + ["free"]
+
+
+def test_modes_are_interleaved_and_take_turns_in_going_first() -> None:
+    log: list[tuple[str, str, str, int]] = []
+    benchmark(log, repeats=2)
+    whole = [entry for entry in log if entry[0] not in ("lookup:7", "lookup:9")]
+    asked = [[e[0] for e in whole if e[1:] == ("qa", str(i), 30)] for i in range(3)]
+    turns = [order[-6:][:3] for order in asked]
+    assert turns[0] == ["hf-greedy", "plain", "lookup:5"]
+    assert turns[1] == ["plain", "lookup:5", "hf-greedy"]
+    assert turns[2] == ["lookup:5", "hf-greedy", "plain"]
+    firsts = [entry for entry in log if entry[3] == 1]
+    assert len(firsts) == 2 * 3 * len(ITEMS)
+
+
+def test_items_that_loop_are_counted_but_left_out_of_the_ratios() -> None:
+    rows = {(row.category, row.mode): row for row in benchmark([]).rows()}
+    assert len(rows) == 2 * 3
+    found = rows[("qa", "lookup")]
+    assert (found.items, found.kept) == (3, 2)
+    assert found.loop_share == pytest.approx(1 / 3)
+    assert found.ratio == pytest.approx(2.0 / 0.5)
+    assert found.ratio_to_plain == pytest.approx(1.0 / 0.5)
+    assert found.setting == "lookup:5"
+    assert rows[("free", "plain")].items == 1
+    assert rows[("qa", "plain")].equal_to_plain == 1.0
+
+
+def test_other_tokens_than_plain_decoding_are_seen() -> None:
+    log: list[tuple[str, str, str, int]] = []
+    modes = {"plain": [FakeMode("plain", log)], "bad": [FakeMode("bad", log, tokens=FREE[::-1])]}
+    rows = run_benchmark(ITEMS, modes).rows()  # type: ignore[arg-type]
+    shares = {(row.category, row.mode): row.equal_to_plain for row in rows}
+    assert shares[("qa", "bad")] == pytest.approx(1 / 3)  # the loop alone is the same
+    assert shares[("free", "bad")] == 0.0
+    assert shares[("qa", "plain")] == 1.0
+
+
+def test_items_with_the_same_letters_are_not_taken_for_each_other() -> None:
+    items = [BenchItem("xb", "a", (1, 5), 30), BenchItem("x", "ba", (2, 5), 30)]
+    found = benchmark([], items=items)
+    assert [found.tells(item) for item in items] == [True, False]
+
+
+def test_progress_names_category_and_number() -> None:
+    lines: list[str] = []
+    modes = {"plain": [FakeMode("plain", [])]}
+    run_benchmark(ITEMS, modes, progress=lines.append)  # type: ignore[arg-type]
+    assert lines == ["qa 1/3", "qa 2/3", "qa 3/3", "free 1/1"]
+
+
+def test_the_json_holds_one_row_for_each_category_and_mode(tmp_path: Path) -> None:
+    rows = benchmark([]).rows()
+    write_json(tmp_path / "out.json", rows, {"model": "m", "baseline": "hf-greedy"})
+
+    def forbid(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    text = (tmp_path / "out.json").read_text(encoding="utf-8")
+    document = json.loads(text, parse_constant=forbid)
+    assert document["model"] == "m"
+    assert [(r["category"], r["mode"]) for r in document["rows"]] == [
+        (category, mode) for category in ("qa", "free") for mode in ("hf-greedy", "plain", "lookup")
+    ]
+    for row in document["rows"]:
+        assert row["tokens"] == 30 * row["items"]
+        assert row["seconds"] > row["prefill_seconds"] > 0
+        assert row["forwards"] in (90, 30, 10)
+        assert {"loop_share", "equal_to_plain"} <= row.keys()
+
+
+def test_looping_everywhere_still_writes_json(tmp_path: Path) -> None:
+    rows = benchmark([], items=[BenchItem("1", "qa", (2, 5), 30)]).rows()
+    assert rows[0].kept == 0
+    write_json(tmp_path / "out.json", rows, {})
+    assert "NaN" not in (tmp_path / "out.json").read_text(encoding="utf-8")
+
+
+def test_answers_in_the_format_of_spec_bench(tmp_path: Path) -> None:
+    """One line a question: its own number, and `accept_lengths` as a flat list of steps."""
+    asked = {"question_id": 81, "category": "writing", "turns": ["one", "two"]}
+    items = [BenchItem("81", "chat", (1, 5), 30, extra=asked), *ITEMS]
+    write_spec_bench(tmp_path / "a.jsonl", benchmark([], 1, items), "lookup", tiny.tokenizer())
+    lines = (tmp_path / "a.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [(row["question_id"], row["category"]) for row in rows] == [
+        (81, "writing"),
+        *((item.id, item.category) for item in ITEMS),
+    ]
+    assert len({row["answer_id"] for row in rows}) == len(items)
+    assert all(isinstance(row["tstamp"], float) for row in rows)
+    (choice,) = rows[0]["choices"]
+    assert rows[0]["model_id"] == "lookup"
+    assert choice["turns"] == [tiny.tokenizer().decode(FREE)]
+    assert choice["new_tokens"] == [30]
+    assert choice["decoding_steps"] == [3]
+    assert choice["accept_lengths"] == [1, 20, 9]
+    assert choice["wall_time"] == [pytest.approx(0.5 + 15.0)]

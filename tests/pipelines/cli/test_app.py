@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ragspec
+from ragspec.errors import InputError
+from ragspec.pipelines.cli import app as cli
+from ragspec.pipelines.cli import ask as answering
+from ragspec.pipelines.cli.app import INTERRUPTED, main
+from tests.support import tiny
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Save a tiny model with its tokenizer, as a user would have it on disk."""
+    folder = tmp_path_factory.mktemp("model")
+    tiny.model().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def run(capsys: Capture, *arguments: str) -> dict[str, Any]:
+    code = main([*arguments, "--json"])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    assert out.count("\n") == 1
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def test_help_needs_no_model_library() -> None:
+    code = (
+        "import sys; from ragspec.pipelines.cli.app import main; code = main(['ask', '--help'])\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'jinja2'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--docs" in done.stdout and "--compare" in done.stdout
+
+
+def test_version_and_bare_call(capsys: Capture) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"ragspec {ragspec.__version__}\n"
+    assert main([]) == 2
+    assert "Commands" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["ask", "why?"], 2, "neither of --docs and --index"),
+        (["ask", "why?", "--docs", "a", "--index", "b"], 2, "both of --docs and --index"),
+        (["generate", "a", "--temperature", "-1"], 2, "temperature is -1.0"),
+        (["generate", "a", "--model", "./absent"], 5, "./absent"),
+        (["report", "absent.jsonl"], 2, "absent.jsonl"),
+        (["generate", "a", "--wrong"], 2, "--wrong"),
+        (["nonsense"], 2, "nonsense"),
+    ],
+)
+def test_errors_are_one_message_and_a_code(
+    capsys: Capture, arguments: list[str], code: int, message: str
+) -> None:
+    assert main(arguments) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err and "Traceback" not in err
+
+
+def test_debug_shows_where_an_error_came_from(capsys: Capture) -> None:
+    with pytest.raises(ragspec.RagspecError, match="absent"):
+        main(["report", "absent.jsonl", "--debug"])
+
+
+def test_interrupt_before_any_text_ends_with_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    def interrupt(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(answering, "continue_text", interrupt)
+    assert main(["generate", "a"]) == INTERRUPTED == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_generate_prints_one_object_and_repeats_by_seed(model: str, capsys: Capture) -> None:
+    arguments = ["generate", "A draft ", "--model", model, "--max-new-tokens", "12"]
+    arguments += ["--temperature", "0.8", "--seed", "4"]
+    found = run(capsys, *arguments, "--budget", "4")
+    again = run(capsys, *arguments, "--drafter", "none")
+    assert found["text"] == again["text"]
+    assert found["label"] == "exact" == found["report"]["label"]
+    assert found["report"]["seed"] == 4
+    assert found["report"]["tokens"] <= 12
+
+
+def test_a_predicted_text_is_copied_and_changes_nothing(
+    model: str, tmp_path: Path, capsys: Capture
+) -> None:
+    arguments = ["generate", "A draft ", "--model", model, "--max-new-tokens", "30"]
+    arguments += ["--budget", "8"]
+    found = run(capsys, *arguments)
+    (tmp_path / "answer.txt").write_text(found["text"])
+    again = run(capsys, *arguments, "--prediction", f"@{tmp_path / 'answer.txt'}")
+    assert again["text"] == found["text"]
+    assert again["report"]["accepted_prediction_tokens"] > 0
+    assert again["report"]["forwards"] <= found["report"]["forwards"]
+    assert main([*arguments, "--prediction", "a", "--drafter", "none"]) == 2
+    assert "--prediction and --drafter none" in capsys.readouterr().err
+
+
+def test_generate_streams_text_and_keeps_remarks_apart(
+    model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("A draft "))
+    arguments = ["generate", "-", "--model", model, "--max-new-tokens", "9", "--seed", "1"]
+    assert main(arguments) == 0
+    streamed = capsys.readouterr()
+    assert "tokens in" in streamed.err
+    monkeypatch.setattr("sys.stdin", io.StringIO("A draft "))
+    assert main([*arguments, "--no-stream"]) == 0
+    whole = capsys.readouterr()
+    assert streamed.out.strip() == whole.out.strip()
+
+
+def test_compare_finds_equal_texts(model: str, capsys: Capture) -> None:
+    arguments = ["generate", "A tree A tree ", "--model", model, "--max-new-tokens", "16"]
+    found = run(capsys, *arguments, "--compare", "--budget", "4")["compare"]
+    assert found["equal"] is True and found["first_divergence"] is None
+    assert found["seconds_plain"] > 0 and found["seconds"] > 0
+    assert found["ratio"] == pytest.approx(found["seconds_plain"] / found["seconds"])
+
+
+def test_trace_becomes_a_page(model: str, tmp_path: Path, capsys: Capture) -> None:
+    trace, page = tmp_path / "t.jsonl", tmp_path / "page.html"
+    arguments = ["generate", "A tree ", "--model", model, "--max-new-tokens", "9"]
+    found = run(capsys, *arguments, "--trace", str(trace))
+    assert main(["report", str(trace), "-o", str(page)]) == 0
+    capsys.readouterr()
+    assert "A tree" in page.read_text(encoding="utf-8")
+    steps = [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines()][1:-1]
+    emitted = "".join(text for step in steps for text in step["texts"])
+    assert emitted.strip() == found["text"].strip()
+
+
+def test_interrupt_keeps_what_was_written(
+    model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ragspec.engine.loop import _advance as advance
+
+    passes = iter(range(100))
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(passes) == 3:
+            raise KeyboardInterrupt
+        return advance(*arguments)
+
+    monkeypatch.setattr("ragspec.engine.loop._advance", interrupted)
+    arguments = ["generate", "A tree ", "--model", model, "--drafter", "none", "--json"]
+    assert main([*arguments, "--max-new-tokens", "40"]) == INTERRUPTED
+    found = json.loads(capsys.readouterr().out)
+    assert found["finish_reason"] == "cancelled"
+    assert found["report"]["tokens"] == 4
+
+
+@pytest.mark.parametrize("at", [3, 14])
+def test_interrupt_of_a_comparison_keeps_the_answer(
+    at: int, model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ragspec.engine.loop import _advance as advance
+
+    passes = iter(range(100))
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(passes) == at + 7:  # 7 to warm up, 9 and 9 for the two runs
+            raise KeyboardInterrupt
+        return advance(*arguments)
+
+    monkeypatch.setattr("ragspec.engine.loop._advance", interrupted)
+    arguments = ["generate", "A tree ", "--model", model, "--drafter", "none", "--json"]
+    assert main([*arguments, "--compare", "--max-new-tokens", "10"]) == INTERRUPTED
+    found = json.loads(capsys.readouterr().out)
+    assert found["report"]["tokens"] == (4 if at == 3 else 10)
+    assert "compare" not in found  # half a run would look like another text
+
+
+def test_a_trace_that_cannot_be_written_costs_no_answer(
+    model: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["generate", "A tree ", "--model", model, "--max-new-tokens", "4", "--json"]
+    assert main([*arguments, "--trace", str(tmp_path / "no" / "t.jsonl")]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "there is no folder" in err  # said before any work
+    monkeypatch.setattr(answering, "_write_trace", refuse_to_write)
+    assert main([*arguments, "--trace", str(tmp_path / "t.jsonl")]) == 2
+    assert json.loads(capsys.readouterr().out)["report"]["tokens"] == 4
+
+
+def test_what_the_system_refuses_is_one_line(
+    model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(answering, "_show", full)
+    arguments = ["generate", "A tree ", "--model", model, "--max-new-tokens", "4"]
+    assert main(arguments) == 1
+    assert "the system refused: [Errno 28] No space left" in capsys.readouterr().err
+    with pytest.raises(OSError, match="No space"):
+        main(["--debug", *arguments])
+
+
+def refuse_to_write(*arguments: Any) -> None:
+    raise InputError("the disk is full")
+
+
+@pytest.mark.parametrize("drafter", ["rasd", "fused", "model", "context"])
+def test_a_draft_model_of_another_vocabulary_ends_with_6(
+    drafter: str, model: str, tmp_path: Path, capsys: Capture
+) -> None:
+    swapped, smaller = tmp_path / "swapped", tmp_path / "smaller"
+    tiny.model(num_hidden_layers=1).save_pretrained(swapped)
+    tiny.tokenizer().save_pretrained(swapped)
+    tokens = json.loads((swapped / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = tokens["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (swapped / "tokenizer.json").write_text(json.dumps(tokens), encoding="utf-8")
+    tiny.model(num_hidden_layers=1, vocab_size=50).save_pretrained(smaller)
+    asked = ["generate", "A tree ", "--model", model, "--drafter", drafter, "--draft-model"]
+    assert main([*asked, str(swapped)]) == 6
+    assert "differs from the target's in 2 of" in capsys.readouterr().err
+    assert main([*asked, str(smaller)]) == 6
+    assert "50 token ids and the target 97" in capsys.readouterr().err
+
+
+def test_bench_hands_its_arguments_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+
+    class Bench:
+        @staticmethod
+        def main(arguments: list[str]) -> int:
+            seen.append(list(arguments))
+            return 3
+
+    monkeypatch.setitem(sys.modules, "ragspec.pipelines.bench.cli", Bench)
+    assert cli.main(["bench", "text", "--modes", "plain,context", "--json", "x.json"]) == 3
+    assert seen == [["text", "--modes", "plain,context", "--json", "x.json"]]

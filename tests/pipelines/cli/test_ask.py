@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragspec.pipelines.cli.app import main
+from ragspec.pipelines.docqa.docqa import DocQA
+from ragspec.retrievers.search.passage_index import PassageIndex
+from tests.support import tiny
+from tests.support.toy_embedder import make_embedder
+
+Capture = pytest.CaptureFixture[str]
+PAGES = {
+    "trees.md": "# Trees\n\nA tree of drafts holds several continuations of one text. The widest "
+    "tree is not the best tree: every node costs a little time.\n",
+    "rules.txt": "The walk follows the tokens of the target through the tree. What it keeps is "
+    "what the target would have written alone.\n",
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    tiny.model(max_position_embeddings=2048).save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Build an index without a dense part, so that no embedder is needed."""
+    folder = tmp_path_factory.mktemp("pages")
+    for name, text in PAGES.items():
+        (folder / name).write_text(text)
+    out = folder.parent / "pages.idx"
+    DocQA.from_documents(folder, embedder=None).save(out)
+    return str(out)
+
+
+def ask(capsys: Capture, index: str, model: str, *more: str) -> dict[str, Any]:
+    arguments = ["ask", "What does the walk follow?", "--index", index, "--model", model]
+    code = main([*arguments, "--max-new-tokens", "40", "--json", *more])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def test_answer_is_one_object_with_the_promised_fields(
+    index: str, model: str, capsys: Capture
+) -> None:
+    found = ask(capsys, index, model, "--top-passages", "1", "--seed", "3", "-t", "0.7")
+    assert {"answer", "citations", "passages", "label", "report"} <= found.keys()
+    assert found["label"] == "exact" and found["report"]["seed"] == 3
+    assert [passage["document"] for passage in found["passages"]] == ["rules.txt"]
+    assert found["report"]["milliseconds"]["retrieve"] > 0
+    assert "compare" not in found
+
+
+def test_a_predicted_answer_is_copied(index: str, model: str, capsys: Capture) -> None:
+    found = ask(capsys, index, model, "--budget", "8")
+    again = ask(capsys, index, model, "--budget", "8", "--prediction", found["answer"])
+    assert again["answer"] == found["answer"]
+    assert again["report"]["accepted_prediction_tokens"] > 0
+
+
+def test_compare_runs_plainly_over_the_same_passages(
+    index: str, model: str, capsys: Capture
+) -> None:
+    found = ask(capsys, index, model, "--compare", "--budget", "6")
+    assert found["compare"]["equal"] is True
+    assert found["report"]["drafted"] > 0
+
+
+def test_trace_names_the_passages_that_drafts_came_from(
+    index: str, model: str, tmp_path: Path, capsys: Capture
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    found = ask(capsys, index, model, "--trace", str(trace), "--compare")
+    header = json.loads(trace.read_text(encoding="utf-8").splitlines()[0])
+    names = [item["name"] for item in header["documents"]]
+    assert names == [f"{p['document']}, passage {k}" for k, p in enumerate(found["passages"], 1)]
+    assert header["question"] == "What does the walk follow?"
+    assert header["compare"] == found["compare"]
+    for citation in header["citations"]:
+        whole = PAGES[citation["document"]]
+        assert whole[citation["start"] : citation["end"]] == citation["text"]
+
+
+def test_an_interrupt_keeps_the_answer_that_is_not_shown(
+    index: str, model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ragspec.engine.loop import _advance as advance
+
+    passes = iter(range(100))
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(passes) == 3:
+            raise KeyboardInterrupt
+        return advance(*arguments)
+
+    monkeypatch.setattr("ragspec.engine.loop._advance", interrupted)
+    arguments = ["ask", "What does the walk follow?", "--index", index, "--model", model]
+    assert main([*arguments, "--drafter", "none", "--json"]) == 130
+    found = json.loads(capsys.readouterr().out)
+    assert found["report"]["tokens"] == 4 and found["skipped"] == []
+
+
+def test_people_get_text_quotations_and_figures(index: str, model: str, capsys: Capture) -> None:
+    arguments = ["ask", "What follows the tokens?", "--index", index, "--model", model]
+    assert main([*arguments, "--max-new-tokens", "12"]) == 0
+    streamed = capsys.readouterr()
+    assert main([*arguments, "--max-new-tokens", "12", "--no-stream"]) == 0
+    whole = capsys.readouterr()
+    assert streamed.out.strip() == whole.out.strip() != ""
+    assert "tokens in" in streamed.err and "label exact" in whole.err
+
+
+def test_bad_input_has_its_own_code(
+    index: str, model: str, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "empty").mkdir()
+    assert main(["ask", "why?", "--docs", str(tmp_path / "empty"), "--model", model]) == 7
+    assert main(["ask", "why?", "--index", str(tmp_path / "no.idx"), "--model", model]) == 8
+    assert main(["ask", " ", "--index", index, "--model", model]) == 2
+    long = ["ask", "What is a walk?", "--index", index, "--max-new-tokens", "4000"]
+    assert main([*long, "-m", model]) == 3
+    out, err = capsys.readouterr()
+    assert out == "" and "Traceback" not in err
+    assert err.count("error:") == 4
+
+
+def test_another_embedder_searches_where_it_is_named(
+    tmp_path: Path, model: str, capsys: Capture
+) -> None:
+    folder, made = tmp_path / "pages", str(tmp_path / "made.idx")
+    folder.mkdir()
+    for name, text in PAGES.items():
+        (folder / name).write_text(text)
+    toy = str(make_embedder(tmp_path / "toy"))
+    assert main(["index", str(folder), "--out", made, "--embedder", toy]) == 0, capsys.readouterr()
+    opened = DocQA.from_index(made).retriever
+    assert isinstance(opened, PassageIndex) and opened.dense is not None
+    assert opened.dense.embedder.name == toy
+    capsys.readouterr()
+    assert len(ask(capsys, made, model)["passages"]) == 2
+    asked = ["ask", "What does the walk follow?", "--model", model, "--max-new-tokens", "4"]
+    assert main([*asked, "--docs", str(folder), "--embedder", toy, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["passages"]) == 2
+    assert main([*asked, "--docs", str(folder), "--embedder", str(tmp_path / "absent")]) == 5
+    assert "absent" in capsys.readouterr().err
+    other = str(make_embedder(tmp_path / "other", seed=1))
+    assert main([*asked, "--index", made, "--embedder", other]) == 8
+    assert "another embedder" in capsys.readouterr().err
+
+
+def test_index_command_writes_what_ask_opens(tmp_path: Path, model: str, capsys: Capture) -> None:
+    pytest.importorskip("sentence_transformers")
+    from ragspec.models.resolve import BUNDLED
+
+    if not (BUNDLED["starter-embedder"] / "modules.json").is_file():
+        pytest.skip("the bundled embedder is not there yet")
+    folder = tmp_path / "pages"
+    folder.mkdir()
+    for name, text in PAGES.items():
+        (folder / name).write_text(text)
+    (folder / "picture.png").write_bytes(b"\x89PNG\x00\x01")
+    assert main(["index", str(folder), "--out", str(tmp_path / "made.idx")]) == 0
+    err = capsys.readouterr().err
+    assert "picture.png" in err and "2 documents" in err
+    found = ask(capsys, str(tmp_path / "made.idx"), model)
+    assert len(found["passages"]) == 2

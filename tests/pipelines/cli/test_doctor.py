@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import ragspec
+from ragspec.budget.cost_curve import CostCurve
+from ragspec.budget.cost_measurement import CostKey
+from ragspec.pipelines.cli.app import main
+from ragspec.pipelines.cli.doctor import REQUIRED, examine, show
+from ragspec.pipelines.console.terminal import Terminal
+from ragspec.target.causal import CausalTarget
+from ragspec.target.probe import probe_key
+from tests.support.architectures import build
+
+
+def keep_a_curve(folder: Path) -> None:
+    key = CostKey("tiny-model", "cpu here", "torch.float32", 1, "2")
+    CostCurve.cached(folder, key, lambda rows, length: 0.002 * rows, (16,), seconds=0.1)
+
+
+def test_findings_are_json_and_name_what_is_there(tmp_path: Path) -> None:
+    keep_a_curve(tmp_path)
+    (tmp_path / "probe-broken.json").write_text("{")
+    found = json.loads(json.dumps(examine(["./no-such-model"], tmp_path)))
+    assert found["ragspec"] == ragspec.__version__
+    assert found["packages"]["torch"] and not found["missing"]
+    assert found["packages"].keys() >= {"transformers", "faiss-cpu"}
+    assert "accelerate" in REQUIRED
+    assert found["device"]["type"] and found["device"]["threads"] >= 1
+    names = [model["name"] for model in found["models"]]
+    assert {"starter", "starter-draft", "./no-such-model"} <= set(names)
+    absent = found["models"][names.index("./no-such-model")]
+    assert absent["folder"] is None and "path:" in absent["tried"][0]
+    assert [entry["key"]["model"] for entry in found["costs"]] == ["tiny-model"]
+    assert found["probes"] == [{"file": "probe-broken.json", "damaged": True}]
+
+
+def test_a_model_that_is_there_is_found_by_its_path(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    found = examine([str(folder)], tmp_path)["models"][-1]
+    assert (found["origin"], found["folder"]) == ("path", str(folder))
+
+
+def test_tables_show_the_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep_a_curve(tmp_path)
+    (tmp_path / "probe-broken.json").write_text("[]")
+    found = examine([], tmp_path)
+    show(found, Terminal())
+    found["missing"], found["probes"], found["costs"] = ["torch"], [], []
+    show(found, Terminal())
+    out = capsys.readouterr().out
+    for part in ("This machine", "Packages", "starter-draft", "Cost of a forward", "cpu here"):
+        assert part in out
+    assert "No probe verdicts yet" in out and "Missing: torch" in out
+
+
+def test_verdicts_tell_variants_of_a_model_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = CausalTarget(build("llama"))
+    for variant in ("", "torchao", "offloaded"):
+        key = {**probe_key(target), "variant": variant}
+        entry = {"key": key, "mode": "tree", "reason": "right"}
+        (tmp_path / f"probe-{variant}.json").write_text(json.dumps(entry), encoding="utf-8")
+    show(examine([], tmp_path), Terminal())
+    out = capsys.readouterr().out
+    for told in ("LlamaForCausalLM", "(torchao)", "(offloaded)"):
+        assert told in out
+
+
+def test_command_prints_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["python"]

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from ragspec.errors import InputError
+from ragspec.pipelines.cli import store as store_cli
+from ragspec.pipelines.cli.app import Commands
+from ragspec.retrievers.corpus.index import CorpusIndex
+from tests.support import tiny
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    tiny.model().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """Return a folder with documents, rows and things that cannot be read."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "a.txt").write_text("the cat sat on the mat")
+    (folder / "b.jsonl").write_text('{"text": "one row"}\n\n{"text": "another row"}\n')
+    (folder / "c.png").write_bytes(b"\x89PNG")
+    return folder
+
+
+def run(*arguments: str) -> int:
+    """Run `ragspec store` as the whole command line would; return the exit code."""
+    root = typer.Typer(cls=Commands, pretty_exceptions_enable=False)
+    root.add_typer(store_cli.app, name="store")
+    try:
+        root(args=["store", *arguments], prog_name="ragspec")
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def found(capsys: Capture, *arguments: str) -> dict[str, Any]:
+    code = run(*arguments, "--json")
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    assert err == ""
+    result: dict[str, Any] = json.loads(out)
+    return result
+
+
+def held(path: Path, scope: str = "global") -> list[str]:
+    decode = tiny.tokenizer().decode
+    store = CorpusIndex.open(path, tokenizer=tiny.tokenizer(), accelerator="numpy")
+    return [str(decode(d)) for segment in store.segments(scope) for d in segment.documents()]
+
+
+def test_a_folder_is_built_looked_at_merged_and_evicted(
+    texts: Path, tmp_path: Path, model: str, capsys: Capture
+) -> None:
+    out = tmp_path / "c.store"
+    assert run("build", str(texts), "--model", model, "--out", str(out)) == 0
+    shown, noted = capsys.readouterr()
+    assert "3 documents, 1 segments" in shown
+    assert "not read" in noted and "c.png" in noted
+    assert held(out) == ["the cat sat on the mat", "one row", "another row"]
+    assert found(capsys, "verify", str(out))["sound"] is True
+    info = found(capsys, "info", str(out))
+    assert info["documents"] == 3 and info["scopes"] == {"global": info["tokens"]}
+    assert info["model"] is None
+    with CorpusIndex.open(out, accelerator="numpy") as store:
+        for _ in range(2):
+            store.append([1] * 5, scope="a")
+            store.seal()
+            store.append([1] * 500, scope="a")
+    assert len(found(capsys, "merge", str(out))["segments"]) == 2
+    assert found(capsys, "evict", str(out), "--max-tokens", "0.1k", "--scope", "a")["scopes"] == {
+        "global": info["tokens"]
+    }
+    assert found(capsys, "evict", str(out), "--max-tokens", "12")["tokens"] == 11
+    assert run("verify", str(out)) == 0
+    assert "is sound" in capsys.readouterr().out
+
+
+def test_damage_ends_verify_with_code_8(
+    texts: Path, tmp_path: Path, model: str, capsys: Capture
+) -> None:
+    out = tmp_path / "c.store"
+    assert run("build", str(texts), "-m", model, "-o", str(out)) == 0
+    (path,) = out.glob("gen-*/seg-*/tokens.bin")
+    path.write_bytes(bytes(len(path.read_bytes())))
+    capsys.readouterr()
+    assert run("verify", str(out)) == 8
+    assert "SHA-256" in capsys.readouterr().err
+    assert run("info", str(out)) == 0  # compares sizes only
+
+
+def test_reading_stops_at_the_limit(tmp_path: Path, model: str, capsys: Capture) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"body": "x" * 50}) + "\n" for _ in range(99)))
+    out = str(tmp_path / "c.store")
+    arguments = ["build", str(rows), "-m", model, "-o", out, "--max-tokens", "120"]
+    assert found(capsys, *arguments, "--field", "body")["tokens"] == 120
+
+
+def test_a_build_without_text_leaves_the_older_store(
+    texts: Path, tmp_path: Path, model: str, capsys: Capture
+) -> None:
+    out, empty = tmp_path / "c.store", tmp_path / "empty.jsonl"
+    assert run("build", str(texts), "-m", model, "-o", str(out)) == 0
+    empty.write_text("")
+    assert run("build", str(empty), "-m", model, "-o", str(out)) == 7
+    assert "no usable text" in capsys.readouterr().err
+    assert len(held(out)) == 3
+
+
+def test_answers_are_kept_with_the_fingerprint_of_their_model(
+    tmp_path: Path, model: str, capsys: Capture
+) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "m.store"
+    prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("ab ab", "cat", "x")))
+    arguments = ["from-answers", str(prompts), "-m", model, "-o", str(out)]
+    arguments += ["--max-new-tokens", "6", "--batch", "2", "--dtype", "float32"]
+    first = found(capsys, *arguments)
+    assert first["documents"] == 3
+    assert first["model"] is not None
+    wanted = []
+    from ragspec.engine.engine import Engine
+
+    engine = Engine(tiny.model(), tiny.tokenizer(), drafter=None)
+    for generation in engine.generate(["ab ab", "cat", "x"], max_new_tokens=6):
+        wanted.append(tiny.tokenizer().decode(generation.prompt_tokens + generation.tokens))
+    assert held(out) == wanted
+    assert CorpusIndex.open(out, model=tiny.model()).info().model == first["model"]
+    assert found(capsys, *arguments)["documents"] == 6  # a second run adds to it
+    other = tmp_path / "other"
+    tiny.model(seed=1).save_pretrained(other)
+    tiny.tokenizer().save_pretrained(other)
+    assert run("from-answers", str(prompts), "-m", str(other), "-o", str(out)) == 8
+    assert "another model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", ["answers", "a tenant's", "appended"])
+def test_a_build_replaces_documents_alone(
+    texts: Path, tmp_path: Path, model: str, what: str, capsys: Capture
+) -> None:
+    out = tmp_path / "c.store"
+    build = ["build", str(texts), "-m", model, "-o", str(out)]
+    made: dict[str, Any] = {"model": "a" * 64} if what == "answers" else {}
+    if what == "a tenant's":
+        made = {"scope": "acme"}
+    with CorpusIndex.build(["kept"], tiny.tokenizer(), out, **made) as store:
+        if what == "appended":
+            store.append([1, 2, 3], scope="global")
+    before = held(out, "acme")
+    capsys.readouterr()
+    assert run(*build) == 8
+    told = capsys.readouterr().err
+    words = {"answers": "outputs of model aaaaaaaaaaaa", "a tenant's": "scope acme"}
+    assert words.get(what, "text that was appended") in told
+    assert "Name another folder" in told
+    assert held(out, "acme") == before
+    CorpusIndex.build(["old"], tiny.tokenizer(), out).close()
+    assert run(*build) == 0
+    assert len(held(out)) == 3
+
+
+def test_documents_do_not_become_answers(
+    texts: Path, tmp_path: Path, model: str, capsys: Capture
+) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "c.store"
+    prompts.write_text('{"prompt": "ab"}\n')
+    assert run("build", str(texts), "-m", model, "-o", str(out)) == 0
+    arguments = ["from-answers", str(prompts), "-m", model, "-o", str(out)]
+    assert run(*arguments, "--max-new-tokens", "2") == 8
+    assert "holds documents (" in capsys.readouterr().err
+    assert found(capsys, "info", str(out))["model"] is None
+    assert len(held(out)) == 3
+
+
+def test_a_scope_that_no_text_has_is_not_evicted(
+    texts: Path, tmp_path: Path, model: str, capsys: Capture
+) -> None:
+    out = tmp_path / "c.store"
+    assert run("build", str(texts), "-m", model, "-o", str(out)) == 0
+    capsys.readouterr()
+    for scope, message in (("nobody", "scope 'nobody'; it has global"), ("", "scope is ''")):
+        assert run("evict", str(out), "--max-tokens", "0", "--scope", scope) == 2
+        assert message in capsys.readouterr().err
+    assert found(capsys, "info", str(out))["generation"] == "gen-000001"
+    with CorpusIndex.open(out) as store, pytest.raises(InputError, match="scope is ' '"):
+        store.evict(0, scope=" ")
+
+
+def test_a_store_is_no_source_of_documents(
+    texts: Path, tmp_path: Path, model: str, capsys: Capture
+) -> None:
+    first, second = str(tmp_path / "a.store"), str(tmp_path / "b.store")
+    assert run("build", str(texts), "-m", model, "-o", first) == 0
+    capsys.readouterr()
+    assert run("build", first, "-m", model, "-o", second) == 7
+    told = capsys.readouterr().err
+    assert "is a store of text" in told and "--store" in told and "ragspec ask --index" not in told
+
+
+def test_a_prompt_that_is_too_long_is_left_out(tmp_path: Path, model: str, capsys: Capture) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("a b", "x" * 600)))
+    out = str(tmp_path / "m.store")
+    code = run("from-answers", str(prompts), "-m", model, "-o", out, "--max-new-tokens", "4")
+    shown, noted = capsys.readouterr()
+    assert code == 0
+    assert "1 documents" in shown and "left out: " in noted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["build", "./absent", "-o", "{out}"], 7, "absent is missing"),
+        (["build", "no/where", "-o", "{out}"], 2, "no data set"),
+        (["build", "{rows}", "-o", "{out}", "--field", "b"], 2, "no column 'b'; it has a"),
+        (["build", "{rows}", "-o", "{rows}"], 8, "is a file"),
+        (["build", "{empty}", "-o", "{out}"], 7, "no usable text"),
+        (["build", "{rows}", "-o", "{out}", "--split", "test"], 2, "--split is 'test'"),
+        (["build", "{rows}", "-o", "{out}", "--field", "a", "--max-tokens", "0"], 2, "at least 1"),
+        (["build", "{rows}", "-m", "./absent", "-o", "{out}"], 5, "./absent"),
+        (["build", "{rows}", "-o", "{out}", "--max-tokens", "many"], 2, "'many'"),
+        (["from-answers", "absent.jsonl", "-o", "{out}"], 7, "missing"),
+        (["from-answers", "{rows}", "-o", "{out}"], 2, "no column of a usual name"),
+        (["info", "absent.store"], 8, "holds no store"),
+        (["verify", "absent.store"], 8, "holds no store"),
+        (["merge", "absent.store"], 8, "holds no store"),
+        (["evict", "absent.store", "--max-tokens", "1"], 8, "holds no store"),
+        (["evict", "absent.store"], 2, "--max-tokens"),
+    ],
+)
+def test_errors_are_one_message_and_a_code(
+    arguments: Sequence[str], code: int, message: str, tmp_path: Path, model: str, capsys: Capture
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"a": "x", "c": "y"}\n')
+    (tmp_path / "empty.jsonl").write_text('{"text": null}\n')
+    places = {"out": str(tmp_path / "c.store"), "rows": str(rows)}
+    places["empty"] = str(tmp_path / "empty.jsonl")
+    given = [word.format(**places) for word in arguments]
+    if given[0] in ("build", "from-answers") and "-m" not in given:
+        given += ["-m", model]
+    assert run(*given) == code
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "c.store").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("12", 12), ("500k", 500_000), ("1.5M", 1_500_000), ("2g", 2 * 10**9)]
+)
+def test_counts_have_units(text: str, number: int) -> None:
+    assert store_cli.count_of(text, "--x") == number
+    for wrong in ("", "-1", "1kk", "k", "0.5", "1.5"):
+        with pytest.raises(InputError, match="--x"):
+            store_cli.count_of(wrong, "--x")

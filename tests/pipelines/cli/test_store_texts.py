@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragspec.errors import DocumentError, InputError
+from ragspec.pipelines.cli.store_texts import Wanted, read_prompts, read_texts
+
+ROWS: list[dict[str, Any]] = [
+    {"text": "one", "n": 1},
+    {"text": None, "n": 2},
+    {"text": "two", "n": 3},
+]
+
+
+def read(*sources: object, **wanted: Any) -> list[str | list[int]]:
+    return list(read_texts(map(str, sources), Wanted(**wanted)))
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.ndjson", "rows.jsonl.gz"])
+def test_rows_of_a_file_of_lines(tmp_path: Path, name: str) -> None:
+    assert read(write_rows(tmp_path / name, ROWS)) == ["one", "two"]
+
+
+def test_rows_of_parquet_and_of_a_saved_data_set(tmp_path: Path) -> None:
+    import datasets
+
+    table = datasets.Dataset.from_list(ROWS)
+    table.to_parquet(str(tmp_path / "rows.parquet"))
+    table.save_to_disk(str(tmp_path / "saved"))
+    datasets.DatasetDict({"train": table, "test": table.select([0])}).save_to_disk(
+        str(tmp_path / "splits")
+    )
+    assert read(tmp_path / "rows.parquet") == ["one", "two"]
+    assert read(tmp_path / "saved") == ["one", "two"]
+    assert read(tmp_path / "splits", split="test") == ["one"]
+    assert read(tmp_path / "saved", tmp_path / "rows.parquet") == ["one", "two"] * 2
+    with pytest.raises(InputError, match="no split 'dev'; it has train, test"):
+        read(tmp_path / "splits", split="dev")
+
+
+def test_a_data_set_by_name_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    asked: list[Any] = []
+
+    def load(name: str, config: str | None, *, split: str, **options: Any) -> list[dict[str, Any]]:
+        asked.append((name, config, split, options))
+        return ROWS
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr("ragspec.models.resolve.hub_answers", lambda: True)
+    assert read("owner/name", split="test", config="en") == ["one", "two"]
+    assert asked == [("owner/name", "en", "test", {"streaming": True})]
+
+
+def test_a_hub_that_does_not_answer_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+    from huggingface_hub import constants
+
+    places: tuple[Any, ...] = (datasets.config, constants)
+
+    def load(name: str, config: str | None, **options: Any) -> Any:
+        assert all(place.HF_HUB_OFFLINE for place in places)
+        raise ConnectionError("offline")
+
+    for place in places:
+        monkeypatch.setattr(place, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr("ragspec.models.resolve.hub_answers", lambda: False)
+    with pytest.raises(InputError, match="in the cache, and the hub does not answer"):
+        read("owner/name")
+    assert not any(place.HF_HUB_OFFLINE for place in places)
+
+
+def test_token_ids_and_other_columns(tmp_path: Path) -> None:
+    ids = write_rows(tmp_path / "ids.jsonl", [{"ids": [1, 2]}, {"ids": [3]}])
+    assert read(ids) == [[1, 2], [3]]
+    odd = write_rows(tmp_path / "odd.jsonl", [{"body": "x", "n": 1}])
+    assert read(odd) == ["x"]  # the only text there is
+    assert read(write_rows(tmp_path / "two.jsonl", [{"a": "x", "b": "y"}]), field="b") == ["y"]
+    with pytest.raises(InputError, match="row 1 holds int"):
+        read(odd, field="n")
+
+
+def test_a_folder_gives_documents_and_rows_and_says_what_it_skips(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("# text")
+    (tmp_path / "b.pdf").write_bytes(b"no pdf")
+    write_rows(tmp_path / "c.jsonl", ROWS)
+    (tmp_path / "d.jsonl").write_text("{broken")
+    (tmp_path / ".hidden.txt").write_text("secret")
+    skipped: list[str] = []
+    found = read(tmp_path, skipped=lambda path, reason: skipped.append(Path(path).name))
+    assert found == ["# text", "one", "two"]
+    assert skipped == ["b.pdf", "d.jsonl"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DocumentError, match="no usable text"):
+        read(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("data", [b"{broken", b"[1]\n", b"\xff\xfe\x00", b'{"text": "a"}\n{'])
+def test_broken_lines_are_refused_with_their_number(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "x.jsonl").write_bytes(data)
+    with pytest.raises(DocumentError, match=r"x\.jsonl, line \d: no JSON object"):
+        read(tmp_path / "x.jsonl")
+    (tmp_path / "x.jsonl.gz").write_bytes(data)
+    with pytest.raises(DocumentError, match="no JSON object"):
+        read(tmp_path / "x.jsonl.gz")
+    (tmp_path / "x.parquet").write_bytes(data)
+    with pytest.raises(DocumentError, match="no parquet file"):
+        read(tmp_path / "x.parquet")
+
+
+def test_a_damaged_gz_file_is_refused(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "x.jsonl.gz", [{"text": str(n) * 9} for n in range(2000)])
+    data = bytearray(path.read_bytes())
+    data[200:260] = bytes(255 - byte for byte in data[200:260])
+    path.write_bytes(data)
+    with pytest.raises(DocumentError, match=r"line \d+: no JSON object"):
+        read(path)
+
+
+def test_prompts_are_texts_turns_or_ids(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "hi"}]
+    rows: list[dict[str, Any]] = [
+        {"prompt": "a", "id": "1"},
+        {"messages": turns},
+        {"question": "b"},
+        {"ids": [4, 5]},
+    ]
+    path = write_rows(tmp_path / "p.jsonl", rows)
+    assert list(read_prompts(path)) == ["a", turns, "b", [4, 5]]
+    with pytest.raises(InputError, match="row 2 has no column 'prompt'"):
+        list(read_prompts(path, "prompt"))
+    with pytest.raises(DocumentError, match="missing"):
+        list(read_prompts(tmp_path / "absent.jsonl"))
+    (tmp_path / "p.txt").write_text("a")
+    with pytest.raises(DocumentError, match="no rows"):
+        list(read_prompts(tmp_path / "p.txt"))
+
+
+@pytest.mark.parametrize("wrong", [3, None, "", [], [1.5], ["a", "b"], {"a": 1}, [1, {"a": 1}]])
+def test_what_is_no_prompt_is_told_with_its_row(tmp_path: Path, wrong: Any) -> None:
+    path = write_rows(tmp_path / "p.jsonl", [{"prompt": "a"}, {"prompt": wrong}])
+    with pytest.raises((DocumentError, InputError), match="row 2"):
+        list(read_prompts(path))
+
+
+def in_hub_layout(folder: Path) -> Path:
+    """Write a data set as `push_to_hub` does, with a split for each of its two rows."""
+    import datasets
+
+    (folder / "data").mkdir(parents=True)
+    for split, row in (("train", ROWS[0]), ("test", ROWS[2])):
+        path = folder / "data" / f"{split}-00000-of-00001.parquet"
+        datasets.Dataset.from_list([row]).to_parquet(str(path))
+    (folder / "README.md").write_text("---\nlicense: mit\n---\nThe data card.\n")
+    return folder
+
+
+def test_a_folder_in_hub_layout_is_a_data_set(tmp_path: Path) -> None:
+    folder = in_hub_layout(tmp_path / "a")
+    noted: list[str] = []
+    assert read(folder, skipped=lambda path, reason: noted.append(path)) == ["one"]
+    assert noted == [str(folder)]
+    assert read(folder, split="test") == ["two"]
+    with pytest.raises(InputError, match=r"Bad split: dev.*'train', 'test'"):
+        read(folder, split="dev")
+    with pytest.raises(InputError, match="'nope' not found"):
+        read(folder, config="nope")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "train.json").write_text(json.dumps([{"text": "one"}, {"text": "two"}]))
+    assert read(tmp_path / "b") == ["one", "two"]
+    (tmp_path / "b" / "train.json").write_text("{broken")
+    with pytest.raises(DocumentError, match="cannot be read to its end"):
+        read(tmp_path / "b")
+
+
+def test_the_data_card_says_what_a_data_set_is_made_of(tmp_path: Path) -> None:
+    card = ["---", "configs:"]
+    for name in ("de", "en"):
+        (tmp_path / name).mkdir()
+        write_rows(tmp_path / name / "rows.jsonl", [{"text": name}])
+        card += [f"- config_name: {name}", f"  data_files: {name}/*.jsonl"]
+    (tmp_path / "README.md").write_text("\n".join([*card, "---", "The data card."]))
+    assert read(tmp_path, config="en") == ["en"]
+    with pytest.raises(InputError, match="'de', 'en'"):
+        read(tmp_path)
+    (tmp_path / "README.md").write_text("---\ntitle: notes\n---\nconfigs:\n")
+    assert read(tmp_path) == ["---\ntitle: notes\n---\nconfigs:\n", "de", "en"]
+
+
+def test_a_split_or_config_that_no_source_has_is_refused(tmp_path: Path) -> None:
+    import datasets
+
+    rows = write_rows(tmp_path / "rows.jsonl", ROWS)
+    datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "saved"))
+    datasets.DatasetDict({"test": datasets.Dataset.from_list(ROWS)}).save_to_disk(
+        str(tmp_path / "splits")
+    )
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.md").write_text("text")
+    for source in (rows, tmp_path / "saved", tmp_path / "texts"):
+        for given in ({"split": "train"}, {"config": "en"}):
+            with pytest.raises(InputError, match=f"--{next(iter(given))} is .* leave it out"):
+                read(source, **given)
+    with pytest.raises(InputError, match="--config is 'en'"):
+        read(tmp_path / "splits", split="test", config="en")
+    assert read(rows, tmp_path / "splits", split="test") == ["one", "two"] * 2
+
+
+def test_a_file_without_a_usual_column_does_not_end_a_folder(tmp_path: Path) -> None:
+    write_rows(tmp_path / "a.jsonl", [{"x": 1, "y": 2}])
+    (tmp_path / "b.jsonl").write_text("{broken")
+    write_rows(tmp_path / "c.jsonl", ROWS)
+    reasons: dict[str, str] = {}
+
+    def skipped(path: str, reason: str) -> None:
+        reasons[Path(path).name] = reason
+
+    assert read(tmp_path, skipped=skipped) == ["one", "two"]
+    assert reasons["a.jsonl"].startswith("row 1 has no column of a usual name; it has x, y")
+    assert reasons["b.jsonl"].startswith("line 1: no JSON object")
+    with pytest.raises(InputError, match="no column 'z'"):
+        read(tmp_path, field="z")  # asked for by name

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragspec.acceptance.base import Step
+from ragspec.pipelines.docqa.citations import Citation, accepted_runs, cite, cuts_word
+from ragspec.pipelines.docqa.prompt import Prompt, build_prompt
+from ragspec.retrievers.search.documents import Document
+from ragspec.retrievers.search.fusion import Hit
+from ragspec.retrievers.search.passages import Passage
+from ragspec.trees.draft_tree import DraftTree
+from tests.support import tiny
+
+BEFORE = "Préface. "
+FOX = "The quick brown fox jumps over the lazy dog near the old river bank."
+CAT = "A small grey cat sleeps all day on the warm window sill of the house."
+
+
+def prompt_of(texts: Sequence[str]) -> Prompt:
+    hits = [
+        Hit(
+            Document(f"d{n}", "T", BEFORE + text),
+            Passage(n, len(BEFORE), len(BEFORE) + len(text), "T", text),
+            1.0,
+        )
+        for n, text in enumerate(texts)
+    ]
+    return build_prompt(tiny.bpe_tokenizer(), "q", hits)
+
+
+def decode(tokens: Sequence[int]) -> str:
+    return str(tiny.bpe_tokenizer().decode(list(tokens)))
+
+
+def drafted(prompt: Prompt, hit: int, first: int, count: int, last: int) -> Step:
+    """Return a step that accepted `count` tokens of a passage and then emitted `last`."""
+    start = next(span[0] for span in prompt.spans if span[2] == hit) + first
+    tokens = prompt.token_ids[start : start + count]
+    origin = [(hit, first + i) for i in range(count)]
+    tree = DraftTree.chain(tokens, "context", origin=origin)
+    return Step(tree, tuple(range(count)), (*tokens, last))
+
+
+def plain(text: str) -> Step:
+    tokens = tiny.bpe_tokenizer()(text)["input_ids"]
+    return Step(DraftTree.empty(), (), tuple(tokens))
+
+
+def answer_of(steps: Sequence[Step]) -> str:
+    return decode([token for step in steps for token in step.tokens])
+
+
+def check(answer: str, prompt: Prompt, found: Sequence[Citation]) -> None:
+    texts = {hit.document.name: hit.document.text for hit in prompt.hits}
+    end = 0
+    for citation in found:
+        quoted = answer[citation.answer_start : citation.answer_end]
+        text = texts[citation.document]
+        assert quoted == text[citation.start : citation.end] != ""
+        assert prompt.hits[citation.passage - 1].document.name == citation.document
+        assert not cuts_word(answer, citation.answer_start)
+        assert not cuts_word(answer, citation.answer_end)
+        assert citation.answer_start >= end
+        end = citation.answer_end
+
+
+def test_accepted_span_is_cited_and_extended_to_whole_words() -> None:
+    prompt = prompt_of([CAT, FOX])
+    tokens = prompt.spans[1]
+    inner = drafted(prompt, 1, 3, 20, prompt.token_ids[tokens[0] + 23])
+    steps = [plain(" so "), inner, plain(" zzz")]
+    answer = answer_of(steps)
+    found = cite(answer, prompt, steps, decode)
+    check(answer, prompt, found)
+    assert [(c.document, c.found_by) for c in found] == [("d1", "draft")]
+    assert answer[found[0].answer_start : found[0].answer_end] in FOX
+    # The same text without a draft has the same citations, found by matching.
+    undrafted = cite(answer, prompt, [plain(answer)], decode)
+    assert [replace(c, found_by="match") for c in found] == undrafted
+
+
+def test_neighbouring_spans_become_one_citation() -> None:
+    prompt = prompt_of([FOX])
+    start, end, _, _ = prompt.spans[0]
+    count = end - start
+    steps = [plain(" ")]
+    place = 0
+    while place + 5 <= count:
+        steps.append(drafted(prompt, 0, place, 4, prompt.token_ids[start + place + 4]))
+        place += 5
+    answer = answer_of(steps)
+    found = cite(answer, prompt, steps, decode)
+    check(answer, prompt, found)
+    assert len(found) == 1
+    assert found[0].start == len(BEFORE)
+    assert found[0].answer_end - found[0].answer_start > 50
+
+
+def test_quotation_without_a_draft_is_found_by_matching() -> None:
+    prompt = prompt_of([FOX, CAT])
+    answer = "It says: quick brown fox jumps over the lazy cats; all day on the warm one."
+    found = cite(answer, prompt, [plain(answer)], decode)
+    check(answer, prompt, found)
+    assert [(answer[c.answer_start : c.answer_end], c.found_by) for c in found] == [
+        ("quick brown fox jumps over the lazy", "match"),
+        ("all day on the warm", "match"),
+    ]
+
+
+def test_four_equal_words_and_short_drafts_are_no_quotation() -> None:
+    prompt = prompt_of([FOX])
+    assert cite("the quick brown fox", prompt, [plain("the quick brown fox")], decode) == []
+    step = drafted(prompt, 0, 0, 2, 0)
+    assert cite(answer_of([step]), prompt, [step], decode) == []
+
+
+def test_answer_proper_is_cited_from_the_passage_that_is_quoted() -> None:
+    prompt = prompt_of([CAT, FOX])
+    answer = f" [2] {FOX}\nAnswer: lazy dog"
+    place = answer.index("lazy dog", answer.index("Answer"))
+    found = cite(answer, prompt, [plain(answer)], decode, (place, place + 8))
+    check(answer, prompt, found)
+    assert found[-1].answer_start == place
+    assert found[-1].document == "d1"
+    assert found[-1].start == len(BEFORE) + FOX.index("lazy dog")
+
+
+def test_runs_follow_one_document_and_break_at_the_targets_own_token() -> None:
+    origin = [(0, 5), (0, 6), (-1, -1), (1, 0), (1, 2)]
+    tree = DraftTree.chain([1, 2, 3, 4, 5], "context", origin=origin)
+    steps = [Step(tree, (0, 1, 2, 3, 4), (1, 2, 3, 4, 5, 6)), Step(tree, (0, 1), (1,))]
+    assert list(accepted_runs(steps)) == [(0, 0, 5, 2), (3, 1, 0, 1), (4, 1, 2, 1), (6, 0, 5, 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "cuts"),
+    [
+        ("ab c", [1]),
+        ("don't", [1, 2, 3, 4]),
+        ("a 'b'", []),
+        ("'s", []),
+        ("x' y", []),
+        ("é_1", [1, 2]),
+    ],
+)
+def test_what_cuts_a_word(text: str, cuts: list[int]) -> None:
+    assert [place for place in range(len(text) + 1) if cuts_word(text, place)] == cuts
+
+
+PIECES = st.lists(
+    st.tuples(st.integers(0, 1), st.integers(0, 60), st.integers(0, 60))
+    | st.text(alphabet="ab .é", max_size=8),
+    max_size=6,
+)
+
+
+@given(PIECES, st.booleans())
+def test_every_citation_is_verbatim(pieces: list[tuple[int, int, int] | str], draft: bool) -> None:
+    texts = [FOX, CAT]
+    prompt = prompt_of(texts)
+    steps: list[Step] = []
+    for piece in pieces:
+        if isinstance(piece, str):
+            steps.append(plain(piece))
+        elif draft:
+            start, end, _, _ = prompt.spans[piece[0]]
+            first = piece[1] % (end - start)
+            count = min(piece[2], end - start - first)
+            steps.append(drafted(prompt, piece[0], first, count, 7))
+        else:
+            steps.append(plain(texts[piece[0]][piece[1] : piece[1] + piece[2]]))
+    answer = answer_of(steps)
+    check(answer, prompt, cite(answer, prompt, steps, decode, (0, min(4, len(answer)))))
+
+
+@given(st.text(alphabet="ab c.", max_size=60), st.text(alphabet="ab c.", max_size=60))
+def test_repetitive_texts_are_cited_verbatim_too(text: str, answer: str) -> None:
+    prompt = prompt_of([(text.strip() or "x"), "a b c a b c a b c"])
+    check(answer, prompt, cite(answer, prompt, [plain(answer)], decode))

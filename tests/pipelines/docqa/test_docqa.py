@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ragspec.acceptance.base import Step
+from ragspec.engine.output import Generation
+from ragspec.errors import DocumentError, InputError, PromptTooLongError, StoreError
+from ragspec.pipelines import DocQA
+from ragspec.pipelines.docqa.docqa import answer_parts
+from ragspec.pipelines.page.palette import count_sources
+from ragspec.reports.report import ReportBuilder
+from ragspec.sampling.settings import Sampling
+from ragspec.trees.draft_tree import DraftTree
+from tests.pipelines.docqa.test_citations import check
+from tests.support import tiny
+from tests.support.toy_embedder import make_embedder
+
+SENTENCE = "The draft model proposes a tree of tokens for the target."
+
+
+class ScriptedEngine:
+    """Writes a given text, and drafts perfectly whatever part of it stands in the spans."""
+
+    def __init__(self, script: str, max_length: int | None = None) -> None:
+        self.script = script
+        self.tokenizer = tiny.bpe_tokenizer()
+        self.target = SimpleNamespace(max_length=max_length)
+        self.calls: list[dict[str, Any]] = []
+
+    def generate(self, prompt: list[int], sampling: Any = None, **options: Any) -> Generation:
+        self.calls.append({"prompt": prompt, "sampling": sampling, **options})
+        tokens = self.tokenizer(self.script)["input_ids"]
+        steps = list(self.steps(prompt, tokens, options["spans"]))
+        report = ReportBuilder("exact", 0, len(prompt))
+        for step in steps:
+            report.step(step)
+        return Generation(
+            text=self.script,
+            tokens=tokens,
+            finish_reason="stop",
+            label="exact",
+            report=report.build(tokens, 0.1, "stop"),
+            prompt_tokens=prompt,
+            steps=steps,
+        )
+
+    def steps(
+        self, prompt: list[int], tokens: list[int], spans: Sequence[tuple[int, int, int, int]]
+    ) -> Iterator[Step]:
+        done = 0
+        while done < len(tokens):
+            best: tuple[int, int, int] = (0, 0, 0)
+            for start, end, hit, offset in spans:
+                for place in range(start, end):
+                    count = 0
+                    while (
+                        place + count < end
+                        and done + count < len(tokens) - 1
+                        and prompt[place + count] == tokens[done + count]
+                    ):
+                        count += 1
+                    best = max(best, (count, hit, offset + place - start))
+            count, hit, offset = best
+            origin = [(hit, offset + i) for i in range(count)]
+            tree = DraftTree.chain(tokens[done : done + count], "context", origin=origin)
+            yield Step(tree, tuple(range(count)), tuple(tokens[done : done + count + 1]))
+            done += count + 1
+
+    def stream(self, prompt: list[int], sampling: Any = None, **options: Any) -> Any:
+        engine = self
+
+        class Pieces:
+            closed = False
+
+            def __iter__(self) -> Iterator[str]:
+                yield engine.script[:5]
+                yield engine.script[5:]
+
+            def close(self) -> None:
+                self.closed = True
+
+            @property
+            def result(self) -> Generation:
+                return engine.generate(prompt, sampling, **options)
+
+        return Pieces()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "docs"
+    made.mkdir()
+    (made / "draft.md").write_text(f"# Drafting\n\nAn opening line. {SENTENCE} More follows.\n")
+    (made / "pets.txt").write_text("The cat is a pet. The dog is an animal.\n")
+    (made / "photo.png").write_bytes(b"x")
+    return made
+
+
+@pytest.fixture
+def embedder(tmp_path: Path) -> Path:
+    return make_embedder(tmp_path / "embedder")
+
+
+def ask(folder: Path, embedder: Path, script: str, **options: Any) -> Any:
+    engine: Any = ScriptedEngine(script)
+    qa = DocQA.from_documents(folder, engine=engine, embedder=embedder)
+    return qa.ask("What does the draft model propose?", **options)
+
+
+def test_answer_with_citations_parts_and_report(folder: Path, embedder: Path) -> None:
+    answer = ask(folder, embedder, f" [1] {SENTENCE}\nAnswer: a tree of tokens")
+    assert answer.evidence == SENTENCE
+    assert answer.short == "a tree of tokens"
+    check(answer.text, answer.prompt, answer.citations)
+    text = (folder / "draft.md").read_text()
+    first, second = answer.citations
+    assert first.found_by == "draft"
+    assert text[first.start : first.end] in (SENTENCE, SENTENCE[:-1])
+    assert text[second.start : second.end] == "a tree of tokens"
+    assert answer.label == "exact"
+    assert answer.report.milliseconds["retrieve"] > 0
+    assert answer.passages[0].document.name == "draft.md"
+
+
+def test_json_holds_everything_and_survives(folder: Path, embedder: Path) -> None:
+    answer = ask(folder, embedder, f" [1] {SENTENCE}\nAnswer: a tree")
+    data = json.loads(json.dumps(answer.to_dict()))
+    assert {"answer", "citations", "passages", "label", "report"} <= set(data)
+    assert {"document", "start", "end", "answer_start", "answer_end"} <= set(data["citations"][0])
+
+
+def test_the_engine_gets_ids_spans_and_options(folder: Path, embedder: Path) -> None:
+    engine: Any = ScriptedEngine("x")
+    qa = DocQA.from_documents([folder], engine=engine, embedder=embedder)
+    sampling = Sampling(temperature=0.5, seed=3)
+    qa.ask("draft?", sampling, max_new_tokens=7, top_k=1, stop_token_ids=(4,))
+    (call,) = engine.calls
+    assert call["sampling"] is sampling
+    assert call["max_new_tokens"] == 7
+    assert call["stop_token_ids"] == (4,)
+    assert len(call["spans"]) == 1
+    assert "\nAnswer:" in [engine.tokenizer.decode(list(text.tokens)) for text in call["texts"]]
+    assert engine.tokenizer.decode(call["prompt"]).endswith("Question: draft?\nEvidence:")
+
+
+def test_streamed_pieces_are_the_text(folder: Path, embedder: Path) -> None:
+    pieces: list[str] = []
+    answer = ask(folder, embedder, " [1] one two three", stream=pieces.append)
+    assert "".join(pieces) == answer.text == " [1] one two three"
+
+
+def test_interrupt_keeps_what_was_written(folder: Path, embedder: Path) -> None:
+    def interrupt(piece: str) -> None:
+        raise KeyboardInterrupt
+
+    assert ask(folder, embedder, "some text", stream=interrupt).text == "some text"
+
+
+def test_passages_are_dropped_to_fit_the_context(folder: Path, embedder: Path) -> None:
+    engine: Any = ScriptedEngine("x", max_length=10_000)
+    qa = DocQA.from_documents(folder, engine=engine, embedder=embedder)
+    assert len(qa.prompt("the cat and the draft").hits) == 2
+    full = len(qa.prompt("the cat and the draft").token_ids)
+    engine.target.max_length = full + 160 - 1
+    assert len(qa.ask("the cat and the draft").passages) == 1
+
+
+def test_index_is_saved_and_reopened(folder: Path, embedder: Path, tmp_path: Path) -> None:
+    engine: Any = ScriptedEngine(f" [1] {SENTENCE}")
+    qa = DocQA.from_documents(folder, engine=engine, embedder=embedder)
+    assert [Path(skipped.path).name for skipped in qa.skipped] == ["photo.png"]
+    qa.save(tmp_path / "idx")
+    again = DocQA.from_index(tmp_path / "idx", engine=engine)
+    assert [document.name for document in again.documents] == ["draft.md", "pets.txt"]
+    assert again.ask("draft?").citations == qa.ask("draft?").citations
+    with pytest.raises(StoreError):
+        DocQA.from_index(tmp_path / "nowhere", engine=engine)
+
+
+def test_bare_function_as_document_source(tmp_path: Path) -> None:
+    engine: Any = ScriptedEngine(f" [1] {SENTENCE}\nAnswer: tokens")
+    qa = DocQA(lambda query: [(SENTENCE, 1.0, {"name": "memo"})], engine=engine)
+    assert [citation.document for citation in qa.ask("q").citations] == ["memo", "memo"]
+    assert qa.documents == ()
+    with pytest.raises(InputError, match="cannot be saved"):
+        qa.save(tmp_path / "idx")
+
+
+def test_bad_requests_are_refused(folder: Path, embedder: Path, tmp_path: Path) -> None:
+    for options in ({"sampling": Sampling(n=2)}, {"top_k": 0}):
+        with pytest.raises(InputError):
+            ask(folder, embedder, "x", **options)
+    with pytest.raises(DocumentError):
+        DocQA.from_documents(tmp_path / "missing")
+    engine: Any = ScriptedEngine("x")
+    with pytest.raises(InputError, match="question is empty"):
+        DocQA.from_documents(folder, engine=engine, embedder=None).ask(" ")
+    with pytest.raises(InputError, match="found no passage"):
+        DocQA.from_documents(folder, engine=engine, embedder=None).ask("quantum?")
+
+
+@pytest.mark.parametrize(
+    ("text", "evidence", "short"),
+    [
+        (" [2] A sentence.\nAnswer: word", "A sentence.", "word"),
+        ("Evidence: [1] A.\nAnswer: b\n", "A.", "b"),
+        ("[1] Two\nlines.\n\nAnswer: two\nlines", "Two\nlines.", "two\nlines"),
+        ("Answer: b", "", "b"),
+        (" [1] A.\nAnswer:", "A.", ""),
+        ("no parts at all", "", ""),
+        ("", "", ""),
+    ],
+)
+def test_parts_of_an_answer(text: str, evidence: str, short: str) -> None:
+    found = answer_parts(text)
+    assert [text[slice(*span)] if span else "" for span in found] == [evidence, short]
+
+
+def test_what_the_layout_prescribes_is_drafted() -> None:
+    from ragspec.engine.engine import Engine
+    from ragspec.models.resolve import STARTER
+
+    engine = Engine.from_pretrained("starter", budget=6)
+    qa = DocQA.from_documents(STARTER / "guide", engine=engine)
+    answer = qa.ask("What is a draft tree?")
+    spans = answer.prompt.spans
+    without = engine.generate(list(answer.prompt.token_ids), spans=spans, max_new_tokens=160)
+    assert answer.generation.tokens == without.tokens
+    assert answer.report.forwards < without.report.forwards
+    report, (_, kept) = answer.report, count_sources(answer.generation.steps)
+    assert kept["layout"] > 0 and "prediction" not in kept
+    assert report.accepted_prediction_tokens == report.rejected_prediction_tokens == 0
+
+
+def test_real_engine_same_text_with_and_without_drafts(folder: Path, embedder: Path) -> None:
+    from ragspec.engine.engine import Engine
+
+    model = tiny.model("llama", vocab_size=320, max_position_embeddings=1024)
+    tokenizer = tiny.bpe_tokenizer()
+    answers = [
+        DocQA.from_documents(
+            folder, engine=Engine(model, tokenizer, drafter, budget=8), embedder=embedder
+        ).ask("What does the draft model propose?", max_new_tokens=24)
+        for drafter in ("context", None)
+    ]
+    assert answers[0].generation.tokens == answers[1].generation.tokens
+    for answer in answers:
+        check(answer.text, answer.prompt, answer.citations)
+    long = " ".join(["word"] * 3000)
+    engine = Engine(model, tokenizer, None)
+    with pytest.raises(PromptTooLongError):
+        DocQA.from_documents(folder, engine=engine, embedder=embedder).ask(long)

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragspec.engine.prediction import ANCHOR
+from ragspec.errors import InputError
+from ragspec.pipelines.docqa.prompt import Prompt, build_prompt
+from ragspec.retrievers.search.documents import Document
+from ragspec.retrievers.search.fusion import Hit
+from ragspec.retrievers.search.passages import Passage
+from ragspec.trees.draft_tree import LAYOUT
+from tests.support import tiny
+
+TEXTS = ["The first passage, with a naïve word.", "first", "A third one.\nIn two lines."]
+
+
+def hits_of(texts: list[str], title: str = "Title") -> list[Hit]:
+    return [
+        Hit(Document(f"d{n}", title, "xx " + text), Passage(n, 3, 3 + len(text), title, text), 1.0)
+        for n, text in enumerate(texts)
+    ]
+
+
+def bpe(chat: bool = False) -> Any:
+    tokenizer = copy.deepcopy(tiny.bpe_tokenizer())
+    if chat:
+        tokenizer.chat_template = tiny.tokenizer(chat=True).chat_template
+    return tokenizer
+
+
+def check_spans(prompt: Prompt, tokenizer: Any) -> None:
+    for (start, end, hit, offset), chars in zip(prompt.spans, prompt.chars, strict=True):
+        assert offset == 0
+        assert len(chars) == end - start
+        text = prompt.hits[hit].passage.text
+        if text.isascii():
+            for token, (a, b) in zip(prompt.token_ids[start:end], chars, strict=True):
+                assert tokenizer.decode([token]) == text[a:b]
+        assert (
+            tokenizer.decode(list(prompt.token_ids[start:end])) == text[chars[0][0] : chars[-1][1]]
+        )
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_spans_are_the_passages(chat: bool) -> None:
+    tokenizer = bpe(chat)
+    prompt = build_prompt(tokenizer, "What  is\nit?", hits_of(TEXTS))
+    check_spans(prompt, tokenizer)
+    assert [span[2] for span in prompt.spans] == [0, 1, 2]
+    assert [prompt.passage_chars(n, 0, len(prompt.chars[n]) - 1) for n in range(3)] == [
+        (0, len(text)) for text in TEXTS
+    ]
+    assert tokenizer.decode(list(prompt.token_ids)) == prompt.text
+    assert ("<user>" in prompt.text) == chat
+
+
+def test_starter_layout_is_the_one_the_starter_model_knows() -> None:
+    prompt = build_prompt(bpe(), "What?", hits_of(["One.", "Two."], "A\ntitle"))
+    assert prompt.text == (
+        "Context:\n[1] A title\nOne.\n\n[2] A title\nTwo.\n\nQuestion: What?\nEvidence:"
+    )
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_layout_spells_the_labels_the_likelier_passage_more_often(chat: bool) -> None:
+    tokenizer = bpe(chat)
+    prompt = build_prompt(tokenizer, "What?", hits_of(["One.", "Two."]))
+    assert {text.document for text in prompt.layout} == {LAYOUT}
+    anchor = tokenizer.decode(list(prompt.token_ids[-ANCHOR:]))
+    written = [tokenizer.decode(list(text.tokens)) for text in prompt.layout]
+    opening = "Evidence:" if chat else ""
+    assert [text for text in written if text.startswith(anchor)] == [
+        f"{anchor}{opening} [{k}]" for k in (1, 1, 2)
+    ]
+    assert ".\nAnswer:" in written
+
+
+@given(st.lists(st.text(alphabet="ab c.\né日", min_size=1, max_size=30), min_size=1, max_size=4))
+def test_spans_hold_for_any_passages(texts: list[str]) -> None:
+    tokenizer = tiny.bpe_tokenizer()
+    prompt = build_prompt(tokenizer, "q", hits_of([text.strip() or "x" for text in texts]))
+    for (start, end, hit, _), chars in zip(prompt.spans, prompt.chars, strict=True):
+        shown = prompt.hits[hit].passage.text
+        assert tokenizer.decode(list(prompt.token_ids[start:end])).strip("\ufffd") in shown
+        assert 0 <= chars[0][0] <= chars[-1][1] <= len(shown)
+
+
+def test_last_passages_are_left_out_until_the_prompt_fits() -> None:
+    tokenizer = bpe()
+    whole = build_prompt(tokenizer, "q", hits_of(TEXTS))
+    two = build_prompt(tokenizer, "q", hits_of(TEXTS), room=len(whole.token_ids) - 1)
+    assert [hit.passage.text for hit in two.hits] == TEXTS[:2]
+    one = build_prompt(tokenizer, "q", hits_of(TEXTS), room=5)
+    assert [hit.passage.text for hit in one.hits] == TEXTS[:1]
+
+
+def test_special_tokens_in_documents_stay_text() -> None:
+    tokenizer = bpe()
+    text = f"before {tiny.EOS} after"
+    prompt = build_prompt(tokenizer, f"q {tiny.EOS}", hits_of([text, "Plain."], tiny.EOS))
+    assert tokenizer.eos_token_id not in prompt.token_ids
+    assert [span[2] for span in prompt.spans] == [1]
+
+
+def test_tokenizer_without_offsets_gives_no_spans() -> None:
+    class Slow:
+        all_special_tokens: tuple[str, ...] = ()
+
+        def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+            assert not options.get("return_offsets_mapping")
+            return {"input_ids": list(text.encode())}
+
+    prompt = build_prompt(Slow(), "q", hits_of(["One."]))
+    assert prompt.spans == ()
+    assert prompt.passage_chars(0, 0, 0) is None
+
+
+def test_bad_requests_are_refused() -> None:
+    with pytest.raises(InputError, match="no tokenizer"):
+        build_prompt(None, "q", hits_of(TEXTS))
+    with pytest.raises(InputError, match="question is empty"):
+        build_prompt(bpe(), " \n", hits_of(TEXTS))
+    with pytest.raises(InputError, match="found no passage"):
+        build_prompt(bpe(), "q", [])

@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from base64 import b64encode
+from hashlib import sha256
+from html.parser import HTMLParser
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ragspec.acceptance.base import Step
+from ragspec.errors import InputError
+from ragspec.pipelines.page.page import render, render_template, save, trace_page, write_page
+from ragspec.pipelines.page.palette import COLOURS
+from ragspec.pipelines.page.run_view import run_view
+from ragspec.reports.report import ReportBuilder
+from ragspec.reports.trace import Trace, TraceHeader, read_trace, write_trace
+from ragspec.trees.draft_tree import DraftTree
+from tests.ragspec.reports.test_trace import Run
+
+EVIL = "</span><script>alert('x')</script><img src=x onerror=alert(1)>"
+WORDS = ["A ", "draft ", "is ", "checked ", EVIL, "\n", "by ", "the ", "target."]
+
+
+class Elements(HTMLParser):
+    """Collects the elements, their attributes and the text of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+def decode(tokens: list[int]) -> str:
+    return "".join(WORDS[token] for token in tokens)
+
+
+def sample_run() -> Run:
+    jump = DraftTree.chain([1, 2, 3, 6], "context", origin=[(0, 4), (0, 5), (1, 9), (1, 10)])
+    steps = [
+        Step(DraftTree.empty(), (), (0,), {"prefill": 20.0}),
+        Step(jump, (0, 1, 2), (1, 2, 3, 4), {"draft": 1.0, "verify": 6.0}),
+        Step(DraftTree.chain([5, 6], "<b>model</b>"), (0, 1), (5, 6, 7), {"verify": 6.0}),
+        Step(DraftTree.chain([0], "context"), (), (8,), {"verify": 6.0}),
+    ]
+    builder = ReportBuilder("exact", 3, 12)
+    builder.prefill(20.0)
+    for step in steps[1:]:
+        builder.step(step)
+    return Run(steps, builder.build([0, 1, 2, 3, 4, 5, 6, 7, 8], 0.05, "stop"))
+
+
+def sample_trace(folder: Path, **extra: Any) -> Trace:
+    path = folder / "trace.jsonl"
+    documents = ["a.md", EVIL]
+    write_trace(path, sample_run(), decode, model=EVIL, documents=documents, extra=extra)
+    return read_trace(path)
+
+
+def refuses_all(page: str) -> str:
+    """Return the policy of a page after checking that it loads nothing and runs nothing inline."""
+    elements = Elements(page)
+    tags = {tag for tag, _ in elements.found}
+    assert not tags & {"img", "link", "iframe", "object", "embed", "base", "form"}
+    assert not [a for _, attrs in elements.found for a in attrs if a.startswith("on")]
+    assert not [a for _, attrs in elements.found for a in attrs if a in ("src", "href")]
+    assert "http" not in re.sub("http-equiv", "", page)
+    policy = [str(meta["content"]) for meta in elements.named("meta") if "http-equiv" in meta]
+    assert len(policy) == 1 and policy[0].startswith("default-src 'none';")
+    assert "<b>model" not in page
+    return policy[0]
+
+
+def test_page_is_self_contained_and_runs_nothing(tmp_path: Path) -> None:
+    citation = {"document": EVIL, "start": 0, "end": 9, "text": EVIL}
+    page = render(run_view(sample_trace(tmp_path, question=EVIL, citations=[citation])))
+    assert "script" not in refuses_all(page)
+    assert "<script" not in page
+    assert EVIL in "".join(Elements(page).text)
+
+
+def test_page_with_drafts_runs_its_own_script_alone(tmp_path: Path) -> None:
+    page = trace_page(sample_trace(tmp_path, question=EVIL))
+    policy = refuses_all(page)
+    scripts = re.findall("<script>(.*?)</script>", page, re.DOTALL)
+    assert len(scripts) == page.count("<script") == 1
+    digest = b64encode(sha256(scripts[0].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}';" in policy
+    assert not re.findall(r"unsafe-(?!inline)|script-src[^;]*unsafe", policy)
+    assert not re.findall("innerHTML|outerHTML|insertAdjacent|eval|Function|document.write", page)
+    assert EVIL not in scripts[0]
+    assert EVIL in "".join(Elements(page).text)
+
+
+def test_one_draft_is_shown_and_every_step_can_be_chosen(tmp_path: Path) -> None:
+    elements = Elements(trace_page(sample_trace(tmp_path)))
+    drafts = [each for each in elements.named("figure") if each.get("class") == "draft"]
+    assert [each["data-step"] for each in drafts] == ["0", "1", "2", "3"]
+    assert [each["data-step"] for each in drafts if "hidden" not in each] == ["1"]
+    (slider,) = [each for each in elements.named("input") if each["type"] == "range"]
+    assert (slider["min"], slider["max"], slider["value"]) == ("0", "3", "1")
+    columns = [each for each in elements.named("rect") if each.get("class") == "column"]
+    assert [each["data-step"] for each in columns[:4]] == ["0", "1", "2", "3"]
+    script = render_template("steps.js.j2")
+    names = {"#step", "#pill", "#drafts", ".draft", ".draft g", ".steps .column"}
+    names.add(".answer [data-step]")
+    assert names == set(re.findall(r'(?:querySelector(?:All)?|closest)\("([^"]+)"\)', script))
+    known = {str(each.get("id")) for _, each in elements.found}
+    assert known >= {"step", "pill", "drafts"}
+
+
+def test_a_node_of_the_tree_carries_its_token_and_its_tip(tmp_path: Path) -> None:
+    elements = Elements(trace_page(sample_trace(tmp_path)))
+    nodes = elements.named("g")
+    assert len(nodes) == 4 + 7 + 4  # a root a step, the drafted nodes, the target's own tokens
+    assert all(node.get("aria-label") and "tabindex" in node for node in nodes)
+    kept = [node for node in nodes if "kept" in str(node["class"])]
+    assert len(kept) == 5
+    tip = "“draft·” · context · a.md, token 4\nclaimed reach 1 · accepted"
+    assert kept[0]["aria-label"] == tip
+    assert "draft·" in elements.text
+
+
+def test_a_run_without_drafts_needs_no_script() -> None:
+    step = Step(DraftTree.empty(), (), (0,), {"verify": 6.0})
+    report = ReportBuilder("exact", None, 1)
+    report.step(step)
+    trace = Trace(TraceHeader(), (step,), (("A ",),), report.build([0], 0.1, "stop"), True)
+    page = trace_page(trace)
+    assert "<script" not in page and 'class="draft"' not in page
+    assert "script-src" not in page
+
+
+# Matrices of Machado, Oliveira and Fernandes (2009) at full severity, on linear light.
+EYES = {
+    "normal": np.eye(3),
+    "protanopia": np.array(
+        [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]]
+    ),
+    "deuteranopia": np.array(
+        [[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]]
+    ),
+    "tritanopia": np.array(
+        [[1.2555, -0.0767, -0.1788], [-0.0784, 0.9308, 0.1476], [0.0047, 0.6914, 0.3039]]
+    ),
+}
+LMS = np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]])
+LAB = np.array([[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]])
+
+
+def linear(colour: str) -> Any:
+    value = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
+
+
+def nearest(colours: list[str], eye: str) -> float:
+    """Return the smallest OKLab distance between two colours as that eye sees them."""
+    seen = np.clip(np.stack([linear(colour) for colour in colours]) @ EYES[eye].T, 0, 1)
+    lab = np.cbrt(seen @ LMS.T) @ LAB.T
+    return float(min(np.linalg.norm(a - b) for a, b in combinations(lab, 2)))
+
+
+def contrast(one: str, other: str) -> float:
+    light = sorted(float(linear(each) @ [0.2126, 0.7152, 0.0722]) for each in (one, other))
+    return (light[1] + 0.05) / (light[0] + 0.05)
+
+
+def schemes() -> list[dict[str, str]]:
+    """Return the colours of the light and of the dark scheme by name."""
+    page = render_template("base.html.j2")
+    blocks = re.findall(r":root \{(.*?)\}", page, re.DOTALL)
+    return [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", block)) for block in blocks]
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+@pytest.mark.parametrize("eye", EYES)
+def test_colours_are_told_apart_by_every_eye(scheme: int, eye: str) -> None:
+    assert f".s{COLOURS - 1} {{" in render_template("base.html.j2")
+    names = schemes()[scheme]
+    colours = [names[f"c{slot}"] for slot in range(COLOURS)]
+    assert nearest([*colours, names["own"]], eye) > 0.095
+    assert min(contrast(colour, names["card"]) for colour in colours) > 2.95
+    assert nearest(["#2c8a6b", "#c0446b"], "deuteranopia") < 0.03  # the check can fail
+
+
+def test_comparison_is_shown(tmp_path: Path) -> None:
+    compare: dict[str, Any] = {"seconds_plain": 2.0, "seconds": 0.5, "ratio": 4.0, "equal": False}
+    compare["first_divergence"] = {"index": 7, "margin": 0.0003}
+    page = render(run_view(sample_trace(tmp_path, compare=compare)))
+    assert "part at token 7" in page and "0.0003 apart" in page and "4.00×" in page
+    assert "width:100.00%" in page and "width:25.00%" in page
+
+
+def test_empty_and_unfinished_traces_make_a_page() -> None:
+    builder = ReportBuilder("approximate", None, 1)
+    report = builder.build([], 0.0, "cancelled")
+    page = trace_page(Trace(TraceHeader(), (), (), report, complete=False))
+    assert "the trace is cut short" in page and "approximate" in page
+
+
+def test_write_page_makes_the_file_and_names_its_errors(tmp_path: Path) -> None:
+    sample_trace(tmp_path, question="Why?")
+    out = tmp_path / "page.html"
+    write_page(tmp_path / "trace.jsonl", out)
+    page = out.read_text(encoding="utf-8")
+    assert "<h1>Why?</h1>" in page and page.count('<figure class="draft"') == 4
+    with pytest.raises(InputError, match="nowhere"):
+        write_page(tmp_path / "trace.jsonl", tmp_path / "nowhere" / "page.html")
+
+
+def test_names_that_are_no_utf_8_can_stand_in_a_page(tmp_path: Path) -> None:
+    save("caf\udce9.txt", tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == "caf?.txt"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"compare": "x"},
+        {"compare": {"ratio": 2}},
+        {"compare": {"ratio": "x"}},
+        {"citations": 1},
+        {"citations": ["x"]},
+        {"report": {"seconds": "x"}},
+        {"report": {"milliseconds": []}},
+        {"report": {"label": 1}},
+    ],
+)
+def test_a_trace_that_cannot_be_shown_is_called_damaged(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    sample_trace(tmp_path)
+    path, out = tmp_path / "trace.jsonl", tmp_path / "page.html"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    lines[-1]["report"] |= change.pop("report", {})
+    lines[0] |= change
+    path.write_text("\n".join(json.dumps(line) for line in lines), encoding="utf-8")
+    with pytest.raises(InputError, match=r"trace\.jsonl' is damaged"):
+        write_page(path, out)
+    assert not out.exists()
+
+
+def test_templates_are_packed_into_the_wheel(root: Path) -> None:
+    settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    data = settings["tool"]["setuptools"]["package-data"]
+    assert "*.j2" in data.get("ragspec.pipelines.page", [])

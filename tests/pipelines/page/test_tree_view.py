@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import combinations, pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragspec.acceptance.base import Step
+from ragspec.pipelines.page.tree_view import NODE_HEIGHT, DraftView, draft_views, printed, where
+from ragspec.reports.report import ReportBuilder
+from ragspec.reports.trace import Trace, TraceHeader
+from ragspec.trees.draft_tree import LAYOUT, NO_ORIGIN, PREDICTION, DraftKind, DraftTree
+from tests.pipelines.page.test_page import sample_trace
+
+WORDS = {1: " the", 2: " draft", 3: "s", 4: " tree", 5: " a", 9: "\n"}
+
+
+def branching() -> DraftTree:
+    """Return the tree of: the (draft (s), tree), a; of three sources."""
+    return DraftTree(
+        tokens=np.array([5, 1, 4, 2, 3]),
+        parents=np.array([-1, -1, 1, 1, 3]),
+        reach=np.array([0.4, 0.9, 0.3, 0.25, 0.125], np.float32),
+        source=np.array([2, 0, 1, 0, 0]),
+        origin=np.array([NO_ORIGIN, (0, 40), NO_ORIGIN, (0, 41), (0, 42)]),
+        sources=("context", "model", "recycling"),
+        kind=DraftKind.DETERMINISTIC,
+    )
+
+
+def trace_of(*steps: Step, vocabulary: dict[int, str] | None = None) -> Trace:
+    builder = ReportBuilder("exact", 0, 3)
+    for step in steps:
+        builder.step(step)
+    texts = tuple(tuple(WORDS.get(token, "?") for token in step.tokens) for step in steps)
+    report = builder.build([token for step in steps for token in step.tokens], 0.1, "stop")
+    header = TraceHeader(documents=("a.md",))
+    return Trace(header, steps, texts, report, True, WORDS if vocabulary is None else vocabulary)
+
+
+def view_of(step: Step) -> DraftView:
+    return draft_views(trace_of(step))[0]
+
+
+def test_the_accepted_path_is_bold_and_reads_along_the_top() -> None:
+    view = view_of(Step(branching(), (1, 3), (1, 2, 9)))
+    kept = [node for node in view.nodes if "kept" in node.css.split()]
+    assert [node.text for node in kept] == ["·the", "·draft"]
+    assert view.accepted == 2
+    top = sorted((node for node in view.nodes if node.y == view.nodes[0].y), key=lambda n: n.x)
+    assert [node.text for node in top] == ["prompt", "·the", "·draft", "↵"]
+    assert top[-1].css == "own"
+    assert view.path.count("M") == 3 and "q" not in view.path
+    assert view.edges.count("H") >= 3 and view.edges.count("M") == 3
+
+
+def test_every_node_says_source_reach_and_origin() -> None:
+    tips = [node.tip for node in view_of(Step(branching(), (1, 3), (1, 2, 9))).nodes]
+    assert tips[1] == "“·a” · recycling\nclaimed reach 0.4 · not accepted"
+    assert tips[2] == "“·the” · context · a.md, token 40\nclaimed reach 0.9 · accepted"
+    assert tips[3] == "“·tree” · model\nclaimed reach 0.3 · not accepted"
+    assert tips[6] == "“↵” · target model\nits own token after the accepted path"
+
+
+def test_colours_are_those_of_the_sources() -> None:
+    css = [node.css for node in view_of(Step(branching(), (1, 3), (1, 2, 9))).nodes]
+    assert css == ["root", "s2", "s0 kept", "s3", "s0 kept", "s0", "own"]
+
+
+def test_the_likelier_child_comes_first_where_none_was_accepted() -> None:
+    view = view_of(Step(branching(), (), (9,)))
+    rows = {node.text: node.y for node in view.nodes}
+    assert rows["↵"] < rows["·the"] < rows["·a"]
+    assert rows["·the"] == rows["·tree"] < rows["·draft"] == rows["s"]
+    assert view.caption == "5 drafted, 0 accepted, then “↵” by the target"
+
+
+def test_a_text_that_ends_with_the_path_has_no_token_of_the_target() -> None:
+    view = view_of(Step(branching(), (1, 3, 4), (1, 2)))
+    assert "own" not in {node.css for node in view.nodes}
+    assert view.caption == "5 drafted, 2 accepted, then the end"
+
+
+def test_the_end_token_is_shown_as_the_end() -> None:
+    def trace(*texts: str) -> Trace:
+        steps = (
+            Step(DraftTree.chain([1, 0], "context"), (0,), (1, 2)),
+            Step(DraftTree.chain([2, 0], "context"), (), (0,)),
+        )
+        found = trace_of(*steps, vocabulary={1: " the", 0: ""})
+        return replace(found, texts=((" the", texts[0]), (texts[1],)))
+
+    first, second = draft_views(trace(" a", ""))
+    assert [node.text for node in first.nodes[1:]] == ["·the", "end", "·a"]
+    assert [node.text for node in second.nodes[1:]] == ["·a", "end", "end"]
+    assert second.caption == "2 drafted, 0 accepted, then the end"
+    assert first.caption == "2 drafted, 1 accepted, then “·a” by the target"
+    # A token that is part of a character has no text either, and one may end a text by its length.
+    split = draft_views(trace("", " a"))[0]
+    assert split.caption == "2 drafted, 1 accepted, then “#2” by the target"
+    cut = replace(trace(" a", ""), complete=False)
+    assert draft_views(cut)[1].caption == "2 drafted, 0 accepted, then “#0” by the target"
+
+
+def test_the_root_is_what_was_written_before(tmp_path: Path) -> None:
+    views = draft_views(sample_trace(tmp_path))
+    assert [view.number for view in views] == [0, 1, 2, 3]
+    assert [view.nodes[0].text for view in views[:2]] == ["prompt", "A·"]
+    assert views[0].caption.startswith("nothing drafted, then “A·”")
+
+
+def test_an_old_trace_shows_the_texts_it_has_and_numbers_else() -> None:
+    views = draft_views(trace_of(Step(branching(), (1,), (1, 9)), vocabulary={}))
+    assert [node.text for node in views[0].nodes[1:]] == ["#5", "·the", "#4", "#2", "#3", "↵"]
+
+
+def test_a_run_without_drafts_has_no_pictures() -> None:
+    assert draft_views(trace_of(Step(DraftTree.empty(), (), (9,)))) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (" a b", "·a·b"),
+        ("\t\r\n", "⇥␍↵"),
+        ("a\u202eb\x00", "a\ufffdb\ufffd"),
+        ("x" * 16, "x" * 16),
+        ("x" * 17, "x" * 12 + "…"),
+        ("中" * 8, "中" * 8),
+        ("中" * 9, "中" * 6 + "…"),
+        ("e\u0301" * 16, "e\u0301" * 16),
+    ],
+)
+def test_tokens_stand_on_one_short_line(text: str, shown: str) -> None:
+    assert printed(text) == shown
+
+
+def test_where_names_document_prediction_or_nothing() -> None:
+    assert where(["a.md"], (0, 4)) == " · a.md, token 4"
+    assert where(["a.md"], (0, 4), 3) == " · a.md, token 4–6"
+    assert where(["a.md"], (7, 4)) == " · document 7, token 4"
+    assert where([], (PREDICTION, 4), 2) == " · token 4–5"
+    assert where([], (PREDICTION, -1)) == where([], (LAYOUT, -1)) == where([], (LAYOUT, 2)) == ""
+    assert where(["a.md"], NO_ORIGIN) == ""
+
+
+def trunks(edges: str) -> list[tuple[float, float, float]]:
+    """Return the upright parts of the lines, as (x, from, to)."""
+    found = re.findall(r"M([\d.]+) ([\d.]+)(?:H([\d.]+)q\d+ 0 \d+ \d+)?V([\d.]+)", edges)
+    return sorted((float(bend or x), float(top), float(end)) for x, top, bend, end in found)
+
+
+def test_children_in_lower_rows_hang_from_one_trunk() -> None:
+    view = view_of(Step(DraftTree.build([1, 2, 3, 4], [-1] * 4, "context"), (), (9,)))
+    parts = trunks(view.edges)
+    assert len(parts) == 4
+    assert all(a[2] <= b[1] for a, b in pairwise(sorted(parts, key=lambda part: part[1])))
+
+
+@st.composite
+def verified(draw: st.DrawFn) -> Step:
+    """Draw a tree of any shape and a path through it."""
+    n = draw(st.integers(0, 24))
+    parents = [draw(st.integers(-1, i - 1)) for i in range(n)]
+    tokens = draw(st.lists(st.integers(0, 12), min_size=n, max_size=n))
+    reach = draw(st.lists(st.floats(0, 1, width=32), min_size=n, max_size=n))
+    path: list[int] = []
+    while children := [i for i in range(n) if parents[i] == (path[-1] if path else -1)]:
+        if draw(st.booleans()):
+            break
+        path.append(draw(st.sampled_from(children)))
+    tree = DraftTree.build(tokens, parents, "context", reach=reach)
+    return Step(tree, tuple(path), (*(tokens[node] for node in path), 1))
+
+
+@given(verified())
+def test_no_box_overlaps_another_and_every_edge_ends_at_its_box(step: Step) -> None:
+    views = draft_views(trace_of(step))
+    for view in views:
+        boxes = [(n.x, n.y, n.right, n.y + NODE_HEIGHT) for n in view.nodes]
+        for a, b in combinations(boxes, 2):
+            assert a[2] < b[0] or b[2] < a[0] or a[3] < b[1] or b[3] < a[1]
+        assert all(
+            x >= 0 and y >= 0 and r <= view.width and b <= view.height for x, y, r, b in boxes
+        )
+        parents = [int(parent) + 1 for parent in step.tree.parents]
+        parents.append(step.path[-1] + 1 if step.path else 0)
+        for box, parent in enumerate(parents, 1):
+            assert view.nodes[box].x > view.nodes[parent].right
+            assert view.nodes[box].y >= view.nodes[parent].y
+        drawn = f"{view.edges}{view.path}"
+        ends = [float(end) for end in re.findall(r"H([\d.]+)(?=M|$)", drawn)]
+        assert sorted(ends) == sorted(float(node.x) for node in view.nodes[1:])
+        bold = {box for box, node in enumerate(view.nodes) if "kept" in node.css}
+        assert bold == {node + 1 for node in step.path}
+        assert view.path.count("M") == len(step.path) + 1

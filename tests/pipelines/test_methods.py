@@ -1,0 +1,159 @@
+"""The table of methods: each is built from the stores at hand and leaves the text as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.build import build_drafter
+from ragspec.engine.engine import Engine
+from ragspec.errors import InputError, ModelNotFoundError, StoreError, UnknownNameError
+from ragspec.pipelines.methods import (
+    METHODS,
+    Sources,
+    build_method,
+    compose,
+    drafts_with_model,
+    open_sources,
+)
+from ragspec.retrievers.corpus.index import CorpusIndex
+from ragspec.target.causal import CausalTarget
+from tests.support import heads, tiny
+
+PROMPT = [5, 6, 7, 8, 9, 5, 6, 7]
+ALONE = [name for name in METHODS if not METHODS[name].needs]
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[int]:
+    engine = Engine(tiny.model("llama"), drafter=build_method("plain", Sources()))
+    tokens: list[int] = engine.generate(PROMPT, max_new_tokens=16, ignore_eos=True).tokens
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory, plain: list[int]) -> Iterator[Sources]:
+    folder = tmp_path_factory.mktemp("stores")
+    texts = [[7, *plain[:6]], [5, 6, 7, 8, 40, 41, 42], plain[4:]]
+    made = [
+        CorpusIndex.build(texts, None, folder / name, vocab_size=tiny.VOCAB)
+        for name in ("corpus", "history")
+    ]
+    corpus, history = made
+    yield Sources(corpus, history, tiny.model("llama", num_hidden_layers=1))
+    for store in made:
+        store.close()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_drafts_and_the_text_stays(
+    name: str, sources: Sources, plain: list[int]
+) -> None:
+    engine = Engine(tiny.model("llama"), drafter=build_method(name, sources), budget=6)
+    found = engine.generate(PROMPT, max_new_tokens=16, ignore_eos=True)
+    assert found.tokens == plain
+    assert found.report.faults == {}
+    assert found.report.drafted > 0
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_methods_that_need_nothing_work_without_stores(name: str, plain: list[int]) -> None:
+    engine = Engine(tiny.model("llama"), drafter=build_method(name, Sources()), budget=6)
+    assert engine.generate(PROMPT, max_new_tokens=16, ignore_eos=True).tokens == plain
+
+
+def test_what_is_missing_or_unknown_is_named(sources: Sources) -> None:
+    assert set(METHODS) - set(ALONE) == {"model", "fused", "rest"}
+    with pytest.raises(InputError, match="store"):
+        build_method("rest", Sources(draft_model=sources.draft_model))
+    with pytest.raises(InputError, match="draft model"):
+        build_method("fused", Sources(sources.corpus))
+    with pytest.raises(UnknownNameError, match="'rasd'"):
+        build_method("rads", sources)
+
+
+def test_each_build_is_a_fresh_drafter(sources: Sources) -> None:
+    first, second = (build_method("suffix", sources) for _ in range(2))
+    assert first is not second
+
+
+def test_stores_are_opened_by_path(sources: Sources, tmp_path: Path) -> None:
+    assert open_sources(None) == Sources()
+    assert sources.corpus is not None
+    opened = open_sources(sources.corpus.path, draft_model=3)
+    assert opened.corpus is not None
+    assert opened.history is None
+    assert opened.draft_model == 3
+    assert len(opened.past()) == 1
+    opened.corpus.close()
+    with pytest.raises(StoreError):
+        open_sources(None, tmp_path / "nothing")
+
+
+def test_text_of_a_scope_is_drafted_from_where_it_is_named(tmp_path: Path) -> None:
+    with CorpusIndex.build([], None, tmp_path / "c", vocab_size=tiny.VOCAB) as store:
+        store.append([5, 6, 7, 60, 61, 62], scope="tenant")
+        found = {}
+        for scope, name in product(("tenant", "other", "global"), ("rest", "hierarchy", "auto")):
+            built = build_method(name, Sources(store, store, scope=scope))
+            drafter = build_drafter(built, None, None, CausalTarget(tiny.model("llama")))
+            assert drafter is not None
+            session = drafter.open(DraftRequest((1, 2, 6, 7), tiny.VOCAB))
+            tree = session.propose(DraftContext([1, 2, 6, 7], 4, 20), 6)
+            found[scope, name] = 60 in tree.tokens
+        assert {scope for (scope, _), there in found.items() if there} == {"tenant"}
+        assert sum(found.values()) == 3
+    with pytest.raises(InputError, match="'tenant' and no store"):
+        open_sources(None, scope="tenant")
+    assert open_sources(tmp_path / "c", scope="tenant").scope == "tenant"
+
+
+def test_what_the_command_line_asks_for_is_composed(sources: Sources) -> None:
+    assert compose(None, Sources()) is None
+    assert compose("context", Sources()).name == "context"
+    assert [each.name for each in compose(["lookup", "rest"], sources)] == [
+        "lookup",
+        "history",
+        "corpus",
+    ]
+    assert drafts_with_model("rasd") and drafts_with_model(["lookup", "model"])
+    assert not drafts_with_model("auto") and not drafts_with_model(None)
+
+
+def test_a_store_that_nobody_reads_and_a_name_that_nobody_has_are_refused(sources: Sources) -> None:
+    with pytest.raises(InputError, match="context does not draft from stores"):
+        compose("context", sources)
+    with pytest.raises(InputError, match="a store and --drafter none"):
+        compose(None, sources)
+    for name in ("nope", "head", "synthetic", "jacobi"):
+        with pytest.raises(UnknownNameError, match=f"unknown drafter '{name}'") as caught:
+            compose(name, sources)
+        known = str(caught.value).partition("Known: ")[2].rstrip(".").split(", ")
+        assert known == sorted(["none", *METHODS])
+    with pytest.raises(InputError, match=r"rest got no store; expected .* with --store"):
+        compose("rest", Sources())
+
+
+def test_a_folder_is_that_of_a_head(tmp_path: Path, plain: list[int]) -> None:
+    model = tiny.model("llama")
+    heads.fresh(CausalTarget(model)).save(tmp_path / "head")
+    for name in (str(tmp_path / "head"), ["context", str(tmp_path / "head")]):
+        engine = Engine(model, drafter=compose(name, Sources(), model), budget=6)
+        found = engine.generate(PROMPT, max_new_tokens=16, ignore_eos=True)
+        assert found.tokens == plain
+        assert found.report.faults == {}
+        assert "head" in found.report.drafted_by_source
+    with pytest.raises(ModelNotFoundError):
+        compose(str(tmp_path), Sources(), model)
+
+
+def test_a_foreign_corpus_is_refused_when_the_engine_is_built(tmp_path: Path) -> None:
+    with CorpusIndex.build(["some text"], tiny.tokenizer(), tmp_path / "c") as store:
+        model = tiny.model("llama", vocab_size=320)
+        with pytest.raises(StoreError, match="another tokenizer"):
+            Engine(model, tiny.bpe_tokenizer(), drafter=store.drafter())
+        Engine(tiny.model("llama"), tiny.tokenizer(), drafter=store.drafter())

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.acceptance.k_seq import KSeq, division_factor
+from ragspec.acceptance.rejection import ChainRejection, MultiStep
+from ragspec.sampling.noise import NoiseStream
+from tests.support.enumeration import enumerate_outcomes
+from tests.support.laws import Laws, generate, grow, law_deviation, mean_length, sampled_deviation
+
+EXACT = 1e-12
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize(
+    ("widths", "vocab"), [((2,), 5), ((3,), 4), ((2, 1), 3), ((1, 2), 3), ((1, 1), 3)]
+)
+def test_output_follows_the_target(widths: tuple[int, ...], vocab: int, zeros: bool) -> None:
+    for seed in range(2):
+        laws = Laws(vocab, seed, alike=0.5 * seed, zeros=zeros)
+        tree = partial(grow, widths=widths)
+        assert law_deviation(KSeq(), laws, tree, len(widths) + 1) <= EXACT
+
+
+def test_steps_are_independent() -> None:
+    tree = partial(grow, widths=(2,))
+    assert law_deviation(KSeq(), Laws(2, 1), tree, length=4, steps=2) <= EXACT
+
+
+def test_one_candidate_is_chain_rejection() -> None:
+    laws, tree = Laws(4, 2), partial(grow, widths=(1, 1))
+    ours = enumerate_outcomes(lambda noise: generate(KSeq(), laws, noise, tree))
+    theirs = enumerate_outcomes(lambda noise: generate(ChainRejection(), laws, noise, tree))
+    assert ours == pytest.approx(theirs, abs=EXACT)
+
+
+def test_division_factor_is_the_smallest_safe_one() -> None:
+    for seed in range(20):
+        laws, k = Laws(6, seed), 2 + seed % 3
+        p, q = laws.target(()), laws.draft(())
+        rho = division_factor(p, q, k)
+        assert 1.0 <= rho <= k
+
+        def left(rho: float, p: torch.Tensor = p, q: torch.Tensor = q, k: int = k) -> float:
+            overlap = torch.minimum(q, p / rho)
+            beta = overlap.sum()
+            return float((p - overlap * (1 - (1 - beta) ** k) / beta).min())
+
+        assert left(rho) >= -EXACT
+        beta = float(torch.minimum(q, p / rho).sum())
+        assert 1 - (1 - beta) ** k == pytest.approx(rho * beta, abs=1e-9)
+
+
+def test_division_factor_at_the_ends() -> None:
+    p = torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=torch.float64)
+    assert division_factor(p, p, 1) == 1.0
+    assert division_factor(p, p, 3) == pytest.approx(1.0)
+    assert division_factor(p, p.flip(0), 3) == pytest.approx(3.0)
+
+
+def test_disjoint_laws_leave_the_target_alone() -> None:
+    laws = Laws(4, 0)
+    laws.cache["target", ()] = torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=torch.float64)
+    laws.cache["draft", ()] = torch.tensor([0.0, 0.0, 0.5, 0.5], dtype=torch.float64)
+    assert law_deviation(KSeq(), laws, partial(grow, widths=(3,)), length=1) <= EXACT
+
+
+def test_three_candidates_beat_recursive_rejection() -> None:
+    worlds, tree = [Laws(3, seed) for seed in range(4)], partial(grow, widths=(3,))
+    ours, theirs = (
+        np.mean([mean_length(rule, laws, tree) for laws in worlds])
+        for rule in (KSeq(), MultiStep())
+    )
+    assert ours > theirs + 0.005
+
+
+def test_greedy_target_gives_greedy_text() -> None:
+    laws, tree = Laws(5, 4, greedy=True), partial(grow, widths=(3,))
+    best: tuple[int, ...] = ()
+    while len(best) < 8:
+        best = (*best, int(laws.target(best).argmax()))
+    for seed in range(20):
+        text = generate(KSeq(), laws, NoiseStream(seed), tree, steps=4)
+        assert text == best[: len(text)]
+
+
+def test_a_text_that_ends_in_the_draft() -> None:
+    laws, tree = Laws(3, 1, end=1), partial(grow, widths=(2, 1))
+    assert law_deviation(KSeq(), laws, tree, length=3) <= EXACT
+
+
+def test_real_noise_gives_the_law() -> None:
+    tree = partial(grow, widths=(2,))
+    found, bound = sampled_deviation(KSeq(), Laws(3, 5), tree, length=2, samples=400)
+    assert found <= bound

@@ -1,0 +1,114 @@
+"""What a rule sees: tokens, laws and ends of nodes, asked one by one or all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.acceptance.target_view import RowView, _choose_all, choose_together
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
+from ragspec.sampling.stopping import StopRule
+from ragspec.trees.draft_tree import ROOT, DraftTree
+
+V = 50
+CONTEXT = [3, 4, 5, 6]
+TREE = DraftTree.build([7, 8, 9, 7], [-1, -1, 0, 2], "test")
+PATHS = [[], [7], [8], [7, 9], [7, 9, 7]]
+
+
+def logits() -> torch.Tensor:
+    return 3 * torch.randn(5, V, generator=torch.Generator().manual_seed(0))
+
+
+def law(**chosen: Any) -> TokenLaw:
+    return TokenLaw(Sampling(**{"temperature": 1.0, **chosen}), NoiseStream(1), prompt_length=2)
+
+
+def view(mine: TokenLaw, chosen: Sequence[int] | None = None, new: int = 100) -> RowView:
+    stop = StopRule(frozenset({9}), new).open(None)
+    return RowView(logits(), TREE, mine, stop, CONTEXT, chosen)
+
+
+def test_paths_and_indices_of_the_nodes() -> None:
+    seen = view(law())
+    assert [seen.path(node) for node in range(-1, 4)] == PATHS
+    assert [seen.index(node) for node in range(-1, 4)] == [2, 3, 3, 4, 5]
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.0, "repetition_penalty": 3.0},
+    {"top_k": 5, "presence_penalty": 2.0},
+    {"top_p": 0.8, "min_new_tokens": 4},
+]
+
+
+@pytest.mark.parametrize("chosen", SETTINGS)
+def test_asked_one_by_one_or_together_the_tokens_are_the_same(chosen: dict[str, Any]) -> None:
+    mine = law(**chosen)
+    alone = [view(mine).token(node) for node in (3, 0, ROOT, 2, 1)]
+    together = _choose_all(logits(), TREE, mine, CONTEXT).tolist()
+    assert [together[node + 1] for node in (3, 0, ROOT, 2, 1)] == alone
+    for node, path in zip(range(-1, 4), PATHS, strict=True):
+        row = mine.process(logits()[node + 1 : node + 2], CONTEXT, [path])
+        assert together[node + 1] == int(mine.select(row, [2 + len(path)]))
+
+
+def test_a_shifted_index_would_give_other_tokens() -> None:
+    mine = law()
+    shifted = TokenLaw(mine.sampling, mine.noise, prompt_length=1)
+    tokens = _choose_all(logits(), TREE, mine, CONTEXT)
+    assert not torch.equal(tokens, _choose_all(logits(), TREE, shifted, CONTEXT))
+
+
+def test_plain_rows_are_chosen_with_one_argmax_and_lazy_ones_never_together() -> None:
+    greedy = TokenLaw(Sampling(), NoiseStream(0))
+    small = DraftTree.empty()
+    rows = [logits(), logits()[1:2]]
+    found = choose_together(rows, [TREE, small], [greedy, greedy], [CONTEXT, CONTEXT])
+    assert found == [logits().argmax(-1).tolist(), logits()[1:2].argmax(-1).tolist()]
+    lazy = law(no_repeat_ngram_size=2)
+    assert choose_together(rows, [TREE, small], [lazy, lazy], [CONTEXT, CONTEXT]) is None
+
+
+def test_a_node_is_processed_once_however_often_it_is_asked() -> None:
+    calls: list[list[int]] = []
+
+    def count(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        calls.append(ids[0].tolist())
+        return scores
+
+    mine = TokenLaw(Sampling(temperature=1.0), NoiseStream(1), 2, extra=[count])
+    seen = view(mine)
+    seen.token(2)
+    seen.probabilities(2)
+    seen.logprob(2, 7, 1)
+    assert calls == [[*CONTEXT, 7, 9]]
+
+
+def test_logprobs_are_of_the_processed_logits_at_temperature_one() -> None:
+    mine = law(temperature=0.3, top_k=2, logit_bias={7: 5.0})
+    found = view(mine).logprob(0, 7, 3)
+    expected = logits()[1].double()
+    expected[7] += 5.0
+    logp = expected.log_softmax(-1)
+    assert found.logprob == pytest.approx(float(logp[7]), abs=1e-6)
+    values, tokens = logp.topk(3)
+    assert [token for token, _ in found.top] == tokens.tolist()
+    assert [value for _, value in found.top] == pytest.approx(values.tolist(), abs=1e-6)
+
+
+def test_the_text_ends_with_an_end_token_or_at_its_length() -> None:
+    seen = view(law(), new=3)
+    assert [seen.ends(node) for node in range(-1, 4)] == [False, False, False, True, True]
+    assert view(law(), new=1).ends(0)
+
+
+def test_tokens_that_were_chosen_together_are_used_as_they_are() -> None:
+    seen = view(law(), chosen=[1, 2, 3, 4, 5])
+    assert [seen.token(node) for node in range(-1, 4)] == [1, 2, 3, 4, 5]

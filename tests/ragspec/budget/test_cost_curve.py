@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragspec.budget.cost_curve import CostCurve
+from ragspec.budget.cost_grid import MAX_ROWS, ROWS, filled, isotonic, measuring_order
+from ragspec.budget.cost_measurement import CostKey, context_lengths
+from ragspec.errors import InputError
+from ragspec.storage.filesystem import cache_directory
+
+LENGTHS = (128, 1000, 1900)
+KEY = CostKey(model="m", device="cpu", dtype="float32", threads=1, torch="2")
+
+
+def true_seconds(n: int, length: int) -> float:
+    return 1e-4 * (10 + 0.5 * n + 0.002 * length)
+
+
+CHECKS = 7  # forwards that tell whether a kept curve still has the shape of the machine
+
+
+class Timer:
+    """A clock of a model whose costs are known; counts its calls."""
+
+    def __init__(self, noise: float = 0.0) -> None:
+        self.calls: list[tuple[int, int]] = []
+        self.noise = noise
+        self.random = np.random.default_rng(0)
+
+    def __call__(self, n: int, length: int) -> float:
+        self.calls.append((n, length))
+        return true_seconds(n, length) * float(np.exp(self.noise * self.random.normal()))
+
+
+def made() -> CostCurve:
+    table = [[true_seconds(n, length) for n in ROWS] for length in LENGTHS]
+    return CostCurve(ROWS, LENGTHS, np.array(table))
+
+
+def test_measured_points_are_interpolated_in_rows_and_length() -> None:
+    curve = CostCurve.measure(Timer(), LENGTHS)
+    for n in (1, 5, 9, 40, 64, 65):
+        for length in (128, 500, 1900, 3000):
+            assert curve.seconds(n, length) == pytest.approx(true_seconds(n, length), rel=1e-6)
+            assert curve.upto(length)[n - 1] == pytest.approx(curve.seconds(n, length), rel=1e-12)
+    assert curve.seconds(3, 5) == curve.seconds(3, 128)
+    assert curve.seconds(130, 128) == pytest.approx(true_seconds(130, 128), rel=1e-6)
+
+
+def test_measuring_stops_early_where_samples_agree() -> None:
+    timer = Timer()
+    CostCurve.measure(timer, LENGTHS, repeats=7)
+    one, further = 2, 2 * 2 * (len(ROWS) - 1)  # each of the further ones beside the smallest
+    assert len(timer.calls) == 1 + (one + further) * len(LENGTHS)
+
+
+def test_a_machine_that_others_share_does_not_bend_the_curve() -> None:
+    timer = Timer()
+
+    def run(n: int, length: int) -> float:
+        slow = 1.0 + (len(timer.calls) // 50) % 2  # half as fast for 50 forwards, then as before
+        return slow * timer(n, length)
+
+    curve = CostCurve.measure(run, LENGTHS)
+    for n in ROWS:
+        share = true_seconds(n, 1000) / true_seconds(1, 1000)
+        assert curve.seconds(n, 1000) / curve.seconds(1, 1000) == pytest.approx(share, rel=0.02)
+
+
+def test_measuring_keeps_to_its_time_and_fills_the_rest() -> None:
+    timer = Timer()
+    curve = CostCurve.measure(timer, LENGTHS, seconds=0.0)
+    assert timer.calls[1:] == [(1, 1000), (1, 1000), (64, 1000), (1, 1000), (12, 1000)]
+    assert curve.seconds(64, 1000) == pytest.approx(true_seconds(64, 1000))
+    assert curve.seconds(24, 1000) == pytest.approx(true_seconds(24, 1000))
+    assert curve.seconds(64, 128) == pytest.approx(true_seconds(64, 1000))
+
+
+def test_a_length_with_one_point_takes_the_shape_of_the_fullest() -> None:
+    known = {(n, 1000): true_seconds(n, 1000) for n in ROWS} | {(1, 128): 2 * true_seconds(1, 1000)}
+    table = filled(known, ROWS, LENGTHS, 1000)
+    assert np.allclose(table[0], 2 * table[1])
+    assert np.allclose(table[2], table[1])
+
+
+def test_the_order_of_measuring_covers_the_grid_once() -> None:
+    order = measuring_order(ROWS, LENGTHS)
+    assert sorted(order) == sorted((length, n) for length in LENGTHS for n in ROWS)
+    assert order[:3] == [(1000, 1), (1000, 64), (1000, 12)]
+    assert {length for length, _ in order[:5]} == set(LENGTHS)
+
+
+@given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=12))
+def test_isotonic_is_monotone_and_keeps_the_mean(values: list[float]) -> None:
+    smooth = isotonic(np.array(values))
+    assert all(a <= b for a, b in itertools.pairwise(smooth))
+    assert math.fsum(smooth) == pytest.approx(math.fsum(values))
+    if values == sorted(values):
+        assert smooth == values
+
+
+@given(st.lists(st.tuples(st.integers(1, 65), st.floats(1e-5, 10.0)), max_size=60))
+def test_the_curve_stays_monotone_in_rows_whatever_is_observed(
+    steps: list[tuple[int, float]],
+) -> None:
+    curve = CostCurve.measure(Timer(noise=0.3), LENGTHS, repeats=1)
+    for i, (n, seconds) in enumerate(steps):
+        curve.refine(n, 100 + 50 * i, seconds)
+    for length in (1, 128, 700, 1900, 5000):
+        costs = np.array(curve.upto(length))
+        assert np.isfinite(costs).all() and (costs > 0).all()
+        assert (np.diff(costs) >= 0).all()
+
+
+def test_refining_follows_the_median_of_a_noisy_machine() -> None:
+    curve, random = made(), np.random.default_rng(1)
+    for i in range(400):
+        n = int(random.choice([1, 9, 17]))
+        spike = 20.0 if i % 17 == 0 else 1.0
+        noisy = true_seconds(n, 1000) * float(np.exp(0.1 * random.normal())) * spike
+        curve.refine(n, 1000, noisy)
+    for n in (1, 9, 17):
+        assert curve.seconds(n, 1000) == pytest.approx(true_seconds(n, 1000), rel=0.08)
+
+
+def test_refining_learns_level_and_slope_at_that_length() -> None:
+    curve = made()
+    for _ in range(200):
+        for n in (1, 17):
+            curve.refine(n, 1000, true_seconds(n, 1000) * (1.5 if n == 1 else 2.2))
+    assert curve.seconds(1, 1000) == pytest.approx(1.5 * true_seconds(1, 1000), rel=0.03)
+    assert curve.seconds(17, 1000) == pytest.approx(2.2 * true_seconds(17, 1000), rel=0.03)
+    assert curve.seconds(1, 128) == pytest.approx(true_seconds(1, 128))
+
+
+def test_a_lasting_change_is_believed_after_three_steps() -> None:
+    curve = made()
+    for _ in range(2):
+        curve.refine(1, 128, 5 * true_seconds(1, 128))
+    assert curve.seconds(1, 128) < 1.1 * true_seconds(1, 128)
+    curve.refine(1, 128, 5 * true_seconds(1, 128))
+    assert curve.seconds(1, 128) == pytest.approx(5 * true_seconds(1, 128))
+
+
+def test_impossible_observations_are_ignored() -> None:
+    curve = made()
+    before = curve.upto(128)
+    for n, seconds in ((1, 0.0), (1, -1.0), (1, math.nan), (0, 1.0), (999, 1.0)):
+        curve.refine(n, 128, seconds)
+    assert curve.upto(128) == before
+
+
+def test_an_assumed_curve_takes_its_scale_from_the_first_step() -> None:
+    curve = CostCurve.assumed()
+    curve.refine(1, 300, 0.5)
+    assert curve.seconds(1, 300) == pytest.approx(0.5)
+    assert curve.seconds(1, 5000) == pytest.approx(0.5)
+
+
+def test_batched_counts_the_rows_of_all() -> None:
+    batched = made().batched(4)
+    assert batched.seconds(2, 128) == pytest.approx(true_seconds(8, 128))
+    assert batched.seconds(64, 128) == pytest.approx(true_seconds(256, 128))
+
+
+def test_settled_holds_what_was_learned() -> None:
+    curve = made()
+    for _ in range(50):
+        curve.refine(9, 128, 1.3 * true_seconds(9, 128))
+    settled = curve.settled()
+    for n in ROWS:
+        assert settled.seconds(n, 128) == pytest.approx(curve.seconds(n, 128))
+    assert settled.seconds(9, 128) > 1.2 * true_seconds(9, 128)
+
+
+def test_cached_round_trip(tmp_path: Path) -> None:
+    first = CostCurve.cached(tmp_path / "new", KEY, Timer(), LENGTHS)
+    again = Timer()
+    second = CostCurve.cached(tmp_path / "new", KEY, again, LENGTHS)
+    assert len(again.calls) == CHECKS
+    assert np.array_equal(first.table, second.table)
+    assert [path.suffix for path in (tmp_path / "new").iterdir()] == [".json"]
+
+
+def test_a_kept_curve_of_another_shape_is_measured_again(tmp_path: Path) -> None:
+    def flat(n: int, length: int) -> float:
+        return 0.01  # what a busy moment may have looked like
+
+    CostCurve.cached(tmp_path, KEY, flat, LENGTHS)
+    curve = CostCurve.cached(tmp_path, KEY, Timer(), LENGTHS)
+    assert curve.seconds(16, 128) == pytest.approx(true_seconds(16, 128))
+
+    def slower(n: int, length: int) -> float:
+        return 3.0 * true_seconds(n, length)  # the same shape: kept, `refine` follows the level
+
+    kept = CostCurve.cached(tmp_path, KEY, slower, LENGTHS)
+    assert np.array_equal(kept.table, curve.table)
+
+
+@pytest.mark.parametrize("change", ["model", "device", "dtype", "torch"])
+def test_another_key_or_length_is_measured_again(tmp_path: Path, change: str) -> None:
+    CostCurve.cached(tmp_path, KEY, Timer(), LENGTHS)
+    timer = Timer()
+    fields = {name: getattr(KEY, name) for name in ("model", "device", "dtype", "torch")}
+    other = CostKey(**{**fields, change: "other"}, threads=1)
+    CostCurve.cached(tmp_path, other, timer, LENGTHS)
+    CostCurve.cached(tmp_path, KEY, timer, (64,))
+    assert {(1, 1000), (1, 64)} <= set(timer.calls)
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", "null", "binary", "nan", "swapped", "format"])
+@pytest.mark.filterwarnings("error")
+def test_a_corrupt_cache_is_measured_again_silently(tmp_path: Path, damage: str) -> None:
+    CostCurve.cached(tmp_path, KEY, Timer(), LENGTHS)
+    (path,) = tmp_path.iterdir()
+    entry = json.loads(path.read_text())
+    if damage == "binary":
+        path.write_bytes(b"\xff\xfe\x00")
+    elif damage == "nan":
+        entry["curve"]["seconds"][0][0] = math.nan
+        path.write_text(json.dumps(entry))
+    elif damage == "swapped":
+        entry["key"]["model"] = "other"
+        path.write_text(json.dumps(entry))
+    elif damage == "format":
+        entry["curve"]["format"] = 99
+        path.write_text(json.dumps(entry))
+    else:
+        path.write_text(damage)
+    timer = Timer()
+    curve = CostCurve.cached(tmp_path, KEY, timer, LENGTHS)
+    assert timer.calls
+    assert curve.seconds(8, 128) == pytest.approx(true_seconds(8, 128))
+    CostCurve.cached(tmp_path, KEY, again := Timer(), LENGTHS)
+    assert len(again.calls) == CHECKS
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    curve = CostCurve.cached(tmp_path / "file", KEY, Timer(), LENGTHS)
+    assert curve.seconds(1, 128) == pytest.approx(true_seconds(1, 128))
+
+
+def test_cache_directory_follows_the_platform(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_directory() == tmp_path / "ragspec"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_directory() == tmp_path / ".cache" / "ragspec"
+
+
+def test_context_lengths_fit_the_limit() -> None:
+    assert context_lengths(2048) == (128, 991, 2048 - MAX_ROWS)
+    assert context_lengths(100) == (17, 35)
+    assert context_lengths(8) == (1,)
+
+
+@pytest.mark.parametrize(
+    ("rows", "lengths", "seconds"),
+    [
+        ((1, 2), (10,), [[1.0]]),
+        ((2, 3), (10,), [[1.0, 2.0]]),
+        ((1, 1), (10,), [[1.0, 2.0]]),
+        ((1, 2), (10, 9), [[1.0, 2.0], [1.0, 2.0]]),
+        ((1, 2), (10,), [[0.0, 1.0]]),
+        ((1, 2), (10,), [[1.0, math.inf]]),
+    ],
+)
+def test_an_unusable_grid_is_refused(
+    rows: tuple[int, ...], lengths: tuple[int, ...], seconds: list[list[float]]
+) -> None:
+    with pytest.raises(InputError, match="Measure it again"):
+        CostCurve(rows, lengths, np.array(seconds))

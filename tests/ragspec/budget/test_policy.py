@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ragspec.acceptance.base import Step
+from ragspec.budget.base import BudgetPolicy, BudgetSession
+from ragspec.budget.cost_curve import CostCurve
+from ragspec.budget.cost_grid import ROWS
+from ragspec.budget.gains import BUCKETS
+from ragspec.budget.policy import AutoBudget, FixedBudget, FrozenBudget, make_budget
+from ragspec.errors import InputError, StoreError, UnknownNameError
+from ragspec.trees.draft_tree import DraftTree
+
+
+def curve() -> CostCurve:
+    return CostCurve(ROWS, (128,), np.array([[(10 + 0.4 * (n - 1)) / 1000 for n in ROWS]]))
+
+
+def run(session: BudgetSession, seed: int, steps: int, slow: float = 1.0) -> list[int]:
+    """Feed a session random proposals and outcomes; return the sizes that it chose."""
+    random = np.random.default_rng(seed)
+    sizes = []
+    for _ in range(steps):
+        allowed = session.allowance(128)
+        chances = random.uniform(0.0, 1.0, allowed)
+        claims = np.cumprod(chances)
+        right = int(np.cumprod(random.random(allowed) < chances).sum())
+        tree = DraftTree.empty()
+        if allowed:
+            proposal = DraftTree.chain(list(range(allowed)), "a", reach=claims.tolist())
+            tree = session.fit(proposal, 128)
+        accepted = min(right, len(tree))
+        spent = {"draft": 0.1 * slow, "verify": (10 + 0.4 * len(tree)) * slow, "host": 0.2}
+        step = Step(tree, tuple(range(accepted)), (*range(accepted), 99), spent)
+        session.observe(step, 128)
+        sizes.append(len(tree))
+    return sizes
+
+
+def test_a_thawed_profile_starts_from_what_was_known_and_goes_on_learning(tmp_path: Path) -> None:
+    auto = AutoBudget(maximum=24)
+    run(auto.open(curve()), 1, 80)
+    auto.freeze().save(tmp_path / "profile.json")
+    thawed = FrozenBudget.load(tmp_path / "profile.json").thaw()
+    assert thawed.experience.to_dict() == auto.experience.to_dict()
+    assert BUCKETS[thawed.settings.largest] == 24
+    run(thawed.open(curve()), 2, 5)
+    assert thawed.experience.to_dict() != auto.experience.to_dict()
+
+
+@pytest.mark.parametrize("spec", [5, "5", " 5 "])
+def test_a_number_is_a_fixed_budget(spec: int | str) -> None:
+    policy = make_budget(spec)
+    assert policy == FixedBudget(5)
+    assert policy.name == "fixed-5"
+    assert not policy.needs_cost
+
+
+def test_auto_and_ready_made_policies() -> None:
+    auto = make_budget("auto")
+    assert isinstance(auto, AutoBudget) and auto.needs_cost
+    assert make_budget(auto) is auto
+    assert isinstance(auto, BudgetPolicy)
+
+
+@pytest.mark.parametrize("spec", ["automatic", "", "1.5", None, True, 2.5])
+def test_other_words_are_refused(spec: object) -> None:
+    with pytest.raises(UnknownNameError, match="expected 'auto'"):
+        make_budget(spec)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("spec", [-1, "-3"])
+def test_a_negative_budget_is_refused(spec: int | str) -> None:
+    with pytest.raises(InputError, match="expected 0 or more"):
+        make_budget(spec)
+
+
+@pytest.mark.parametrize("options", [{"margin": -0.1}, {"probe_share": 1.0}, {"maximum": 0}])
+def test_settings_out_of_range_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(InputError, match="expected shares"):
+        AutoBudget(**options)  # type: ignore[arg-type]
+
+
+def test_fixed_keeps_the_best_nodes_with_their_parents() -> None:
+    tree = DraftTree.build([7, 8, 9, 6], [-1, -1, 1, 0], "a", reach=[0.2, 0.7, 0.6, 0.1])
+    session = FixedBudget(2).open(None)
+    assert session.allowance(99) == 2
+    small = session.fit(tree, 99)
+    assert small.tokens.tolist() == [8, 9]
+    assert small.parents.tolist() == [-1, 0]
+    session.observe(Step(small, (), (3,)), 99)
+    assert session.chosen == {2: 1}
+    assert session.reason is None
+
+
+def test_zero_is_plain_decoding_and_says_so() -> None:
+    session = FixedBudget(0).open(None)
+    assert session.allowance(1) == 0
+    assert len(session.fit(DraftTree.chain([1, 2], "a"), 1)) == 0
+    assert session.reason is not None and "asked for" in session.reason
+
+
+def test_auto_learns_from_one_row_for_the_next() -> None:
+    policy = AutoBudget()
+    run(policy.open(curve()), 0, 60)
+    assert policy.experience.calibration.tables["a"]
+    assert policy.experience.overall.steps == 60
+    assert policy.open(curve()).experience is policy.experience
+
+
+def test_frozen_repeats_exactly_whatever_the_times(tmp_path: Path) -> None:
+    auto = AutoBudget()
+    run(auto.open(curve()), 1, 80)
+    frozen = auto.freeze()
+    frozen.save(tmp_path / "profile.json")
+    loaded = make_budget(tmp_path / "profile.json")
+    assert isinstance(loaded, FrozenBudget) and not loaded.needs_cost
+    first = run(frozen.open(None), 2, 60)
+    again = run(frozen.open(curve()), 2, 60, slow=7.0)
+    from_disk = run(loaded.open(None), 2, 60, slow=0.1)
+    assert first == again == from_disk
+    assert len(set(first)) > 1
+    loaded.save(tmp_path / "copy.json")
+    assert (tmp_path / "copy.json").read_text() == (tmp_path / "profile.json").read_text()
+
+
+def test_freezing_leaves_the_policy_free_to_learn() -> None:
+    auto = AutoBudget()
+    run(auto.open(curve()), 1, 40)
+    frozen = auto.freeze()
+    before = json.dumps(frozen.experience.to_dict())
+    run(auto.open(curve()), 2, 40)
+    assert json.dumps(frozen.experience.to_dict()) == before
+    assert json.dumps(auto.experience.to_dict()) != before
+
+
+def test_a_frozen_profile_of_a_useless_dear_drafter_does_not_draft() -> None:
+    auto = AutoBudget()
+    session = auto.open(curve())
+    for _ in range(40):
+        allowed = session.allowance(128)
+        tree = DraftTree.empty()
+        if allowed:
+            tree = session.fit(DraftTree.chain(list(range(allowed)), "a"), 128)
+        spent = {"draft": 6.0, "verify": 10 + 0.4 * len(tree), "host": 0.2}
+        session.observe(Step(tree, (), (99,), spent), 128)
+    frozen = auto.freeze().open(None)
+    assert [frozen.allowance(128) for _ in range(50)] == [0] * 50
+    assert frozen.reason is not None and "off" in frozen.reason
+
+
+@pytest.mark.parametrize("text", [None, "", "{}", "[]", '{"format": 9}', "\x00"])
+def test_a_damaged_profile_is_refused(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "profile.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(StoreError, match="Make it again"):
+        make_budget(str(path))
+
+
+@pytest.mark.parametrize("name", ["cost", "experience", "margin", "largest"])
+def test_a_profile_without_a_part_is_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "profile.json"
+    AutoBudget().freeze().save(path)
+    entry = json.loads(path.read_text())
+    entry[name] = None
+    path.write_text(json.dumps(entry))
+    with pytest.raises(StoreError, match=r"profile\.json"):
+        FrozenBudget.load(path)

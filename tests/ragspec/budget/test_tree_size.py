@@ -1,0 +1,319 @@
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragspec.acceptance.base import Step
+from ragspec.budget.cost_curve import CostCurve
+from ragspec.budget.cost_grid import ROWS
+from ragspec.budget.experience import Experience
+from ragspec.budget.gains import BUCKETS
+from ragspec.budget.policy import AutoBudget
+from ragspec.budget.tree_size import GoodputSession, Settings, best_first, cut
+from ragspec.trees.draft_tree import DraftTree
+
+HOST = 0.2
+
+
+def linear(base: float = 10.0, row: float = 0.4) -> CostCurve:
+    """A forward of `base` ms and `row` ms more for each further row."""
+    return CostCurve(ROWS, (128,), np.array([[(base + row * (n - 1)) / 1000 for n in ROWS]]))
+
+
+@st.composite
+def trees(draw: st.DrawFn, most: int = 7) -> DraftTree:
+    n = draw(st.integers(1, most))
+    parents = [draw(st.integers(-1, i - 1)) for i in range(n)]
+    reach: list[float] = []
+    for parent in parents:
+        share = draw(st.integers(1, 20)) / 20
+        reach.append(share * (reach[parent] if parent >= 0 else 1.0))
+    return DraftTree.build(list(range(n)), parents, "a", reach=reach)
+
+
+def closed_sets(tree: DraftTree) -> list[tuple[int, ...]]:
+    parents = tree.parents.tolist()
+    nodes = range(len(tree))
+    subsets = itertools.chain.from_iterable(
+        itertools.combinations(nodes, size) for size in range(len(tree) + 1)
+    )
+    return [kept for kept in subsets if all(parents[i] in (-1, *kept) for i in kept)]
+
+
+@given(trees(), st.floats(0.05, 6.0), st.floats(0.0, 5.0))
+def test_no_closed_set_of_nodes_gives_more_tokens_for_the_time_of_the_step(
+    tree: DraftTree, row: float, draft: float
+) -> None:
+    cost = linear(row=row)
+    session = AutoBudget(margin=0.0).open(cost)
+    for _ in range(20):
+        session.experience.draft.learn(BUCKETS[session.experience.asked], draft)
+    session.allowance(128)
+    reach: list[float] = tree.reach.tolist()
+    fixed = session.experience.draft.of(BUCKETS[session.experience.asked])
+    assert fixed == pytest.approx(draft, abs=0.05 * draft)
+
+    def ratio(kept: tuple[int, ...]) -> float:
+        time = 1000 * cost.seconds(len(kept) + 1, 128) + fixed
+        return (1.0 + sum(reach[i] for i in kept)) / time
+
+    kept = tuple(session.fit(tree, 128).tokens.tolist())
+    sizes = {*BUCKETS, len(tree)}
+    best = max(ratio(kept) for kept in closed_sets(tree) if len(kept) in sizes)
+    assert kept in closed_sets(tree)
+    assert ratio(kept) == pytest.approx(best, rel=1e-6)
+
+
+def test_a_sure_token_is_taken_in_poor_text_however_fast_rich_text_goes() -> None:
+    """After a quotation at many tokens a step, a plain step still yields one for its time."""
+    session = AutoBudget().open(linear(base=5.5, row=2.0))
+    session.experience.overall.learn(15.0, 12.0, 1.0)
+    session.allowance(128)
+    assert len(session.fit(DraftTree.chain([1], "a", reach=[0.9]), 128)) == 1
+
+
+@pytest.mark.parametrize("dear", [(0.1, 1.3), (1.3, 2.5), (2.5, 8.0)])
+def test_dearer_verification_never_takes_a_larger_tree(dear: tuple[float, float]) -> None:
+    tree = DraftTree.chain(list(range(16)), "a", reach=[0.85 ** (i + 1) for i in range(16)])
+    sizes = []
+    for row in dear:
+        session = AutoBudget().open(linear(row=row))
+        session.experience.asked = len(BUCKETS) - 1
+        session.allowance(128)
+        sizes.append(len(session.fit(tree, 128)))
+    assert sizes[0] > sizes[1]
+
+
+def test_a_gain_within_the_margin_is_left() -> None:
+    tree = DraftTree.chain([1], "a", reach=[0.065])
+    for margin, size in ((0.03, 0), (0.02, 1)):
+        session = AutoBudget(margin=margin).open(linear(row=0.4))
+        session.allowance(128)
+        assert len(session.fit(tree, 128)) == size
+
+
+@given(trees(most=12), st.integers(0, 12))
+def test_cut_keeps_paths_and_columns_together(tree: DraftTree, size: int) -> None:
+    order = best_first(tree.reach.tolist())
+    small = cut(tree, order, size)
+    kept = sorted(order[:size])
+    assert small.tokens.tolist() == [tree.tokens[i] for i in kept]
+    for node, parent in zip(kept, small.parents.tolist(), strict=True):
+        above = -1 if parent == -1 else kept[parent]
+        assert above == tree.parents[node]
+
+
+class Drafter:
+    """Proposes chains that claim much; whether they are right is up to the test."""
+
+    def __init__(self, claim: float, milliseconds: float, source: str = "a") -> None:
+        self.claim, self.milliseconds, self.source = claim, milliseconds, source
+        self.reading = 0.0  # milliseconds that the first draft of a row takes besides
+        self.asked: list[int] = []
+
+    def step(self, session: GoodputSession, cost: CostCurve, right: int) -> float:
+        """Take one step of which `right` tokens can be accepted; returns its milliseconds."""
+        allowed = session.allowance(128)
+        self.asked.append(allowed)
+        tree = DraftTree.empty()
+        if allowed:
+            claims = [self.claim ** (i + 1) for i in range(allowed)]
+            tree = session.fit(
+                DraftTree.chain(list(range(allowed)), self.source, reach=claims), 128
+            )
+        accepted = min(right, len(tree))
+        token = accepted if accepted < right else 99
+        spent = {
+            "draft": self.milliseconds + self.reading if allowed else 0.0,
+            "verify": 1000 * cost.seconds(len(tree) + 1, 128),
+            "commit": 0.0,
+            "host": HOST,
+        }
+        tokens = (*range(accepted), token)
+        self.reading = 0.0 if allowed else self.reading
+        session.observe(Step(tree, tuple(range(accepted)), tokens, spent), 128)
+        return sum(spent.values())
+
+
+def play(drafter: Drafter, session: GoodputSession, rights: list[int]) -> float:
+    """Take a step for each number of right tokens; return the milliseconds spent."""
+    cost = linear()
+    return sum(drafter.step(session, cost, right) for right in rights)
+
+
+def test_switches_off_for_a_useless_drafter_and_on_when_it_becomes_useful() -> None:
+    session = AutoBudget().open(linear())
+    drafter = Drafter(claim=0.9, milliseconds=5.0)
+    play(drafter, session, [0] * 60)
+    assert drafter.asked[-40:].count(0) >= 38
+    assert session.reason is not None and "off" in session.reason
+    play(drafter, session, [8] * 200)
+    assert all(asked > 0 for asked in drafter.asked[-20:])
+    assert session.reason is None
+
+
+@pytest.mark.parametrize("milliseconds", [0.05, 0.5, 2.0, 5.0, 50.0])
+def test_the_time_lost_to_a_useless_drafter_is_bounded(milliseconds: float) -> None:
+    policy, plain = AutoBudget(), 10.0 + HOST
+    drafter = Drafter(claim=0.9, milliseconds=milliseconds)
+    first = play(drafter, policy.open(linear()), [0] * 500)
+    assert first <= 500 * plain + 6 * (plain + milliseconds) + 0.008 * 500 * plain
+    lengths = [96, 500, *[96] * 20]  # the rows share what probes may cost
+    later = sum(play(drafter, policy.open(linear()), [0] * steps) for steps in lengths)
+    assert later <= 1.015 * sum(lengths) * plain + plain + milliseconds
+
+
+def test_what_a_probe_has_to_read_first_is_paid_for_too() -> None:
+    policy, plain = AutoBudget(), 10.0 + HOST
+    drafter = Drafter(claim=0.9, milliseconds=2.0)
+    play(drafter, policy.open(linear()), [0] * 500)
+    spent = 0.0
+    for _ in range(20):
+        drafter.reading = 40.0
+        spent += play(drafter, policy.open(linear()), [0] * 96)
+    assert spent <= 1.015 * 20 * 96 * plain + plain + 42.0
+    assert spent > 20 * 96 * plain + 42.0, "some of the rows were probed"
+
+
+def test_a_free_drafter_is_asked_at_every_step_yet_costs_no_verification() -> None:
+    session = AutoBudget().open(linear())
+    drafter = Drafter(claim=0.6, milliseconds=0.05)
+    play(drafter, session, [0] * 120)
+    assert 0 not in drafter.asked
+    assert session.chosen[0] > 80
+
+
+def test_a_free_drafter_is_trusted_again_without_any_verification() -> None:
+    session = AutoBudget().open(linear())
+    drafter = Drafter(claim=0.9, milliseconds=0.05)
+    play(drafter, session, [0] * 100)
+    before = dict(session.chosen)
+    play(drafter, session, [8] * 30)
+    grown = sum(n for size, n in session.chosen.items() if size >= 6)
+    assert grown - sum(n for size, n in before.items() if size >= 6) >= 15
+
+
+def test_hysteresis_keeps_a_break_even_drafter_from_flapping() -> None:
+    session = AutoBudget().open(linear())
+    drafter = Drafter(claim=0.9, milliseconds=3.0)
+    random = np.random.default_rng(0)
+    rights = [int(right) for right in random.integers(0, 2, 600)]
+    play(drafter, session, rights)
+    on = [asked > 0 for asked in drafter.asked]
+    lengths = [len(list(run)) for state, run in itertools.groupby(on) if state]
+    assert sum(length > 2 for length in lengths) <= 12
+
+
+def test_no_proposals_are_told_apart_from_poor_ones() -> None:
+    session = AutoBudget().open(linear())
+    session.allowance(128)
+    session.observe(Step(session.fit(DraftTree.empty(), 128), (), (5,), {"draft": 0.0}), 128)
+    assert session.reason == "the drafter proposed nothing"
+    session.allowance(128)
+    poor = session.fit(DraftTree.chain([1], "a", reach=[0.01]), 128)
+    session.observe(Step(poor, (), (5,), {}), 128)
+    assert session.reason is not None and "verification" in session.reason
+
+
+def test_never_more_than_the_maximum_is_asked_for_or_kept() -> None:
+    session = AutoBudget(maximum=5).open(linear())
+    drafter = Drafter(claim=1.0, milliseconds=0.0)
+    play(drafter, session, [64] * 40)
+    assert max(drafter.asked) == 4
+    assert len(session.fit(DraftTree.chain(list(range(20)), "a"), 128)) <= 4
+
+
+def test_works_without_a_curve_and_without_times() -> None:
+    session = AutoBudget().open(None)
+    for _ in range(20):
+        assert session.allowance(10) > 0
+        tree = session.fit(DraftTree.chain([0, 1, 2], "a", reach=[0.9, 0.8, 0.7]), 10)
+        session.observe(Step(tree, (0, 1, 2), (0, 1, 2, 3), {}), 10)
+    assert session.chosen == {3: 20}
+
+
+def test_a_tree_is_cut_by_what_such_claims_came_to_not_by_what_they_say() -> None:
+    experience = Experience()
+    claimed = DraftTree.build([1, 2], [-1, -1], "a", reach=[0.8, 0.6])
+    for _ in range(200):  # trees that claimed as much were hardly ever followed
+        experience.calibration.look_back(claimed, (9,))
+    cost = linear(10.0, 2.0)
+    believed = GoodputSession(Settings(), Experience(), cost)
+    sobered = GoodputSession(Settings(), experience, cost)
+    sizes = []
+    for session in (believed, sobered):
+        session.allowance(128)
+        sizes.append(len(session.fit(claimed, 128)))
+    assert sizes == [2, 0]
+
+
+def test_a_step_at_a_poor_outlook_counts_as_one_without_a_draft() -> None:
+    experience = Experience()
+    session = GoodputSession(Settings(probe_share=0.0), experience, linear())
+    for _ in range(3):
+        session.allowance(128)
+        assert session.adviser.promising(0.05)
+        session.fit(DraftTree.empty(), 128)
+        session.observe(Step(DraftTree.empty(), (), (5,), {"draft": 1.0, "verify": 10.0}), 128)
+    known = experience.draft.sums
+    session.allowance(128)
+    assert not session.adviser.promising(0.05)
+    session.fit(DraftTree.empty(), 128)
+    session.observe(Step(DraftTree.empty(), (), (5,), {"draft": 9.0, "verify": 10.0}), 128)
+    assert experience.draft.sums == known
+    session.allowance(128)
+    assert session.adviser.promising(0.95), "another outlook is not to suffer for it"
+
+
+def test_of_the_steps_without_a_draft_one_in_four_is_learned_from_for_all() -> None:
+    experience = Experience(credit=0.0)
+    session = GoodputSession(Settings(probe_share=0.02), experience, linear())
+    plain = Step(DraftTree.empty(), (), (5,), {"draft": 0.0, "verify": 12.0, "host": 0.5})
+    for _ in range(3):
+        session.observe(plain, 128)
+    assert experience.overall.steps == 0 and experience.host == 0.0
+    session.observe(plain, 128)
+    assert experience.overall.steps == 1 and experience.host == 0.5
+    assert experience.credit == pytest.approx(4 * 0.02)
+
+
+def test_host_time_comes_down_though_every_step_drafts() -> None:
+    experience = Experience(host=2.0)
+    session = GoodputSession(Settings(), experience, linear())
+    for _ in range(60):
+        session.allowance(128)
+        tree = session.fit(DraftTree.chain([0, 1], "a", reach=[0.9, 0.8]), 128)
+        spent = {"draft": 0.1, "verify": 10.0, "host": 0.3}
+        session.observe(Step(tree, (0, 1), (0, 1, 2), spent), 128)
+    assert experience.host == pytest.approx(0.3, abs=0.05)
+
+
+def test_sources_pay_for_what_their_nodes_add_and_not_for_drafting_at_all() -> None:
+    """A kernel for several rows is slower than that for one: only the first node costs much."""
+    seconds = np.array([[0.005 if n == 1 else 0.009 + 0.0001 * n for n in ROWS]])
+    tree = DraftTree.build([1, 2, 3, 4], [-1] * 4, "store", reach=[0.9, 0.05, 0.04, 0.005])
+    names = ("store", "model", "none")
+
+    def gains(kept: tuple[int, int, int, int]) -> float:
+        experience = Experience()
+        experience.source("model").cost.learn(8, 0.4)
+        experience.source("model").passed[0] = 10**6  # its trial is due
+        session = GoodputSession(Settings(margin=0.0), experience, CostCurve(ROWS, (128,), seconds))
+        session.allowance(128)
+        fused = replace(tree, source=np.array(kept), sources=names)
+        assert session.adviser.allowance("model", 8)
+        session.adviser.appraise(replace(fused, reach=np.full(4, 0.99, np.float32)), 0)
+        session.adviser.spent("model", 0.4)
+        verified = session.fit(replace(fused, reach=np.full(4, 0.99, np.float32)), 128)
+        assert len(verified) == 4
+        session.observe(Step(verified, (), (9,), {"verify": 9.5}), 128)
+        return experience.source("model").gains[0]
+
+    assert -0.1 < gains((0, 0, 1, 1)) < 0.0, "the tree would have been there without it"
+    assert gains((1, 1, 1, 1)) < -0.7, "it drafted alone"
+    assert gains((0, 0, 0, 0)) == 0.0

@@ -1,0 +1,142 @@
+"""A head's cache says what the head says without one, whatever was accepted or forgotten."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.drafters.eagle.cache import HeadCache, HeadModel
+from ragspec.drafters.eagle.head import FeatureHead
+from ragspec.target.causal import CausalTarget
+from ragspec.trees.draft_tree import ROOT
+from tests.support import heads, tiny
+
+PICTURE = pytest.mark.parametrize("picture", [False, True], ids=["text", "guided pair"])
+
+
+def setting(picture: bool) -> tuple[FeatureHead, CausalTarget, list[int], list[int]]:
+    """Return a head, its target, a prompt and what follows."""
+    target: Any
+    if picture:
+        target = heads.picture_target()
+        prompt = target.prompt(1)
+    else:
+        target = CausalTarget(heads.model())
+        prompt = tiny.prompt(9, vocab_size=heads.VOCAB, seed=3)
+    text = tiny.prompt(12, vocab_size=target.vocab_size, seed=4)
+    return heads.fresh(target), target, prompt, text
+
+
+def opened(head: FeatureHead, target: CausalTarget) -> HeadCache:
+    return HeadCache(HeadModel(head, target), target.vocab_size, 4)
+
+
+@PICTURE
+def test_laws_of_a_tree_are_those_of_its_paths(picture: bool) -> None:
+    head, target, prompt, text = setting(picture)
+    cache = opened(head, target)
+    cache.tell(heads.states(target, prompt))
+    tokens = [*prompt, text[0]]
+    with cache.lease():
+        root = cache.read(tokens)
+        level = cache.extend([3, 4], [ROOT, ROOT])
+        below = cache.extend([5, 3], [1, 0])
+    expected = heads.laws_below(head, target, tokens, [4, 5])
+    torch.testing.assert_close(root[0], expected[0].to(root))
+    torch.testing.assert_close(level[1], expected[1].to(root))
+    torch.testing.assert_close(below[0], expected[2].to(root))
+    other = heads.laws_below(head, target, tokens, [3, 3])
+    torch.testing.assert_close(below[1], other[2].to(root))
+
+
+@PICTURE
+def test_accepted_tokens_are_read_again_with_the_targets_own_states(picture: bool) -> None:
+    head, target, prompt, text = setting(picture)
+    cache = opened(head, target)
+    cache.tell(heads.states(target, prompt))
+    tokens = [*prompt, text[0]]
+    for accepted in (3, 1, 2):
+        before, after = len(tokens), [*tokens, *text[len(tokens) - len(prompt) :][:accepted]]
+        with cache.lease():
+            cache.read(tokens)
+            for slot, token in enumerate(after[before:]):
+                cache.extend([token], [slot - 1])
+            cache.extend([1], [0])
+        cache.commit(after[before:])
+        known = heads.states(target, after)
+        cache.tell(known[:, before - 1 : len(after) - 1])
+        tokens = after
+        with cache.lease():
+            root, node = cache.read(tokens), cache.extend([2], [ROOT])
+        expected = heads.laws_below(head, target, tokens, [2])
+        torch.testing.assert_close(root[0], expected[0].to(root))
+        torch.testing.assert_close(node[0], expected[1].to(root))
+
+
+@PICTURE
+def test_tokens_may_be_forgotten(picture: bool) -> None:
+    head, target, prompt, text = setting(picture)
+    cache = opened(head, target)
+    whole = [*prompt, *text]
+    cache.tell(heads.states(target, whole)[:, :-1])
+    with cache.lease():
+        cache.read(whole)
+        cache.extend([1], [ROOT])
+    for length in (len(whole) - 3, len(prompt) + 1):
+        cache.truncate(length)
+        assert cache.readable(whole[:length])
+        assert not cache.readable(whole)
+        with cache.lease():
+            again = cache.read(whole[:length])
+        expected = heads.laws_below(head, target, whole[:length], [])
+        torch.testing.assert_close(again[0], expected[0].to(again))
+
+
+def test_a_text_may_be_read_twice() -> None:
+    head, target, prompt, text = setting(False)
+    cache = opened(head, target)
+    cache.tell(heads.states(target, prompt))
+    with cache.lease():
+        first, again = cache.read([*prompt, text[0]]), cache.read([*prompt, text[0]])
+        other = cache.read([*prompt, text[1]])
+    torch.testing.assert_close(first, again)
+    assert not torch.allclose(first, other)
+
+
+def test_of_a_long_prompt_the_end_is_enough() -> None:
+    head, target, prompt, text = setting(False)
+    cache = opened(head, target)
+    cache.tell(heads.states(target, prompt)[:, 5:], first=5)
+    tokens = [*prompt, text[0]]
+    with cache.lease():
+        root, node = cache.read(tokens), cache.extend([2], [ROOT])
+    expected = heads.laws_below(head, target, tokens, [2], first=5)
+    torch.testing.assert_close(root[0], expected[0])
+    torch.testing.assert_close(node[0], expected[1])
+
+
+def test_without_its_states_a_text_cannot_be_read() -> None:
+    head, target, prompt, text = setting(False)
+    cache = opened(head, target)
+    assert not cache.readable([*prompt, text[0]])
+    cache.tell(heads.states(target, prompt))
+    assert cache.readable([*prompt, text[0]])
+    assert not cache.readable([*prompt, *text[:2]])
+    assert not cache.readable([*prompt, heads.VOCAB])
+    assert cache.room([*prompt, text[0]]) > 100
+
+
+def test_guidance_reaches_the_head() -> None:
+    """A head that ran on the conditional row alone, or was not guided, would say something else."""
+    head, target, prompt, text = setting(True)
+    plain = heads.picture_target(1.0)
+    tokens = [*prompt, text[0]]
+    laws = []
+    for each in (target, plain):
+        cache = opened(head, each)
+        cache.tell(heads.states(each, prompt))
+        with cache.lease():
+            laws.append(cache.read(tokens)[0])
+    assert not torch.allclose(laws[0], laws[1])

@@ -1,0 +1,263 @@
+"""Drafts of a feature head: the text stays as it is, with guidance too, and training pays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.acceptance.base import Step
+from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.eagle.drafter import HeadDrafter, HeadSession
+from ragspec.drafters.model.static_tree import TreeShape
+from ragspec.engine.engine import Engine
+from ragspec.errors import InputError, ModelNotFoundError, RuleError, UnsupportedModelError
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
+from ragspec.target.causal import CausalTarget
+from ragspec.trees.draft_tree import DraftKind, DraftTree
+from ragspec.trees.operations import depths
+from tests.support import heads, image_models, tiny
+from tests.support.architectures import build
+from tests.support.fixed import FixedDrafter
+from tests.support.identities import BATCHES, SAMPLINGS, check_identity
+from tests.support.identities import target as text_model
+
+FORMS: dict[str, dict[str, Any]] = {
+    "coupled": {},
+    "chain": {"width": 1},
+    "static": {"tree": (3, 4, 2)},
+    "deterministic": {"mode": "deterministic"},
+    "deterministic static": {"mode": "deterministic", "tree": (3, 4, 2)},
+    "sampled": {"mode": "sampled", "width": 2},
+}
+SAMPLED = Sampling(temperature=1.0, seed=7)
+
+
+def drafter(target: CausalTarget, **options: Any) -> HeadDrafter:
+    return HeadDrafter(heads.fresh(target), target, worth=0.0, **options)
+
+
+def accepted(target: CausalTarget, made: Any, sampling: Sampling, **options: Any) -> float:
+    """Return the tokens that one forward yields, over a few texts."""
+    engine = Engine(target, drafter=made, budget=12, **options)
+    prompts = [tiny.prompt(8, vocab_size=heads.VOCAB, seed=300 + seed) for seed in range(4)]
+    results = engine.generate(prompts, sampling, max_new_tokens=40, ignore_eos=True)
+    assert not any(result.report.faults for result in results)
+    return sum(len(r.tokens) for r in results) / sum(len(r.steps) for r in results)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("settings", SAMPLINGS)
+@pytest.mark.parametrize("form", FORMS)
+def test_the_text_stays_as_it_is(form: str, settings: str, batch: int) -> None:
+    check_identity(
+        drafter(CausalTarget(text_model()), **FORMS[form]), settings, batch, copies=False
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_pictures_stay_as_they_are(scale: float, form: str) -> None:
+    """In float64, with guidance as a pair of rows, of which the head runs both."""
+    target = heads.picture_target(scale)
+    sampling = Sampling(temperature=1.0, top_k=12, seed=3)
+    engine = Engine(target, drafter=drafter(target, **FORMS[form]), budget=9)
+    for row in range(image_models.CLASSES):
+        drawn = engine.generate(target.prompt(row), sampling, max_new_tokens=16, ignore_eos=True)
+        assert drawn.tokens == image_models.plain(target.model, row, sampling, 3, scale=scale)
+        assert sum(len(step.tree) for step in drawn.steps) > 20
+        assert drawn.label == "exact"
+        assert not drawn.report.faults
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_training_pays(temperature: float) -> None:
+    target, head = CausalTarget(heads.model()), heads.trained()
+    sampling = Sampling(temperature=temperature, seed=7)
+    fresh = accepted(target, drafter(target), sampling)
+    trained = accepted(target, HeadDrafter(head, target, worth=0.0), sampling)
+    assert trained > fresh + 0.2
+
+
+def test_drafts_with_the_noise_are_accepted_more_often_than_blind_ones() -> None:
+    target, head = CausalTarget(heads.model()), heads.trained()
+    coupled, blind = (
+        accepted(target, HeadDrafter(head, target, worth=0.0, mode=mode), SAMPLED)
+        for mode in ("coupled", "deterministic")
+    )
+    assert coupled > blind
+
+
+@pytest.mark.parametrize(
+    ("mode", "rule", "width"),
+    [("sampled", "rejection", 1), ("sampled-without-replacement", "without-replacement", 3)],
+)
+def test_drawn_drafts_serve_the_classical_rules(mode: str, rule: str, width: int) -> None:
+    target = CausalTarget(heads.model())
+    made = HeadDrafter(heads.trained(), target, mode=mode, width=(width, width))
+    assert accepted(target, made, SAMPLED, rule=rule) > 1.0
+    with pytest.raises(RuleError):
+        Engine(target, drafter=HeadDrafter(heads.trained(), target), rule=rule)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_trees_are_of_the_kind_that_was_declared(form: str) -> None:
+    target = CausalTarget(heads.model())
+    made = drafter(target, **FORMS[form])
+    result = Engine(target, drafter=made, budget=9).generate(
+        tiny.prompt(8, vocab_size=heads.VOCAB), SAMPLED, max_new_tokens=12, ignore_eos=True
+    )
+    trees = [step.tree for step in result.steps if len(step.tree)]
+    assert trees
+    assert {tree.kind for tree in trees} == {made.kind}
+    assert len(trees[0]) == 9
+    if form == "chain":
+        assert int(depths(trees[0].parents).max()) == 9
+
+
+def test_blind_drafts_do_not_depend_on_the_seed() -> None:
+    target = CausalTarget(heads.model())
+    prompt = tiny.prompt(8, vocab_size=heads.VOCAB)
+    first: dict[str, list[list[int]]] = {"deterministic": [], "coupled": []}
+    for mode, found in first.items():
+        for seed in (1, 2):
+            law = TokenLaw(Sampling(temperature=1.0), NoiseStream(seed), len(prompt))
+            opened = drafter(target, mode=mode).open(
+                DraftRequest(tuple(prompt), heads.VOCAB, law=law)
+            )
+            opened.observe_hidden(torch.tensor(prompt).numpy(), heads.states(target, prompt))
+            tree = opened.propose(DraftContext([*prompt, 3], len(prompt), 20), 8)
+            found.append(tree.tokens.tolist())
+    assert first["deterministic"][0] == first["deterministic"][1]
+    assert first["coupled"][0] != first["coupled"][1]
+
+
+def test_depth_bounds_the_draft() -> None:
+    target = CausalTarget(heads.model())
+    made = drafter(target, depth=2)
+    result = Engine(target, drafter=made, budget=9).generate(
+        tiny.prompt(8, vocab_size=heads.VOCAB), SAMPLED, max_new_tokens=12, ignore_eos=True
+    )
+    deepest = [int(depths(s.tree.parents).max()) for s in result.steps if len(s.tree)]
+    assert set(deepest) <= {1, 2}
+
+
+def test_it_drafts_beside_others() -> None:
+    target = CausalTarget(text_model())
+    plain = Engine(target, drafter=None)
+    engine = Engine(target, drafter=[drafter(target), "context", FixedDrafter([1, 2])], budget=12)
+    prompt = [*tiny.prompt(10), *tiny.prompt(6)]
+    options: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
+    result = engine.generate(prompt, SAMPLED, **options)
+    assert result.tokens == plain.generate(prompt, SAMPLED, **options).tokens
+    assert not result.report.faults
+    named = {s.tree.sources[i] for s in result.steps for i in s.tree.source.tolist()}
+    assert {"head", "fixed"} <= named
+
+
+def session(target: CausalTarget) -> tuple[HeadSession, list[int]]:
+    prompt = tiny.prompt(8, vocab_size=heads.VOCAB)
+    opened = drafter(target).open(DraftRequest(tuple(prompt), heads.VOCAB))
+    return opened, prompt
+
+
+def test_without_states_it_drafts_nothing() -> None:
+    opened, prompt = session(CausalTarget(heads.model()))
+    context = DraftContext([*prompt, 3], len(prompt), 20)
+    assert len(opened.propose(context, 8)) == 0
+    opened.observe(Step(DraftTree.empty(DraftKind.COUPLED), (), (4,)))
+    assert opened.laws() == []
+    slow = Engine(build("qwen3_5_text"), drafter=None)
+    head = heads.fresh(slow.target)
+    made = HeadDrafter(head, slow.target)
+    result = Engine(slow.target, drafter=made, budget=4).generate([3, 4, 5], max_new_tokens=5)
+    assert result.tokens == slow.generate([3, 4, 5], max_new_tokens=5).tokens
+    assert all(len(step.tree) == 0 for step in result.steps)
+
+
+def test_a_rollback_takes_it_back_to_what_it_drafted_before() -> None:
+    target = CausalTarget(heads.model())
+    opened, prompt = session(target)
+    opened.observe_hidden(torch.tensor(prompt).numpy(), heads.states(target, prompt))
+    text = [*prompt, 3]
+    before = opened.propose(DraftContext(list(text), len(prompt), 20), 8)
+    states = heads.states(target, [*text, 5, 6])
+    hidden = states[:, len(prompt) :]  # at the root and at two accepted nodes
+    chain = DraftTree.chain([5, 6], "other")
+    opened.observe(Step(chain, (0, 1), (5, 6, 7), hidden=hidden))
+    assert len(opened.propose(DraftContext([*text, 5, 6, 7], len(prompt), 20), 8))
+    opened.rollback(3)
+    after = opened.propose(DraftContext(list(text), len(prompt), 20), 8)
+    assert after.tokens.tolist() == before.tokens.tolist()
+
+
+def test_a_folder_will_do(tmp_path: Path) -> None:
+    target = CausalTarget(heads.model())
+    heads.trained().save(tmp_path)
+    options: dict[str, Any] = {"worth": 0.0}
+    found = [
+        accepted(target, HeadDrafter(source, heads.model(), **options), SAMPLED)
+        for source in (heads.trained(), tmp_path, str(tmp_path))
+    ]
+    assert found[0] == found[1] == found[2]
+    with pytest.raises(ModelNotFoundError):
+        HeadDrafter(tmp_path / "none", target)
+
+
+def test_the_callers_head_is_left_as_it_is() -> None:
+    head = heads.trained()
+    made = HeadDrafter(head, CausalTarget(heads.model(torch.float64)))
+    assert head.fc.weight.dtype == torch.float32
+    assert made.head.fc.weight.dtype == torch.float64
+    same = HeadDrafter(head, CausalTarget(heads.model(torch.float32)))
+    assert same.head is head
+
+
+def test_heads_and_models_that_do_not_belong_together_are_refused() -> None:
+    head = heads.trained()
+    with pytest.raises(UnsupportedModelError, match="another target"):
+        HeadDrafter(head, heads.model(seed=1))
+    with pytest.raises(UnsupportedModelError, match="another model object"):
+        Engine(heads.model(torch.float32), drafter=HeadDrafter(head, heads.model(torch.float64)))
+    with pytest.raises(InputError, match="no head"):
+        Engine(heads.model(), drafter="head")
+    with pytest.raises(InputError, match="no target"):
+        HeadDrafter(head)
+    with pytest.raises(InputError, match="as a head"):
+        HeadDrafter(object(), heads.model())  # type: ignore[arg-type]
+
+
+def test_another_guidance_than_the_engines_is_noticed() -> None:
+    engine = Engine(heads.picture_target(3.0), drafter=drafter(heads.picture_target(1.0)), budget=4)
+    result = engine.generate(engine.target.prompt(0), SAMPLED, max_new_tokens=6)  # type: ignore[attr-defined]
+    assert result.report.faults == {"head": 1}
+    assert all(len(step.tree) == 0 for step in result.steps)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"depth": 0},
+        {"worth": -1.0},
+        {"mode": "greedy"},
+        {"width": 0},
+        {"width": (2, 2)},
+        {"mode": "sampled", "width": ()},
+        {"mode": "sampled", "tree": (2, 2)},
+        {"tree": (2, 9)},
+        {"tree": ()},
+    ],
+)
+def test_bad_settings_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="got"):
+        HeadDrafter(heads.trained(), heads.model(), **options)
+
+
+def test_a_shape_may_be_given() -> None:
+    shape = TreeShape((-1, -1, 0), (0, 1, 0))
+    made = HeadDrafter(heads.trained(), heads.model(), tree=shape)
+    assert made.shape is shape

@@ -1,0 +1,149 @@
+"""A feature head is what its file says, and knows which target it is for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.drafters.eagle.head import CONFIG, WEIGHTS, FeatureHead, check_head, target_print
+from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
+from ragspec.target.causal import CausalTarget
+from tests.support import heads, tiny
+
+
+def text_target(**options: Any) -> CausalTarget:
+    return CausalTarget(heads.model(torch.float32, **options))
+
+
+def test_a_fresh_head_repeats_the_state_before_its_layer() -> None:
+    head = heads.fresh(text_target())
+    states = torch.randn(1, 5, 32, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        read = head.fc(torch.cat([torch.zeros(1, 5, 32), states], -1))
+        guessed = head(torch.zeros(1, 5, 32), states)
+    assert (read - states).abs().max() < 0.5 * states.abs().max()
+    assert guessed.shape == states.shape
+
+
+def test_a_guess_depends_on_what_stands_before_it_alone() -> None:
+    head = heads.fresh(text_target())
+    generator = torch.Generator().manual_seed(3)
+    embedded, states = torch.randn(2, 1, 6, 32, generator=generator).unbind()
+    with torch.no_grad():
+        whole = head(embedded, states)
+        part = head(embedded[:, :4], states[:, :4])
+        moved = head(embedded, states, torch.arange(6)[None])
+    torch.testing.assert_close(whole[:, :4], part)
+    torch.testing.assert_close(whole, moved)
+    assert not torch.allclose(whole[:, 4:], head(embedded.flip(1), states)[:, 4:])
+
+
+def test_the_generator_alone_decides_on_fresh_weights() -> None:
+    target = text_target()
+    before = torch.get_rng_state()
+    first, again, other = (heads.fresh(target, seed) for seed in (5, 5, 6))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True)
+    )
+    assert not torch.equal(first.fc.weight, other.fc.weight)
+
+
+@pytest.mark.parametrize("picture", [False, True])
+def test_sizes_are_those_of_the_target(picture: bool) -> None:
+    target: CausalTarget = heads.picture_target() if picture else text_target()
+    head = heads.fresh(target)
+    config = head.config
+    assert (config.vocab_size, config.hidden_size) == (
+        target.vocab_size,
+        target.model.config.hidden_size,
+    )
+    assert target.model.config.hidden_size % config.heads == 0
+    check_head(head, target)
+    for heads_given in (5, 32):
+        with pytest.raises(InputError, match="divides"):
+            FeatureHead.fresh(target, torch.Generator(), heads=heads_given)
+    for size in (-4, 0):
+        with pytest.raises(InputError, match="at least 1"):
+            FeatureHead.fresh(target, torch.Generator(), heads=size)
+        with pytest.raises(InputError, match="at least 1"):
+            FeatureHead.fresh(target, torch.Generator(), intermediate_size=size)
+
+
+def test_a_saved_head_is_the_same_head(tmp_path: Path) -> None:
+    target = text_target()
+    head = heads.fresh(target)
+    head.save(tmp_path / "head")
+    assert {path.name for path in (tmp_path / "head").iterdir()} == {CONFIG, WEIGHTS}
+    opened = FeatureHead.load(tmp_path / "head")
+    assert opened.config == head.config
+    assert not opened.training
+    check_head(opened, target)
+    embedded, states = torch.ones(2, 1, 4, 32).unbind()
+    with torch.no_grad():
+        assert torch.equal(opened(embedded, states), head(embedded, states))
+
+
+def test_a_head_may_be_saved_in_half_the_room(tmp_path: Path) -> None:
+    head = heads.fresh(text_target())
+    for name, dtype in (("whole", None), ("half", torch.bfloat16)):
+        head.save(tmp_path / name, dtype)
+    whole, half = ((tmp_path / name / WEIGHTS).stat().st_size for name in ("whole", "half"))
+    assert half < 0.6 * whole
+    opened = FeatureHead.load(tmp_path / "half")
+    assert opened.fc.weight.dtype == torch.float32
+    torch.testing.assert_close(opened.fc.weight, head.fc.weight.detach().bfloat16().float())
+
+
+def test_embedding_and_output_head_are_not_saved() -> None:
+    names = [name for name, _ in heads.fresh(text_target()).named_parameters()]
+    assert not [name for name in names if "embed" in name or "lm_head" in name or "input_" in name]
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        (CONFIG, "{"),
+        (CONFIG, "[]"),
+        (CONFIG, '{"kind": "something"}'),
+        (WEIGHTS, "no weights"),
+    ],
+)
+def test_a_damaged_folder_is_refused(tmp_path: Path, file: str, content: str) -> None:
+    heads.fresh(text_target()).save(tmp_path)
+    (tmp_path / file).write_text(content, encoding="utf-8")
+    with pytest.raises(ModelError, match="train it again"):
+        FeatureHead.load(tmp_path)
+
+
+def test_a_folder_of_another_kind_or_size_is_refused(tmp_path: Path) -> None:
+    heads.fresh(text_target()).save(tmp_path)
+    config = json.loads((tmp_path / CONFIG).read_text(encoding="utf-8"))
+    damages: list[dict[str, Any]] = [{"kind": "causal-lm"}, {"hidden_size": 48}]
+    damages += [{"heads": heads} for heads in (0, 5, "x", 2.0)]
+    damages += [{"hidden_size": -1}, {"target": None}, {"target": 7}]
+    for change in damages:
+        (tmp_path / CONFIG).write_text(json.dumps(config | change), encoding="utf-8")
+        with pytest.raises(ModelError, match="train it again"):
+            FeatureHead.load(tmp_path)
+    with pytest.raises(ModelNotFoundError, match="no feature head"):
+        FeatureHead.load(tmp_path / "nowhere")
+
+
+def test_a_target_keeps_its_print_in_every_dtype() -> None:
+    printed = target_print(text_target())
+    assert printed == target_print(CausalTarget(heads.model(torch.float64)))
+    assert printed == target_print(CausalTarget(heads.model(torch.bfloat16)))
+    assert printed != target_print(text_target(seed=1))
+
+
+def test_a_head_of_another_target_is_refused() -> None:
+    head = heads.fresh(text_target())
+    with pytest.raises(UnsupportedModelError, match="another target"):
+        check_head(head, text_target(seed=1))
+    with pytest.raises(UnsupportedModelError, match="hidden size 32 and 24 tokens"):
+        check_head(head, CausalTarget(tiny.model("llama")))

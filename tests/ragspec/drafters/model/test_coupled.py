@@ -1,0 +1,157 @@
+"""Coupled drafts: the candidates are the law's own first choices, and reach is what it claims."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.model.cache import Ground
+from ragspec.drafters.model.coupled import CoupledGrowth, agreement
+from ragspec.drafters.model.drafter import ModelDrafter, ModelSession
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
+from ragspec.trees.draft_tree import DraftTree
+from ragspec.trees.operations import check, depths
+from tests.support import tiny
+
+PROMPT = tiny.prompt()
+SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8)}
+
+
+def opened(
+    sampling: Sampling, width: int = 3, worth: float = 0.0, seed: int = 0
+) -> tuple[ModelSession, CoupledGrowth]:
+    law = TokenLaw(sampling, NoiseStream(seed), len(PROMPT))
+    drafter = ModelDrafter(tiny.model(dtype=torch.float64), width=width, worth=worth)
+    session = drafter.open(DraftRequest(tuple(PROMPT), tiny.VOCAB, law=law))
+    assert isinstance(session._growth, CoupledGrowth)
+    return session, session._growth
+
+
+def propose(session: ModelSession, budget: int) -> DraftTree:
+    return session.propose(DraftContext(list(PROMPT), len(PROMPT), 50), budget)
+
+
+@pytest.mark.parametrize("settings", SAMPLINGS)
+def test_every_first_child_is_the_choice_of_the_law(settings: str) -> None:
+    session, growth = opened(SAMPLINGS[settings])
+    tree = propose(session, 16)
+    check(tree, tiny.VOCAB)
+    texts = {-1: PROMPT}
+    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+        texts[node] = [*texts[int(parent)], int(token)]
+    for parent in set(tree.parents.tolist()):
+        with torch.no_grad():
+            logits = session.cache.model.model(torch.tensor([texts[parent]])).logits[0, -1:]
+        chosen = int(growth.law.select(logits, [len(texts[parent]) - len(PROMPT)]))
+        below = [i for i, above in enumerate(tree.parents.tolist()) if above == parent]
+        best = max(below, key=lambda i: (tree.reach[i], -i))
+        assert int(tree.tokens[best]) == chosen
+
+
+def test_reach_never_grows_downwards_and_siblings_share_one_chance() -> None:
+    for seed in range(5):
+        tree = propose(opened(SAMPLINGS["sampled"], seed=seed)[0], 24)
+        assert len(tree) == 24
+        reach = {-1: 1.0} | dict(enumerate(tree.reach.tolist()))
+        for parent in set(tree.parents.tolist()):
+            children = [reach[i] for i, p in enumerate(tree.parents.tolist()) if p == parent]
+            assert sum(children) <= reach[parent] * (1 + 1e-6)
+
+
+def test_a_larger_budget_keeps_what_a_smaller_one_has() -> None:
+    sizes = (4, 8, 16)
+    reached = [float(propose(opened(SAMPLINGS["greedy"])[0], size).reach.sum()) for size in sizes]
+    assert reached == sorted(reached)
+    deepest = [int(depths(propose(opened(SAMPLINGS["greedy"], width=1)[0], 8).parents).max())]
+    assert deepest == [8]
+
+
+def test_growth_ends_where_a_forward_promises_too_little() -> None:
+    for worth, forwards in ((10.0, 0), (0.0, 8)):
+        session, _ = opened(SAMPLINGS["greedy"], width=1, worth=worth)
+        tree = propose(session, 9)
+        assert session.cache.drafted == forwards
+        assert len(tree) == forwards + 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_smaller_error_makes_the_first_choice_surer(temperature: float) -> None:
+    scores = torch.randn(3, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    perturbed = scores.sort(dim=-1, descending=True).values
+    found = [agreement(perturbed, temperature, error) for error in (0.2, 0.7, 2.0)]
+    for chances in found:
+        torch.testing.assert_close(chances.sum(-1), torch.ones(3, dtype=torch.float64))
+        assert (chances.diff(dim=-1) <= 1e-12).all(), "a later choice is surer than an earlier one"
+    assert (found[0][:, 0] > found[1][:, 0]).all() and (found[1][:, 0] > found[2][:, 0]).all()
+    if not temperature:
+        torch.testing.assert_close(agreement(perturbed, 0.0, 1.0), perturbed.softmax(-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_choices_are_those_of_the_law_whether_noise_is_kept_or_new(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    law = TokenLaw(SAMPLINGS["sampled"], NoiseStream(3), 0)
+    growth = CoupledGrowth(law, "model", 4)
+    for indices in ([0], [1, 1], [2, 0, 1], [5]):
+        logits = torch.randn(len(indices), 500, dtype=dtype, generator=generator)
+        tokens, perturbed = growth._contenders(logits, indices)
+        expected, p = law.best(logits, indices, 64)
+        assert tokens.tolist() == expected.tolist()
+        scores = p.log() + law.noise.gumbel_rows(indices, tokens)
+        offset = (perturbed - scores).mean(-1, keepdim=True)
+        torch.testing.assert_close(perturbed, scores + offset, rtol=0, atol=1e-5)
+
+
+def test_noise_of_the_past_is_forgotten() -> None:
+    session, growth = opened(SAMPLINGS["sampled"])
+    propose(session, 16)
+    assert {0, 1, 2} <= growth._noise.keys()
+    context = DraftContext([*PROMPT, 5, 6], len(PROMPT), 50)
+    session.propose(context, 16)
+    assert min(growth._noise) == 2
+
+
+@pytest.mark.parametrize("settings", SAMPLINGS)
+def test_laws_name_the_nodes_of_the_tree_that_were_read(settings: str) -> None:
+    session, _ = opened(SAMPLINGS[settings], width=3)
+    assert session.laws() == []
+    tree = propose(session, 12)
+    laws = {node: (tokens, chances) for node, tokens, chances in session.laws()}
+    parents = set(tree.parents.tolist())
+    assert parents <= laws.keys() and laws.keys() <= {-1, *range(len(tree))}
+    reach = {-1: 1.0} | dict(enumerate(tree.reach.tolist()))
+    for node, (tokens, chances) in laws.items():
+        assert len(tokens) == len(set(tokens)) == len(chances) == 64
+        assert sum(chances) == pytest.approx(1.0) and chances == sorted(chances, reverse=True)
+        for child in np.flatnonzero(tree.parents == node).tolist():
+            chance = chances[tokens.index(int(tree.tokens[child]))]
+            assert reach[child] == pytest.approx(reach[node] * chance, rel=1e-5)
+
+
+def test_growth_reads_no_node_that_cannot_pay_for_its_row() -> None:
+    session, growth = opened(SAMPLINGS["greedy"], width=4, worth=0.4)
+    nodes = growth._nodes
+    nodes.add(-1, [1.0, 2.0, 3.0], [0.8, 0.1, 0.05])
+    ground = Ground(session.cache, torch.empty(0), DraftContext([], 0, 9), 8, 8, 0.4)
+    assert growth._fresh([0, 1, 2], ground) == [0]
+    assert growth._fresh([0, 1, 2], replace(ground, worth=0.2)) == [0, 1]
+    assert growth._fresh([0, 1, 2], replace(ground, worth=0.9)) == []
+
+
+def test_the_error_follows_what_is_accepted() -> None:
+    for hit in (True, False):
+        session, growth = opened(SAMPLINGS["greedy"], width=1)
+        before = growth.error
+        chosen = int(propose(session, 4).tokens[0])
+        growth.learn([chosen if hit else (chosen + 1) % tiny.VOCAB])
+        assert (growth.error < before) is hit
+        assert (growth.typical > 0.7) is hit
+        after = growth.error
+        growth.learn([chosen])  # no draft was made in between: nothing to learn from
+        assert growth.error == after

@@ -1,0 +1,323 @@
+"""Drafts of a real model: the text stays that of plain decoding, and the cache stays in step."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.acceptance.base import Rule, Step
+from ragspec.acceptance.walk import Walk
+from ragspec.budget.experience import Experience
+from ragspec.budget.policy import AutoBudget, FixedBudget
+from ragspec.budget.source_choice import Economy
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
+from ragspec.drafters.fuse import Fuse
+from ragspec.drafters.model.coupled import CoupledGrowth
+from ragspec.drafters.model.drafter import WORTH, ModelDrafter, ModelSession, Pace
+from ragspec.engine.loop import decode
+from ragspec.engine.rows import Row
+from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.reports.report import ReportBuilder
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
+from ragspec.sampling.stopping import StopRule
+from ragspec.target.causal import CausalTarget
+from ragspec.trees.draft_tree import DraftKind, DraftTree
+from tests.support import tiny
+from tests.support.mixing import MixingDrafter
+
+NEW = 24
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "sampled": Sampling(temperature=0.8),
+    "filtered": Sampling(temperature=0.8, top_k=20, top_p=0.9, repetition_penalty=1.3),
+}
+
+
+def model(seed: int = 0, **overrides: Any) -> Any:
+    return tiny.model(seed=seed, dtype=torch.float64, **overrides)
+
+
+def alike(weight: float = 0.04) -> Any:
+    """Return a model that is the tiny target with its weights a little off."""
+    made, other = copy.deepcopy(model()), model(1).state_dict()  # models are shared by tests
+    mixed = {k: (1 - weight) * v + weight * other[k] for k, v in made.state_dict().items()}
+    made.load_state_dict(mixed)
+    return made
+
+
+def law(sampling: Sampling, prompt: list[int], seed: int = 0) -> TokenLaw:
+    return TokenLaw(sampling, NoiseStream(seed), len(prompt))
+
+
+def write(
+    drafter: Drafter | None,
+    sampling: Sampling,
+    *,
+    new: int = NEW,
+    budget: Any = None,
+    seed: int = 0,
+    rule: Rule | None = None,
+    target: Any = None,
+    prompt: list[int] | None = None,
+) -> tuple[list[int], list[Step]]:
+    """Return the tokens that the loop writes, and its steps."""
+    prompt = prompt or tiny.prompt()
+    target = target or model()
+    row = Row(
+        context=DraftContext(list(prompt), len(prompt), new),
+        law=law(sampling, prompt, seed),
+        stop=StopRule(frozenset(), new).open(None, prompt),
+        report=ReportBuilder("exact", seed, len(prompt)),
+        pending=list(prompt),
+    )
+    if drafter is not None:
+        request = DraftRequest(tuple(prompt), target.config.vocab_size, law=row.law)
+        row.drafter = drafter.open(request)
+        row.budget = (budget or FixedBudget(6)).open(None)
+    with CausalTarget(target).open(1, 128) as session:
+        for _ in decode(session, [row], [0], rule or Walk()):
+            pass
+    return row.context.tokens[len(prompt) :], row.steps
+
+
+def accepted(steps: list[Step]) -> float:
+    return sum(len(step.path) for step in steps[1:]) / len(steps[1:])
+
+
+@pytest.mark.parametrize("settings", SAMPLINGS)
+@pytest.mark.parametrize("width", [1, 3])
+def test_the_text_is_that_of_plain_decoding(settings: str, width: int) -> None:
+    sampling = SAMPLINGS[settings]
+    plain, _ = write(None, sampling)
+    for draft in (model(1), alike()):
+        drafted, steps = write(ModelDrafter(draft, width=width, worth=0.0), sampling)
+        assert drafted == plain
+        assert all(step.tree.kind is DraftKind.COUPLED for step in steps[1:] if len(step.tree))
+        assert max(len(step.tree) for step in steps) == 6
+
+
+@pytest.mark.parametrize("settings", SAMPLINGS)
+def test_a_model_that_drafts_for_itself_has_every_chain_accepted(settings: str) -> None:
+    _, steps = write(ModelDrafter(model(), width=1, worth=0.0), SAMPLINGS[settings], new=29)
+    assert [len(step.path) for step in steps] == [0, 6, 6, 6, 6]
+
+
+@pytest.mark.parametrize("settings", ["greedy", "sampled"])
+def test_a_model_that_is_nearly_the_target_is_accepted_for_the_most_part(settings: str) -> None:
+    _, steps = write(ModelDrafter(alike(), width=3), SAMPLINGS[settings], new=60)
+    assert accepted(steps) > 1.0
+    _, other = write(ModelDrafter(model(1), width=3), SAMPLINGS[settings], new=60)
+    assert accepted(other) < 0.6 * accepted(steps)
+
+
+@pytest.mark.parametrize("settings", SAMPLINGS)
+def test_a_draft_is_the_same_whether_the_cache_was_kept_or_is_new(settings: str) -> None:
+    drafter, prompt = ModelDrafter(alike(), width=3, worth=0.0), tiny.prompt()
+    plain, _ = write(None, SAMPLINGS[settings])
+    request = DraftRequest(tuple(prompt), tiny.VOCAB, law=law(SAMPLINGS[settings], prompt))
+    kept, at = drafter.open(request), 1
+    while at < NEW - 1:
+        context = DraftContext([*prompt, *plain[:at]], len(prompt), NEW - at)
+        tree = kept.propose(context, 8)
+        fresh = drafter.open(request)
+        assert isinstance(kept._growth, CoupledGrowth) and isinstance(fresh._growth, CoupledGrowth)
+        fresh._growth.error = kept._growth.error
+        assert same(tree, fresh.propose(context, 8))
+        emitted = tuple(plain[at : at + 1 + at % 3])
+        kept.observe(Step(DraftTree.empty(), (), emitted))
+        at += len(emitted)
+
+
+def same(one: DraftTree, two: DraftTree) -> bool:
+    assert one.reach == pytest.approx(two.reach)
+    return bool(one.tokens.tolist() == two.tokens.tolist() and (one.parents == two.parents).all())
+
+
+def test_accepted_tokens_are_not_read_again() -> None:
+    read: list[int] = []
+    drafter = ModelDrafter(model(), width=1, worth=0.0)
+    forward = drafter.model.forward
+
+    def counted(tokens: torch.Tensor, *rest: Any) -> torch.Tensor:
+        read.append(tokens.shape[1])
+        return forward(tokens, *rest)
+
+    drafter.model.forward = counted  # type: ignore
+    _, steps = write(drafter, Sampling(), new=29)
+    # The prompt is read when the session opens. A chain of 6 takes 6 forwards; the root and the
+    # last node, never read, are all that is new.
+    assert read == [24, 1, 1, 1, 1, 1, 1, *[2, 1, 1, 1, 1, 1] * 3]
+    assert len(steps) == 5
+
+
+def test_a_fused_tree_keeps_the_cache_in_step() -> None:
+    prompt = tiny.prompt()
+    plain, _ = write(None, Sampling())
+    mixing = MixingDrafter({tuple(prompt): plain})
+    pairs: list[list[Drafter]] = [[ModelDrafter(alike()), mixing], [mixing, ModelDrafter(alike())]]
+    for drafters in pairs:
+        fuse = Watched(Fuse(drafters))
+        drafted, steps = write(fuse, Sampling(), budget=FixedBudget(8))
+        assert drafted == plain
+        assert {name for step in steps for name in step.tree.sources} >= {"model", "mixing"}
+        source = next(s for s in fuse.session._sources if s.name == "model")
+        assert isinstance(source.session, ModelSession)
+        in_step(source.session, [*prompt, *plain])
+
+
+class Watched:
+    """A drafter whose last session can be looked at."""
+
+    def __init__(self, drafter: Fuse) -> None:
+        self.drafter, self.name, self.kind = drafter, drafter.name, drafter.kind
+
+    def open(self, request: DraftRequest) -> Any:
+        self.session = self.drafter.open(request)
+        return self.session
+
+
+def in_step(session: ModelSession, text: list[int]) -> None:
+    """Compare what the cache holds with a fresh run over the same tokens."""
+    from ragspec.target.tree_attention import lease
+
+    held = len(session.cache)
+    assert 24 < held < len(text)
+    with lease(session.cache.model.model):
+        logits = session.cache.read(text[: held + 1])
+    with torch.no_grad():
+        expected = session.cache.model.model(torch.tensor([text[: held + 1]])).logits[0, -1]
+    torch.testing.assert_close(logits[0], expected, rtol=0, atol=1e-9)
+
+
+def test_a_budget_that_cuts_and_pauses_changes_nothing() -> None:
+    sampling = Sampling(temperature=0.8)
+    plain, _ = write(None, sampling, new=60)
+    assert write(ModelDrafter(alike()), sampling, new=60, budget=AutoBudget())[0] == plain
+
+
+def test_a_rollback_is_followed() -> None:
+    prompt = tiny.prompt()
+    drafter = ModelDrafter(alike(), worth=0.0)
+    request = DraftRequest(tuple(prompt), tiny.VOCAB, law=law(Sampling(), prompt))
+    session = drafter.open(request)
+    session.rollback(0)
+    context = DraftContext([*prompt, 5, 6, 7], len(prompt), 20)
+    tree = session.propose(context, 6)
+    session.observe(Step(tree, (0,), (int(tree.tokens[0]), 9)))
+    session.rollback(5)
+    other = DraftContext([*prompt, 8, 8, 8], len(prompt), 20)
+    fresh = drafter.open(request)
+    assert isinstance(session._growth, CoupledGrowth) and isinstance(fresh._growth, CoupledGrowth)
+    fresh._growth.error = session._growth.error
+    assert same(session.propose(other, 6), fresh.propose(other, 6))
+
+
+def test_a_text_that_outgrows_the_draft_model_goes_on_without_it() -> None:
+    short = tiny.model(seed=0, dtype=torch.float64, max_position_embeddings=40)
+    plain, _ = write(None, Sampling(), new=40)
+    drafted, steps = write(ModelDrafter(short, width=1, worth=0.0), Sampling(), new=40)
+    assert drafted == plain
+    drafted_at = [len(step.tree) for step in steps]
+    assert drafted_at[1] == 6 and drafted_at[-1] == 0 and 0 < sum(drafted_at) < 20
+
+
+def test_no_draft_is_deeper_than_the_text_may_become() -> None:
+    prompt = tiny.prompt()
+    session = ModelDrafter(alike(), width=1, worth=0.0).open(
+        DraftRequest(tuple(prompt), tiny.VOCAB)
+    )
+    sizes = [len(session.propose(DraftContext(prompt, 24, left), 6)) for left in (9, 4, 2, 1)]
+    assert sizes == [6, 3, 1, 0]
+
+
+def test_a_token_unknown_to_the_draft_model_ends_drafting() -> None:
+    small = model(vocab_size=80)
+    prompt = [token % 80 for token in tiny.prompt()]
+    session = ModelDrafter(small).open(DraftRequest(tuple(prompt), tiny.VOCAB))
+    assert len(session.propose(DraftContext(prompt, 24, 20), 6))
+    assert not len(session.propose(DraftContext([*prompt, 90], 24, 20), 6))
+
+
+def test_tokens_beyond_the_target_are_never_proposed() -> None:
+    prompt = [token % 50 for token in tiny.prompt()]
+    for sampling in SAMPLINGS.values():
+        request = DraftRequest(tuple(prompt), 50, law=law(sampling, prompt))
+        tree = (
+            ModelDrafter(model(), worth=0.0).open(request).propose(DraftContext(prompt, 24, 20), 40)
+        )
+        assert len(tree) == 40 and tree.tokens.max() < 50
+
+
+def test_the_models_are_left_as_they_were() -> None:
+    draft = alike()
+    before = draft.config._attn_implementation
+    write(ModelDrafter(draft), Sampling())
+    assert draft.config._attn_implementation == before
+
+
+def test_a_forward_is_worth_what_its_time_is() -> None:
+    assert Pace(0.25).worth(100.0) == 0.25
+    pace = Pace(None)
+    assert pace.worth(0.2) == WORTH, "nothing is known of the time"
+    for _ in range(4):
+        pace.learn(2.0, 2)
+    assert pace.worth(0.0) == WORTH, "nothing is known of the rate"
+    assert pace.worth(0.2) == pytest.approx(0.2)
+    assert pace.worth(0.001) == 0.02 and pace.worth(5.0) == 1.0
+    pace.learn(1000.0, 1)
+    assert pace.milliseconds == pytest.approx(1.2), "one slow forward weighs no more than two"
+
+
+def test_a_higher_rate_makes_smaller_drafts() -> None:
+    prompt = tiny.prompt()
+    sizes = []
+    for rate in (1e-9, 1e9):
+        adviser = Economy(Experience(), 0.0)
+        adviser.begin(rate, 5.0, 8)
+        context = DraftContext(list(prompt), len(prompt), 50, adviser)
+        session = ModelDrafter(alike()).open(DraftRequest(tuple(prompt), tiny.VOCAB))
+        sizes.append([session.cache.forwards for _ in range(6) if session.propose(context, 8)][-1])
+    assert sizes[1] < sizes[0]
+
+
+@pytest.mark.parametrize("mode", ["coupled", "sampled", "sampled-without-replacement"])
+def test_laws_are_told_of_the_last_proposal_only(mode: str) -> None:
+    prompt = tiny.prompt()
+    settings = law(SAMPLINGS["sampled"], prompt)
+    drafter = ModelDrafter(alike(), width=2, mode=mode, worth=0.0)
+    session = drafter.open(DraftRequest(tuple(prompt), tiny.VOCAB, law=settings))
+    assert session.laws() == []
+    tree = session.propose(DraftContext(prompt, 24, 20), 6)
+    laws = session.laws()
+    nodes = [node for node, _, _ in laws]
+    assert set(tree.parents.tolist()) <= set(nodes) and len(nodes) == len(set(nodes))
+    for _, tokens, chances in laws:
+        assert len(tokens) == len(chances) and chances == sorted(chances, reverse=True)
+        assert 0.5 < sum(chances) <= 1.0 + 1e-9
+    assert not len(session.propose(DraftContext(prompt, 24, 1), 6))
+    assert session.laws() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "no draft model"),
+        ({"mode": "greedy"}, "'coupled', 'sampled'"),
+        ({"width": 0}, "width 0"),
+        ({"width": (2, 2)}, "expected one number"),
+        ({"depth": 0}, "depth 0"),
+    ],
+)
+def test_wrong_settings_are_told(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        ModelDrafter(model() if arguments else None, **arguments)
+
+
+def test_a_model_with_a_state_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="cannot draft: it has layers of kind"):
+        ModelDrafter(tiny.model("qwen3_next"))

@@ -1,0 +1,197 @@
+"""Drafts drawn from the draft model's law: their law, and the text that the classical rules make
+of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from ragspec.acceptance.base import Rule
+from ragspec.acceptance.block_verification import Block
+from ragspec.acceptance.k_seq import KSeq
+from ragspec.acceptance.rejection import ChainRejection, MultiStep, WithoutReplacement
+from ragspec.budget.calibration import Calibration
+from ragspec.budget.policy import FixedBudget
+from ragspec.budget.tree_size import best_first, cut
+from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.fuse import Fuse
+from ragspec.drafters.model.drafter import ModelDrafter
+from ragspec.drafters.model.sampled import draw_distinct, draw_independent
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
+from ragspec.trees.draft_tree import DraftKind, DraftTree
+from tests.ragspec.drafters.model.test_drafter import write
+from tests.support import tiny
+
+V, SAMPLES = 5, 300
+PROMPT = [1, 0, 3, 2]
+HOT = Sampling(temperature=0.9)
+WITHOUT = "sampled-without-replacement"
+
+
+def model(seed: int) -> torch.nn.Module:
+    made: torch.nn.Module = tiny.model(seed=seed, dtype=torch.float64, vocab_size=V)
+    return made
+
+
+def law_of(seed: int, text: list[int]) -> torch.Tensor:
+    """Return the model's law after the text at temperature 0.9, by the model alone: [V]."""
+    with torch.no_grad():
+        logits: torch.Tensor = model(seed)(torch.tensor([text])).logits
+    return (logits[0, -1] / HOT.temperature).softmax(-1)
+
+
+def propose(drafter: ModelDrafter, budget: int, seed: int = 0, left: int = 50) -> DraftTree:
+    law = TokenLaw(HOT, NoiseStream(seed), len(PROMPT))
+    session = drafter.open(DraftRequest(tuple(PROMPT), V, law=law))
+    return session.propose(DraftContext(list(PROMPT), len(PROMPT), left), budget)
+
+
+def test_independent_draws_follow_q() -> None:
+    q = torch.tensor([0.5, 0.0, 0.3, 0.2], dtype=torch.float64)
+    draws = [draw_independent(NoiseStream(s), 3, q, range(2)) for s in range(4000)]
+    for rank in range(2):
+        check_counts(Counter(draw[rank] for draw in draws), q)
+    pairs = Counter((draw[0] == 0) * 2 + (draw[1] == 0) for draw in draws)
+    check_counts(pairs, torch.full((4,), 0.25))
+
+
+def test_distinct_draws_follow_what_the_ones_before_left() -> None:
+    q = torch.tensor([0.5, 0.0, 0.3, 0.2], dtype=torch.float64)
+    draws = [tuple(draw_distinct(NoiseStream(s), 3, q, -1, 4)) for s in range(4000)]
+    assert all(len(set(draw)) == 3 for draw in draws), "a token of no probability was drawn"
+    orders = [(a, b) for a in range(4) for b in range(4) if a != b]
+    expected = torch.stack([q[a] * q[b] / (1 - q[a]) for a, b in orders])
+    check_counts(Counter(orders.index((draw[0], draw[1])) for draw in draws), expected)
+
+
+def check_counts(counts: Counter[int], p: torch.Tensor) -> None:
+    """Compare counts with a law by chi-square, at six sigma."""
+    n = sum(counts.values())
+    cells = [(counts[i], n * float(x)) for i, x in enumerate(p.tolist()) if x > 0]
+    assert sum(seen for seen, _ in cells) == n
+    statistic = sum((seen - wanted) ** 2 / wanted for seen, wanted in cells)
+    freedom = len(cells) - 1
+    assert statistic < freedom + 6 * (2 * freedom) ** 0.5, (statistic, freedom)
+
+
+@pytest.mark.parametrize(
+    ("width", "mode", "parents"),
+    [
+        (None, "sampled", [-1, 0, 1, 2, 3, 4, 5]),
+        (3, "sampled", [-1, -1, -1, 0, 1, 2, 3]),
+        ((2, 2), "sampled", [-1, -1, 0, 0, 1, 1, 2]),
+        ((2, 2), WITHOUT, [-1, -1, 0, 0, 1, 1, 2]),
+    ],
+)
+def test_the_shape_is_known_before_anything_is_drawn(
+    width: int | tuple[int, ...] | None, mode: str, parents: list[int]
+) -> None:
+    drafter = ModelDrafter(model(1), width=width, mode=mode)
+    trees = [propose(drafter, 7, seed) for seed in range(12)]
+    assert all(tree.parents.tolist() == parents for tree in trees)
+    assert len({tuple(tree.tokens.tolist()) for tree in trees}) > 6
+    assert all((tree.reach == trees[0].reach).all() for tree in trees)
+    assert {tree.kind for tree in trees} == {drafter.kind} == {DraftKind(mode)}
+
+
+@pytest.mark.parametrize("mode", ["sampled", WITHOUT])
+def test_q_is_the_law_of_the_draft_model_after_every_node(mode: str) -> None:
+    for seed in range(6):  # with equal siblings in some of them
+        tree = propose(ModelDrafter(model(1), width=(3, 2), mode=mode), 20, seed)
+        assert tree.q is not None and tree.q.shape == (21, V)
+        texts = {-1: PROMPT}
+        for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+            texts[node] = [*texts[int(parent)], int(token)]
+        for parent in set(tree.parents.tolist()):
+            expected = law_of(1, texts[parent])
+            torch.testing.assert_close(tree.q[parent + 1], expected, rtol=0, atol=1e-9)
+
+
+def test_a_draft_has_new_numbers_at_every_root() -> None:
+    drafter = ModelDrafter(model(1), mode="sampled", depth=1)
+    law = TokenLaw(HOT, NoiseStream(5), len(PROMPT))
+    session = drafter.open(DraftRequest(tuple(PROMPT), V, law=law))
+    drawn: list[int] = []
+    text = list(PROMPT)
+    for _ in range(12):  # the same text every time, but for the count of generated tokens
+        context = DraftContext(text, len(PROMPT) - len(drawn), 50)
+        drawn.append(int(session.propose(context, 1).tokens[0]))
+    assert len(set(drawn)) > 1
+
+
+RULES: list[tuple[Rule, str, int | tuple[int, ...]]] = [
+    (ChainRejection(), "sampled", 1),
+    (Block(), "sampled", 1),
+    (MultiStep(), "sampled", (2, 2)),
+    (KSeq(), "sampled", 3),
+    (WithoutReplacement(), WITHOUT, (2, 2)),
+]
+
+
+@pytest.mark.parametrize(("rule", "mode", "width"), RULES, ids=lambda v: getattr(v, "name", str(v)))
+def test_the_text_follows_the_law_of_the_target(
+    rule: Rule, mode: str, width: int | tuple[int, ...]
+) -> None:
+    drafter = Fuse([ModelDrafter(model(1), width=width, mode=mode)])
+    counts: Counter[int] = Counter()
+    accepted = 0
+    for seed in range(SAMPLES):
+        text, steps = write(
+            drafter,
+            HOT,
+            new=3,
+            budget=FixedBudget(4),
+            seed=seed,
+            rule=rule,
+            target=model(0),
+            prompt=PROMPT,
+        )
+        counts[text[1] * V + text[2]] += 1
+        accepted += sum(len(step.path) for step in steps)
+    assert accepted > SAMPLES / 4
+    expected = law_of_pairs()
+    rare = expected * SAMPLES < 3  # counted together
+    merged = Counter({i: counts[i] for i in range(V * V) if not rare[i]})
+    merged[V * V] = sum(counts[i] for i in range(V * V) if rare[i])
+    law = torch.where(rare, 0.0, expected)
+    check_counts(merged, torch.cat([law, expected[rare].sum()[None]]))
+
+
+def law_of_pairs() -> torch.Tensor:
+    """Return the target's law of the second and third token: [V * V]."""
+    pairs = torch.zeros(V, V, dtype=torch.float64)
+    for first, p in enumerate(law_of(0, PROMPT).tolist()):
+        for second, then in enumerate(law_of(0, [*PROMPT, first]).tolist()):
+            pairs[second] += p * then * law_of(0, [*PROMPT, first, second])
+    return pairs.flatten()
+
+
+@pytest.mark.parametrize(("mode", "width"), [("sampled", (3, 2)), (WITHOUT, (2, 2, 2))])
+@pytest.mark.parametrize("size", [1, 3, 6])
+def test_what_a_budget_cuts_does_not_depend_on_the_tokens(
+    mode: str, width: tuple[int, ...], size: int
+) -> None:
+    calibration = Calibration()
+    kept = set()
+    for seed in range(8):
+        tree = propose(ModelDrafter(model(1), width=width, mode=mode), 9, seed)
+        part = cut(tree, best_first(calibration.appraise(tree).reach), size)
+        assert part.kind is tree.kind and part.q is not None and len(part.q) == size + 1
+        kept.add(tuple(part.parents.tolist()))
+    assert len(kept) == 1
+
+
+def test_fuse_and_budget_let_a_sampled_draft_pass() -> None:
+    drafter = ModelDrafter(model(1), width=(3, 2), mode="sampled")
+    alone = propose(drafter, 9)
+    law = TokenLaw(HOT, NoiseStream(0), len(PROMPT))
+    session = Fuse([drafter]).open(DraftRequest(tuple(PROMPT), V, law=law))
+    context = DraftContext(list(PROMPT), len(PROMPT), 50)
+    tree = FixedBudget(9).open(None).fit(session.propose(context, 9), len(PROMPT))
+    assert tree.tokens.tolist() == alone.tokens.tolist()
+    assert (tree.parents == alone.parents).all()
+    assert tree.q is not None and alone.q is not None and (tree.q == alone.q).all()

@@ -1,0 +1,277 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.acceptance.base import Step
+from ragspec.budget.calibration import Calibration
+from ragspec.budget.source_choice import Claims
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
+from ragspec.drafters.fuse import FAULTS_ALLOWED, PATIENCE, WARM_UP, Fuse
+from ragspec.drafters.synthetic import SyntheticDrafter
+from ragspec.errors import InputError
+from ragspec.trees.draft_tree import DraftKind, DraftTree
+from ragspec.trees.operations import check
+from tests.support.fixed import FixedDrafter, fake_clock
+
+REQUEST = DraftRequest((1, 2), 20)
+PLACE = DraftContext([1, 2], 2, 50)
+
+
+class Fixed:
+    """Drafts what it was given; a callable is called, so that it may raise."""
+
+    def __init__(
+        self,
+        tree: DraftTree | Callable[[], DraftTree],
+        name: str = "fixed",
+        kind: DraftKind = DraftKind.DETERMINISTIC,
+    ) -> None:
+        self.tree, self.name, self.kind = tree, name, kind
+        self.asked = 0
+        self.told: list[object] = []
+
+    def open(self, request: DraftRequest) -> Fixed:
+        return self
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        self.asked += 1
+        return self.tree if isinstance(self.tree, DraftTree) else self.tree()
+
+    def observe(self, step: Step) -> None:
+        self.told.append(step)
+
+    def rollback(self, n: int) -> None:
+        self.told.append(n)
+
+
+def fail() -> DraftTree:
+    raise RuntimeError("no draft today")
+
+
+def chain(tokens: list[int], name: str, reach: list[float]) -> DraftTree:
+    return DraftTree.chain(tokens, name, reach=reach)
+
+
+def test_the_best_nodes_of_all_sources_are_kept() -> None:
+    one = Fixed(chain([3, 4, 5], "a", [0.9, 0.8, 0.1]), "a")
+    two = Fixed(chain([3, 6, 7], "b", [0.95, 0.5, 0.4]), "b")
+    tree = Fuse([one, two]).open(REQUEST).propose(PLACE, 4)
+    check(tree, 20)
+    assert sorted(tree.tokens.tolist()) == [3, 4, 6, 7]
+    names = {int(t): tree.sources[s] for t, s in zip(tree.tokens, tree.source, strict=True)}
+    assert names == {3: "a", 4: "a", 6: "b", 7: "b"}
+    assert tree.reach[0] == np.float32(0.95)
+
+
+def test_a_single_drafter_keeps_its_kind_and_its_law() -> None:
+    q = torch.ones(3, 20, dtype=torch.float64) / 20
+    drawn = DraftTree.chain([3, 4], "m", kind=DraftKind.SAMPLED, q=q)
+    fuse = Fuse([Fixed(drawn, "m", DraftKind.SAMPLED)])
+    assert fuse.kind is DraftKind.SAMPLED
+    assert fuse.open(REQUEST).propose(PLACE, 5) is drawn
+    assert isinstance(fuse, Drafter)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        (["deterministic", "deterministic"], DraftKind.DETERMINISTIC),
+        (["deterministic", "coupled"], DraftKind.COUPLED),
+        (["sampled", "sampled"], DraftKind.COUPLED),
+    ],
+)
+def test_the_kind_is_that_of_the_merged_tree(kinds: list[str], expected: DraftKind) -> None:
+    sources = [
+        Fixed(replace(DraftTree.chain([i], "x"), kind=DraftKind(kind)), kind, DraftKind(kind))
+        for i, kind in enumerate(kinds)
+    ]
+    fuse = Fuse(sources)
+    assert fuse.kind is expected
+    assert fuse.open(REQUEST).propose(PLACE, 5).kind is expected
+
+
+BAD: dict[str, DraftTree | Callable[[], DraftTree]] = {
+    "raises": fail,
+    "token outside the vocabulary": DraftTree.chain([20], "bad"),
+    "child before its parent": DraftTree.build([3, 4], [1, -1], "bad"),
+    "other kind than declared": DraftTree.chain([3], "bad", kind=DraftKind.SAMPLED),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_failing_source_is_switched_off_and_the_others_go_on(what: str) -> None:
+    bad = Fixed(BAD[what], "bad")
+    good = SyntheticDrafter(1.0, [5, 6, 7])
+    session = Fuse([bad, good]).open(REQUEST)
+    for _ in range(FAULTS_ALLOWED - 1):
+        assert session.propose(PLACE, 5).tokens.tolist() == [5, 6, 7]
+    with pytest.warns(RuntimeWarning, match="'bad' is switched off"):
+        session.propose(PLACE, 5)
+    assert session.propose(PLACE, 5).tokens.tolist() == [5, 6, 7]
+    assert bad.asked == FAULTS_ALLOWED
+    assert session.faults == {"bad": FAULTS_ALLOWED}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    return fake_clock(monkeypatch)
+
+
+def slow(clock: list[float], seconds: float, token: int = 3, **more: Any) -> FixedDrafter:
+    return FixedDrafter([token], "slow", [0.9], seconds=seconds, clock=clock, **more)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_source_that_stalls_is_switched_off_and_its_trees_are_used(
+    alone: bool, clock: list[float]
+) -> None:
+    others = [] if alone else [Fixed(chain([4], "quick", [0.5]), "quick")]
+    session = Fuse([slow(clock, 2 * PATIENCE), *others]).open(REQUEST)
+    with pytest.warns(RuntimeWarning, match=r"'slow' is switched off.*took 1 s for one draft"):
+        for _ in range(1 + FAULTS_ALLOWED):  # the first may open files or compile
+            assert 3 in session.propose(PLACE, 5).tokens
+    assert session.faults == {"slow": FAULTS_ALLOWED}
+    assert session.propose(PLACE, 5).tokens.tolist() == [4] * len(others)
+    assert clock == [1.0 + FAULTS_ALLOWED]
+
+
+def test_the_first_draft_may_not_take_for_ever_either(clock: list[float]) -> None:
+    session = Fuse([slow(clock, 2 * WARM_UP * PATIENCE)]).open(REQUEST)
+    assert session.propose(PLACE, 5).tokens.tolist() == [3]
+    assert session.faults == {"slow": 1}
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "coupled": {"kind": DraftKind.COUPLED},
+    "deterministic": {"laws": []},
+    "head": {"needs_hidden": True},
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_models_take_the_time_that_they_take(model: str, clock: list[float]) -> None:
+    session = Fuse([slow(clock, 9.0, **MODELS[model])]).open(REQUEST)
+    for _ in range(FAULTS_ALLOWED + 2):
+        assert session.propose(PLACE, 5).tokens.tolist() == [3]
+    assert session.faults == {}
+
+
+def test_drafters_that_hold_others_take_the_time_of_all(clock: list[float]) -> None:
+    many = Fuse([slow(clock, 0.7 * PATIENCE, token) for token in (4, 5)])
+    session = Fuse([many, FixedDrafter([6])]).open(REQUEST)
+    for _ in range(FAULTS_ALLOWED + 2):
+        assert sorted(session.propose(PLACE, 5).tokens.tolist()) == [4, 5, 6]
+    assert session.faults == {}
+
+
+def test_a_source_that_opens_nothing_is_off_with_a_fault() -> None:
+    class Shut(Fixed):
+        def open(self, request: DraftRequest) -> Fixed:
+            return None  # type: ignore[return-value]
+
+    with pytest.warns(RuntimeWarning, match="'shut' is switched off.*open returned None"):
+        session = Fuse([Shut(fail, "shut"), SyntheticDrafter(1.0, [5])]).open(REQUEST)
+    assert session.propose(PLACE, 5).tokens.tolist() == [5]
+    assert session.faults == {"shut": 1}
+
+
+def test_alone_a_failing_source_leaves_plain_decoding() -> None:
+    session = Fuse([Fixed(fail)]).open(REQUEST)
+    assert len(session.propose(PLACE, 5)) == 0
+    assert session.faults == {"fixed": 1}
+
+
+def test_a_source_that_cannot_open_is_off_at_once() -> None:
+    known = SyntheticDrafter(1.0, {(9,): [1]})
+    with pytest.warns(RuntimeWarning, match="no continuation is known"):
+        session = Fuse([known, SyntheticDrafter(1.0, [5])]).open(REQUEST)
+    assert session.propose(PLACE, 5).tokens.tolist() == [5]
+    assert session.faults == {"synthetic": 1}
+
+
+def test_sources_hear_of_steps_and_rollbacks() -> None:
+    sources = [Fixed(DraftTree.chain([3], "a")), Fixed(DraftTree.chain([4], "b"))]
+    session = Fuse(sources).open(REQUEST)
+    step = Step(session.propose(PLACE, 5), (0,), (3, 9))
+    session.observe(step)
+    session.rollback(2)
+    assert [source.told for source in sources] == [[step, 2], [step, 2]]
+    assert session.faults == {}
+
+
+def test_no_source_at_all_is_refused() -> None:
+    with pytest.raises(InputError, match="no drafter"):
+        Fuse([])
+
+
+def test_sources_of_one_name_are_told_apart() -> None:
+    liar, honest = chain([9], "rest", [0.9]), chain([1], "rest", [0.9])
+    session = Fuse([Fixed(each, "rest") for each in (liar, honest, fail)]).open(REQUEST)
+    claims = Claims(Calibration())
+    with pytest.warns(RuntimeWarning, match="'rest 3' is switched off"):
+        for _ in range(20):
+            tree = session.propose(replace(PLACE, adviser=claims), 8)
+            claims.learn((1, 5))
+    assert dict(zip(tree.tokens.tolist(), tree.reach.tolist(), strict=True)) == {
+        9: pytest.approx(0.0, abs=0.2),
+        1: pytest.approx(1.0, abs=0.1),
+    }
+    assert tree.sources == ("rest", "rest 2")
+    assert session.faults == {"rest 3": FAULTS_ALLOWED}
+
+
+class Looking(Fixed):
+    """Tells what its best draft is worth before it drafts; a callable may raise."""
+
+    def __init__(self, tree: DraftTree, outlook: Callable[[], float], name: str) -> None:
+        super().__init__(tree, name)
+        self._outlook = outlook
+
+    def outlook(self, context: DraftContext) -> float:
+        return self._outlook()
+
+
+class Choosy(Claims):
+    """Drafts where the outlook is not too poor, and keeps what it was told."""
+
+    def __init__(self, least: float) -> None:
+        super().__init__(Calibration())
+        self.least = least
+        self.told: list[float | None] = []
+
+    def promising(self, outlook: float | None) -> bool:
+        self.told.append(outlook)
+        return outlook is None or outlook >= self.least
+
+
+def test_nobody_drafts_where_even_the_best_outlook_is_too_poor() -> None:
+    one = Looking(chain([3], "one", [0.2]), lambda: 0.2, "one")
+    two = Looking(chain([4], "two", [0.6]), lambda: 0.6, "two")
+    mute = Fixed(chain([5], "mute", [0.9]), "mute")
+    session = Fuse([one, two, mute]).open(REQUEST)
+    choosy = Choosy(0.7)
+    assert not len(session.propose(replace(PLACE, adviser=choosy), 8))
+    assert one.asked == two.asked == mute.asked == 0
+    choosy.least = 0.5
+    assert len(session.propose(replace(PLACE, adviser=choosy), 8)) == 3
+    assert choosy.told == [0.6, 0.6]
+    alone = Fuse([mute]).open(REQUEST)
+    assert len(alone.propose(replace(PLACE, adviser=choosy), 8)) == 1
+    assert choosy.told[-1] is None
+
+
+def test_an_outlook_that_fails_counts_as_a_fault() -> None:
+    def broken() -> float:
+        raise ValueError("blind")
+
+    session = Fuse([Looking(chain([3], "a", [0.2]), broken, "a")]).open(REQUEST)
+    with pytest.warns(RuntimeWarning, match="switched off"):
+        for _ in range(FAULTS_ALLOWED):
+            session.propose(replace(PLACE, adviser=Choosy(0.5)), 8)
+    assert session.faults == {"a": FAULTS_ALLOWED}

@@ -1,0 +1,313 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.engine.engine import Engine
+from ragspec.engine.output import Generation
+from ragspec.errors import (
+    InputError,
+    PromptTooLongError,
+    RuleError,
+    SamplingError,
+    UnknownNameError,
+)
+from ragspec.sampling.settings import Sampling
+from ragspec.target.causal import CausalTarget
+from tests.support import tiny
+from tests.support.mixing import MixingDrafter
+
+PROMPTS = [[5, 6, 7, 8, 9, 5, 6, 7], [40, 41, 3], [9] * 12, [1, 2, 3, 4, 5]]
+NEW = 30
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny.model("llama", dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def plain(model: Any) -> Engine:
+    return Engine(model, tiny.tokenizer(), drafter=None)
+
+
+def speculative(model: Any, plain: Engine, sampling: Sampling, prompts: Any) -> Engine:
+    results = plain.generate(prompts, sampling, max_new_tokens=NEW)
+    truth = {
+        tuple(prompt): (result[0] if isinstance(result, list) else result).tokens
+        for prompt, result in zip(prompts, results, strict=True)
+    }
+    return Engine(model, tiny.tokenizer(), drafter=MixingDrafter(truth), budget=12)
+
+
+SETTINGS = {
+    "greedy": Sampling(),
+    "sampled": Sampling(temperature=0.8, seed=3),
+    "top-k": Sampling(temperature=1.2, top_k=9, seed=3),
+    "top-p": Sampling(temperature=0.9, top_p=0.7, seed=[1, 2, 3, 4]),
+    "min-p": Sampling(temperature=1.0, min_p=0.2, seed=3),
+    "penalties": Sampling(
+        temperature=0.7, repetition_penalty=1.4, frequency_penalty=0.5, presence_penalty=0.3, seed=1
+    ),
+    "no-repeat": Sampling(no_repeat_ngram_size=2, repetition_penalty=1.2),
+    "bias": Sampling(temperature=0.8, logit_bias={7: 4.0}, bad_words_ids=[[8]], seed=5),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_speculation_changes_no_token(name: str, model: Any, plain: Engine) -> None:
+    sampling = SETTINGS[name]
+    expected = plain.generate(PROMPTS, sampling, max_new_tokens=NEW)
+    engine = speculative(model, plain, sampling, PROMPTS)
+    found = engine.generate(PROMPTS, sampling, max_new_tokens=NEW)
+    assert [g.tokens for g in found] == [g.tokens for g in expected]
+    accepted = sum(g.report.accepted for g in found)
+    drafted = sum(g.report.drafted for g in found)
+    assert 0 < accepted < drafted
+    assert sum(g.report.forwards for g in found) < sum(g.report.forwards for g in expected)
+
+
+def test_a_batch_gives_what_its_rows_give_alone(model: Any, plain: Engine) -> None:
+    sampling = Sampling(temperature=0.8, seed=[1, 2, 3, 4])
+    together = plain.generate(PROMPTS, sampling, max_new_tokens=NEW)
+    for number, prompt in enumerate(PROMPTS):
+        alone = plain.generate(
+            prompt, Sampling(temperature=0.8, seed=number + 1), max_new_tokens=NEW
+        )
+        assert alone.tokens == together[number].tokens
+
+
+def test_greedy_equals_transformers(model: Any, plain: Engine) -> None:
+    ids = torch.tensor([PROMPTS[0]])
+    theirs = model.generate(ids, max_new_tokens=NEW, do_sample=False, pad_token_id=0)
+    assert plain.generate(ids, max_new_tokens=NEW).tokens == theirs[0, 8:].tolist()
+
+
+def test_samples_of_one_prompt_share_a_prefill_and_differ(model: Any, plain: Engine) -> None:
+    sampling = Sampling(temperature=1.0, n=3, seed=11)
+    samples = plain.generate(PROMPTS[0], sampling, max_new_tokens=12)
+    assert [g.sample for g in samples] == [0, 1, 2]
+    assert len({tuple(g.tokens) for g in samples}) == 3
+    first = plain.generate(PROMPTS[0], Sampling(temperature=1.0, seed=11), max_new_tokens=12)
+    assert first.tokens == samples[0].tokens
+
+
+def test_a_seed_is_drawn_and_reported(plain: Engine) -> None:
+    one = plain.generate(PROMPTS[0], Sampling(temperature=1.0), max_new_tokens=8)
+    again = plain.generate(
+        PROMPTS[0], Sampling(temperature=1.0, seed=one.report.seed), max_new_tokens=8
+    )
+    assert one.tokens == again.tokens
+
+
+def test_forms_of_prompts(plain: Engine) -> None:
+    text = "ab cd"
+    ids = tiny.tokenizer()(text)["input_ids"]
+    forms: list[Any] = [text, ids, torch.tensor(ids), torch.tensor([ids])]
+    results = [plain.generate(form, max_new_tokens=5) for form in forms]
+    assert all(isinstance(result, Generation) for result in results)
+    assert len({tuple(result.tokens) for result in results}) == 1
+    batch = plain.generate([text, "x y z"], max_new_tokens=5)
+    assert batch[0].tokens == results[0].tokens
+    padded = torch.tensor([[0, 0, *ids], [3] * (len(ids) + 2)])
+    mask = torch.tensor([[0, 0] + [1] * len(ids), [1] * (len(ids) + 2)])
+    unpadded = plain.generate(padded, max_new_tokens=5, attention_mask=mask)
+    assert unpadded[0].tokens == results[0].tokens
+
+
+def test_the_end_token_ends_inside_a_draft(model: Any, plain: Engine) -> None:
+    whole = plain.generate(PROMPTS[0], max_new_tokens=NEW).tokens
+    end = whole[7]
+    expected = whole[: whole.index(end) + 1]
+    engine = Engine(
+        model, drafter=MixingDrafter({tuple(PROMPTS[0]): whole}, depth=9, right=1.0), budget=18
+    )
+    found = engine.generate(PROMPTS[0], max_new_tokens=NEW, stop_token_ids=[end])
+    assert found.tokens == expected
+    assert found.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("new", [1, 2, 7, 30])
+def test_the_exact_number_of_tokens(new: int, model: Any, plain: Engine) -> None:
+    whole = plain.generate(PROMPTS[1], max_new_tokens=30).tokens
+    engine = Engine(
+        model, drafter=MixingDrafter({tuple(PROMPTS[1]): whole}, depth=9, right=1.0), budget=18
+    )
+    found = engine.generate(PROMPTS[1], max_new_tokens=new)
+    assert found.tokens == whole[:new]
+    assert len(found.tokens) == new or found.finish_reason == "stop"
+
+
+def test_stop_strings_cross_token_borders(model: Any, plain: Engine) -> None:
+    text = plain.generate("ab cd", max_new_tokens=NEW).text
+    stop = text[9:12]
+    found = plain.generate("ab cd", max_new_tokens=NEW, stop=stop)
+    assert found.text == text[: text.index(stop)]
+    assert found.finish_reason == "stop"
+    pieces = list(plain.stream("ab cd", max_new_tokens=NEW, stop=[stop, "never"]))
+    assert "".join(pieces) == found.text
+
+
+def test_a_stateful_processor_receives_the_calls_of_plain_decoding(
+    model: Any, plain: Engine
+) -> None:
+    class Recorder:
+        def __init__(self) -> None:
+            self.calls: list[list[int]] = []
+
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            self.calls.append(input_ids[0].tolist())
+            scores = scores.clone()
+            scores[:, len(self.calls) % scores.shape[1]] += 5.0
+            return scores
+
+    first, second = Recorder(), Recorder()
+    expected = plain.generate(PROMPTS[0], max_new_tokens=NEW, logits_processor=[first])
+    drafter = MixingDrafter({tuple(PROMPTS[0]): expected.tokens})
+    engine = Engine(model, drafter=drafter, budget=12)
+    found = engine.generate(PROMPTS[0], max_new_tokens=NEW, logits_processor=[second])
+    assert found.tokens == expected.tokens
+    assert second.calls == first.calls
+    assert found.report.accepted > 0
+
+
+def test_logprobs_are_those_of_plain_decoding(model: Any, plain: Engine) -> None:
+    sampling = Sampling(temperature=0.8, seed=3)
+    expected = plain.generate(PROMPTS, sampling, max_new_tokens=NEW, logprobs=2)
+    engine = speculative(model, plain, sampling, PROMPTS)
+    found = engine.generate(PROMPTS, sampling, max_new_tokens=NEW, logprobs=2)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert len(ours.logprobs) == len(ours.tokens)
+        for mine, plain_one in zip(ours.logprobs, theirs.logprobs, strict=True):
+            assert mine.token == plain_one.token
+            assert mine.logprob == pytest.approx(plain_one.logprob, abs=1e-9)
+            assert len(mine.top) == 2
+
+
+class _Rooted(CausalTarget):
+    """A target with one id for input only, which every prompt must begin with."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.input_size = self.vocab_size + 1
+
+    def check_prompt(self, tokens: Sequence[int]) -> None:
+        if tokens[0] != self.vocab_size:
+            raise InputError("got no root")
+
+    def forward(self, tokens: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return super().forward(tokens % self.vocab_size, *rest)
+
+
+def test_a_ready_target_is_taken_as_it_is(model: Any, plain: Engine) -> None:
+    target = _Rooted(model)
+    engine = Engine(target, None, budget=8)
+    assert engine.target is target
+    assert engine.model is model
+    given = [[tiny.VOCAB, *prompt] for prompt in PROMPTS]
+    rooted = [[0, *prompt] for prompt in PROMPTS]
+    expected = plain.generate(rooted, max_new_tokens=NEW, ignore_eos=True)
+    found = engine.generate(given, max_new_tokens=NEW, ignore_eos=True)
+    assert [each.tokens for each in found] == [each.tokens for each in expected]
+    with pytest.raises(InputError, match="no root"):
+        engine.generate(PROMPTS[0])
+    with pytest.raises(InputError, match=f"expected 0 to {tiny.VOCAB}"):
+        engine.generate([tiny.VOCAB + 1])
+
+
+def test_the_model_is_left_as_it_was_found(model: Any) -> None:
+    before = model.config._attn_implementation
+    engine = Engine(model, tiny.tokenizer(), budget=8)
+    stream = engine.stream("ab cd", max_new_tokens=NEW)
+    next(stream)
+    stream.close()
+    assert model.config._attn_implementation == before
+
+
+def test_cancelling_keeps_what_was_written(plain: Engine) -> None:
+    stream = plain.stream("ab cd", max_new_tokens=200)
+    text = next(stream)
+    stream.cancel()
+    text += "".join(stream)
+    assert stream.result.finish_reason == "cancelled"
+    assert stream.result.text == text
+    assert 0 < len(stream.result.tokens) < 200
+
+
+def test_a_failing_drafter_changes_nothing(model: Any, plain: Engine) -> None:
+    class Failing(MixingDrafter):
+        def open(self, request: Any) -> Any:
+            session = super().open(request)
+
+            def broken(context: Any, budget: int) -> Any:
+                raise RuntimeError("no draft today")
+
+            session.propose = broken  # type: ignore[method-assign]
+            return session
+
+    expected = plain.generate(PROMPTS[0], max_new_tokens=12)
+    engine = Engine(model, drafter=Failing({tuple(PROMPTS[0]): []}), budget=4)
+    with pytest.warns(RuntimeWarning, match="no draft today"):
+        found = engine.generate(PROMPTS[0], max_new_tokens=12)
+    assert found.tokens == expected.tokens
+    assert found.report.faults == {"mixing": 3}
+
+
+def test_refusals_say_what_to_do(model: Any, plain: Engine) -> None:
+    with pytest.raises(PromptTooLongError, match="max_new_tokens=504"):
+        plain.generate(PROMPTS[0], max_new_tokens=1000)
+    with pytest.raises(InputError, match="batch_size is 0"):
+        Engine(model, drafter=None, batch_size=0)
+    with pytest.raises(InputError, match="empty"):
+        plain.generate("")
+    with pytest.raises(InputError, match="id 97"):
+        plain.generate([3, 97])
+    with pytest.raises(InputError, match="tokenizer"):
+        Engine(model, drafter=None).generate("text")
+    with pytest.raises(InputError, match="chat template"):
+        plain.generate([{"role": "user", "content": "hello"}])
+    with pytest.raises(InputError, match="one prompt"):
+        plain.stream(["a", "b"])
+    with pytest.raises(UnknownNameError, match="context"):
+        Engine(model, drafter="contxt")
+    with pytest.raises(RuleError, match="walk"):
+        Engine(model, drafter="context", rule="rejection")
+    with pytest.raises(SamplingError, match="temperature"):
+        Sampling(temperature=-1.0)
+
+
+def test_finished_texts_are_told_until_that_is_ended(plain: Engine) -> None:
+    told: list[Generation] = []
+    twice = [plain.on_finish(told.append) for _ in range(2)]
+    found = plain.generate(PROMPTS[:2], Sampling(temperature=0.8, n=2, seed=1), max_new_tokens=5)
+    wanted = [(g.prompt_tokens, g.tokens) for texts in found for g in texts for _ in twice]
+    assert [(g.prompt_tokens, g.tokens) for g in told] == wanted
+    for _ in range(2):  # ending it again does nothing
+        twice[0]()
+    told.clear()
+    stream = plain.stream("ab cd", max_new_tokens=5)
+    assert "".join(stream) == told[0].text
+    assert len(told) == 1
+    cancelled = plain.stream("ab cd", max_new_tokens=50)
+    next(cancelled)
+    cancelled.close()
+    assert len(told) == 1
+    twice[1]()
+    plain.generate(PROMPTS[0], max_new_tokens=5)
+    assert len(told) == 1
+
+
+def test_a_failing_callback_changes_nothing(plain: Engine) -> None:
+    def broken(generation: Generation) -> None:
+        raise RuntimeError("no time today")
+
+    told: list[Generation] = []
+    ends = [plain.on_finish(broken), plain.on_finish(told.append)]
+    with pytest.warns(RuntimeWarning, match="no time today"):
+        found = plain.generate(PROMPTS[0], max_new_tokens=5)
+    for end in ends:
+        end()
+    assert found.tokens == told[0].tokens == plain.generate(PROMPTS[0], max_new_tokens=5).tokens

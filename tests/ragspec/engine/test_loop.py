@@ -1,0 +1,235 @@
+"""The one loop: rows that end at their own time, and mutants that must not go unnoticed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.acceptance.base import ALL_KINDS, TargetView, Verdict
+from ragspec.acceptance.target_view import RowView
+from ragspec.acceptance.walk import Walk
+from ragspec.engine.engine import Engine
+from ragspec.engine.output import Generation
+from ragspec.sampling.processors import RepetitionPenalty
+from ragspec.sampling.settings import Sampling
+from ragspec.target.kv_cache import SlotCache
+from ragspec.trees.draft_tree import DraftTree
+from tests.support import tiny
+from tests.support.mixing import MixingDrafter
+
+PROMPTS = [[5, 6, 7, 8, 9, 5], [40, 41, 3], [9] * 8]
+NEW = 16
+SAMPLED = Sampling(temperature=0.9, repetition_penalty=1.3, seed=[3, 4, 5])
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny.model("llama", dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def plain(model: Any) -> Engine:
+    return Engine(model, drafter=None)
+
+
+@pytest.fixture(scope="module")
+def expected(plain: Engine) -> list[list[int]]:
+    results = plain.generate(PROMPTS, SAMPLED, max_new_tokens=NEW, ignore_eos=True)
+    return [result.tokens for result in results]
+
+
+@pytest.fixture(scope="module")
+def drafted(model: Any, expected: list[list[int]]) -> Engine:
+    truth = {tuple(p): tokens for p, tokens in zip(PROMPTS, expected, strict=True)}
+    return Engine(model, drafter=MixingDrafter(truth, right=0.8), budget=10)
+
+
+def tokens_of(engine: Engine, **arguments: Any) -> list[list[int]]:
+    results = engine.generate(PROMPTS, SAMPLED, max_new_tokens=NEW, ignore_eos=True, **arguments)
+    return [result.tokens for result in results]
+
+
+def test_the_draft_changes_nothing(drafted: Engine, expected: list[list[int]]) -> None:
+    assert tokens_of(drafted) == expected
+
+
+def test_a_noise_index_that_is_off_by_one_is_noticed(
+    drafted: Engine, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true = RowView.index
+    monkeypatch.setattr(RowView, "index", lambda view, node: true(view, node) + (node >= 0))
+    assert tokens_of(drafted) != expected
+
+
+def test_a_processor_that_is_blind_to_the_draft_is_noticed(
+    model: Any, plain: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true = RepetitionPenalty.apply
+    prompts = [tiny.prompt(8, seed=seed) for seed in (1, 2, 4)]
+
+    def texts(using: Engine) -> list[list[int]]:
+        results = using.generate(
+            prompts, Sampling(repetition_penalty=1.2), max_new_tokens=NEW, ignore_eos=True
+        )
+        return [result.tokens for result in results]
+
+    whole = texts(plain)
+    truth = {tuple(prompt): tokens for prompt, tokens in zip(prompts, whole, strict=True)}
+    engine = Engine(model, drafter=MixingDrafter(truth, right=1.0, depth=8), budget=16)
+    assert texts(engine) == whole
+
+    def blind(
+        self: RepetitionPenalty,
+        logits: torch.Tensor,
+        context: Sequence[int],
+        paths: Sequence[Sequence[int]],
+    ) -> torch.Tensor:
+        return true(self, logits, context, [[] for _ in paths])
+
+    monkeypatch.setattr(RepetitionPenalty, "apply", blind)
+    assert texts(engine) != whole
+
+
+def test_a_cache_that_keeps_the_wrong_node_is_noticed(
+    drafted: Engine, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true = SlotCache.commit
+
+    def shifted(self: SlotCache, kept: Sequence[Sequence[int]]) -> None:
+        true(self, [[*row[:1], *(max(0, slot - 1) for slot in row[1:])] for row in kept])
+
+    monkeypatch.setattr(SlotCache, "commit", shifted)
+    assert tokens_of(drafted) != expected
+
+
+def test_rows_end_at_their_own_time(drafted: Engine, expected: list[list[int]]) -> None:
+    ends = [tokens[cut] for tokens, cut in zip(expected, (2, 9), strict=False)]
+    results = drafted.generate(
+        PROMPTS, SAMPLED, max_new_tokens=NEW, ignore_eos=True, stop_token_ids=ends
+    )
+    for result, whole in zip(results, expected, strict=True):
+        stops = [place for place, token in enumerate(whole) if token in ends]
+        assert result.tokens == (whole[: stops[0] + 1] if stops else whole)
+        assert result.finish_reason == ("stop" if stops else "length")
+    assert len({len(result.tokens) for result in results}) > 1
+
+
+class Counting:
+    """A walk that counts its verdicts over a row, and calls every position's excess 0.5."""
+
+    name, label, accepts = "counting", "approximate", ALL_KINDS
+
+    def __init__(self, opened: list[Counting] | None = None) -> None:
+        self.opened = [] if opened is None else opened
+        self.verdicts = 0
+
+    def open(self) -> Counting:
+        self.opened.append(Counting(self.opened))
+        return self.opened[-1]
+
+    def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
+        self.verdicts += 1
+        self.label = f"bounded(tv<={self.verdicts})"
+        path, token = (found := Walk().judge(tree, target)).path, found.token
+        return Verdict(path, token, (0.5,) * (len(path) + (token is not None)))
+
+
+def test_a_rule_that_counts_is_opened_for_every_row(
+    model: Any, drafted: Engine, expected: list[list[int]]
+) -> None:
+    rule = Counting()
+    engine = Engine(model, drafter=drafted.drafter, budget=10, rule=rule)
+    stop = [expected[0][4]]
+    results = engine.generate(
+        PROMPTS, SAMPLED, max_new_tokens=NEW, ignore_eos=True, stop_token_ids=stop
+    )
+    assert rule.verdicts == 0 and len(rule.opened) == len(results) == 3
+    for result, row in zip(results, rule.opened, strict=True):
+        assert row.verdicts == len(result.steps)
+        assert result.label == f"bounded(tv<={row.verdicts})"
+        figures = [figure for step in result.steps for figure in step.excess]
+        assert len(figures) == len(result.tokens)  # cut where the text was cut
+        assert result.report.tv_excess == 0.5 * (len(figures) - 1) / len(figures)  # less prefill
+
+
+def test_samples_of_a_batch_are_those_of_each_prompt_alone(plain: Engine) -> None:
+    sampling = Sampling(temperature=1.0, n=2, seed=[3, 4, 5])
+    together = plain.generate(PROMPTS, sampling, max_new_tokens=6)
+    assert [[g.sample for g in samples] for samples in together] == [[0, 1]] * 3
+    for number, prompt in enumerate(PROMPTS):
+        alone = Sampling(temperature=1.0, n=2, seed=number + 3)
+        samples = plain.generate(prompt, alone, max_new_tokens=6)
+        assert [g.tokens for g in samples] == [g.tokens for g in together[number]]
+
+
+def test_steps_add_up_to_the_text(drafted: Engine) -> None:
+    seen: list[list[int]] = [[] for _ in PROMPTS]
+    results = drafted.generate(
+        PROMPTS,
+        SAMPLED,
+        max_new_tokens=NEW,
+        on_step=lambda row, step: seen[row].extend(step.tokens),
+    )
+    for result, tokens in zip(results, seen, strict=True):
+        assert [t for step in result.steps for t in step.tokens] == result.tokens == tokens
+        assert len(result.steps) == result.report.forwards + result.report.prefill_forwards
+
+
+def test_rows_of_on_step_are_numbered_through_parts_of_a_batch(model: Any) -> None:
+    engine = Engine(model, drafter=None, batch_size=2)
+    seen: list[list[int]] = [[] for _ in range(6)]
+    results = engine.generate(
+        PROMPTS,
+        Sampling(temperature=1.0, n=2, seed=1),
+        max_new_tokens=4,
+        on_step=lambda row, step: seen[row].extend(step.tokens),
+    )
+    assert seen == [sample.tokens for samples in results for sample in samples]
+
+
+@pytest.mark.parametrize("length", [7, 9])
+def test_a_criterion_inside_a_draft_cuts_tokens_and_logprobs(
+    length: int, model: Any, plain: Engine
+) -> None:
+    whole = plain.generate(PROMPTS[0], max_new_tokens=NEW).tokens
+    truth = {tuple(PROMPTS[0]): whole}
+    engine = Engine(model, drafter=MixingDrafter(truth, depth=9, right=1.0), budget=18)
+
+    def run(using: Engine) -> Generation:
+        found: Generation = using.generate(
+            PROMPTS[0],
+            max_new_tokens=NEW,
+            logprobs=1,
+            stopping_criteria=[lambda ids, scores: ids.shape[1] >= length],
+        )
+        return found
+
+    found, reference = run(engine), run(plain)
+    assert found.tokens == reference.tokens == whole[: length - len(PROMPTS[0])]
+    assert found.finish_reason == "stop"
+    assert found.logprobs is not None
+    assert reference.logprobs is not None
+    assert [scored.token for scored in found.logprobs] == found.tokens
+    assert [scored.token for scored in reference.logprobs] == found.tokens
+    assert found.report.tokens == len(found.tokens)
+
+
+def test_two_engines_take_turns_over_one_model(
+    model: Any, drafted: Engine, expected: list[list[int]]
+) -> None:
+    other = Engine(model, tiny.tokenizer(), drafter="context", budget=8)
+    before = model.config._attn_implementation
+    alone = "".join(other.stream("ab ab ab", max_new_tokens=10))
+    first, second = other.stream("ab ab ab", max_new_tokens=10), []
+    pieces = [next(first)]
+    assert tokens_of(drafted) == expected
+    pieces.append(next(first))
+    ids = torch.tensor([PROMPTS[0]])
+    theirs = model.generate(ids, max_new_tokens=6, do_sample=False)[0, len(PROMPTS[0]) :]
+    second = drafted.generate(PROMPTS[0], max_new_tokens=6).tokens
+    assert second == theirs.tolist()
+    assert "".join([*pieces, *first]) == alone
+    assert model.config._attn_implementation == before

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ragspec.engine.options import DEFAULT_NEW_TOKENS, RowSettings, end_tokens, read_options
+from ragspec.errors import InputError, PromptTooLongError, SamplingError
+from ragspec.sampling.settings import Sampling
+
+
+def read(sampling: Sampling | None = None, **options: Any) -> RowSettings:
+    return read_options(
+        options,  # type: ignore[arg-type]
+        sampling or Sampling(),
+        [[1, 2, 3], [4] * 10],
+        ends=[7],
+        has_text=True,
+        vocab_size=50,
+        limit=100,
+    )
+
+
+def test_penalties_that_look_up_the_prompt_need_ids_that_have_logits() -> None:
+    asked: list[dict[str, Any]] = [{"repetition_penalty": 1.1}, {"no_repeat_ngram_size": 2}]
+    for settings in asked:
+        read(Sampling(**settings))
+        with pytest.raises(SamplingError, match="the id 60 in a prompt"):
+            read_options(
+                {},
+                Sampling(**settings),
+                [[1], [2, 60]],
+                ends=[],
+                has_text=False,
+                vocab_size=50,
+                limit=None,
+            )
+
+
+def test_new_tokens_default_to_what_the_context_leaves() -> None:
+    assert read().stop.max_new_tokens == 90
+    unlimited = read_options(
+        {}, Sampling(), [[1]], ends=[], has_text=False, vocab_size=9, limit=None
+    )
+    assert unlimited.stop.max_new_tokens == DEFAULT_NEW_TOKENS
+
+
+def test_end_tokens_are_the_models_and_the_callers() -> None:
+    assert read(stop_token_ids=[9]).stop.ends == {7, 9}
+    assert read(stop_token_ids=[9], ignore_eos=True).stop.ends == {9}
+
+
+def test_no_stop_may_be_said_with_none() -> None:
+    assert read(stop=None, stop_token_ids=None).stop == read().stop
+
+
+def test_none_is_the_same_as_nothing() -> None:
+    names = ("logits_processor", "stopping_criteria", "logprobs", "spans", "texts", "prediction")
+    assert read(**dict.fromkeys(names)) == read()
+
+
+def test_end_tokens_may_come_in_any_collection() -> None:
+    for ids in ({9}, (9,), np.array([9]), iter([9])):
+        assert read(stop_token_ids=ids).stop.ends == {7, 9}
+
+
+def test_end_tokens_come_from_the_generation_config_first() -> None:
+    def model(found: Any) -> Any:
+        return SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=found))
+
+    tokenizer = SimpleNamespace(eos_token_id=3)
+    assert end_tokens(model([1, 2]), tokenizer) == [1, 2]
+    assert end_tokens(model(0), tokenizer) == [0]
+    assert end_tokens(model(None), tokenizer) == [3]
+    assert end_tokens(model(None), None) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"logits_processor": min}, "logits_processor is <built-in"),
+        ({"logits_processor": [3]}, r"logits_processor is \[3\]; expected a list"),
+        ({"stopping_criteria": min}, "stopping_criteria is <built-in"),
+        ({"stopping_criteria": "x"}, "stopping_criteria is 'x'"),
+        ({"stop_token_ids": 3}, "stop_token_ids is 3"),
+        ({"logprobs": "x"}, "logprobs is 'x'"),
+        ({"logprobs": 1.5}, "logprobs is 1.5"),
+    ],
+)
+def test_options_of_another_type_are_refused(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        read(**options)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"logit_bias": {3: float("nan")}}, "logit_bias has the bias nan"),
+        ({"logit_bias": {3: float("inf")}}, "logit_bias has the bias inf"),
+        ({"logit_bias": {3: "1"}}, "logit_bias has the bias '1'"),
+        ({"logit_bias": {"3": 1.0}}, "logit_bias has the token id '3'"),
+        ({"logit_bias": [3]}, r"logit_bias is \[3\]; expected a mapping"),
+        ({"sequence_bias": {(3, 50): 1.0}}, "sequence_bias has the token id 50; expected 0 to 49"),
+        ({"sequence_bias": {(): 1.0}}, r"sequence_bias has \(\)"),
+        ({"sequence_bias": {3: 1.0}}, "sequence_bias has 3; expected token ids"),
+        ({"sequence_bias": {(3,): float("nan")}}, "sequence_bias has the bias nan"),
+        ({"sequence_bias": [[[3], 1.0]]}, "expected a mapping"),
+        ({"bad_words_ids": [[3], [50]]}, "bad_words_ids has the token id 50; expected 0 to 49"),
+        ({"bad_words_ids": [[-1]]}, "bad_words_ids has the token id -1"),
+        ({"bad_words_ids": [[]]}, r"bad_words_ids has \[\]"),
+        ({"bad_words_ids": [3]}, "bad_words_ids has 3"),
+        ({"bad_words_ids": 3}, "bad_words_ids is 3"),
+        ({"bad_words_ids": [[7]]}, "which are end tokens"),
+    ],
+)
+def test_biases_are_numbers_of_ids_with_logits(settings: dict[str, Any], match: str) -> None:
+    with pytest.raises(SamplingError, match=match):
+        read(Sampling(**settings))
+
+
+def test_biases_that_can_be_applied_pass() -> None:
+    of_numpy: Any = np.array([5, 6])
+    read(
+        Sampling(
+            logit_bias={3: float("-inf"), of_numpy[0]: 2},
+            sequence_bias={(3, 49): of_numpy[1]},
+            bad_words_ids=[[3], (7, 4), of_numpy],
+        )
+    )
+    read(Sampling(bad_words_ids=[[7], [8]]))
+    read(Sampling(bad_words_ids=[[7]]), ignore_eos=True)
+
+
+def test_seeds_are_one_or_as_many_as_the_prompts() -> None:
+    for seed in (None, 3, [1, None], (1, 2), np.array([1, 2])):
+        read(Sampling(seed=seed))  # type: ignore[arg-type]
+    for seeds in ([], [1], [1, 2, 3], np.array([1])):
+        with pytest.raises(SamplingError, match=f"got {len(seeds)} seeds for 2 prompts"):
+            read(Sampling(seed=seeds))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 1.0}, 0.7, "greedy"])
+def test_what_is_no_sampling_is_refused(sampling: Any) -> None:
+    with pytest.raises(InputError, match="expected a Sampling, such as"):
+        read(sampling)
+
+
+@pytest.mark.parametrize(("asked", "kept"), [(False, None), (True, 0), (0, 0), (5, 5)])
+def test_logprobs(asked: int | bool, kept: int | None) -> None:
+    assert read(logprobs=asked).logprobs == kept
+
+
+def test_refusals() -> None:
+    with pytest.raises(InputError, match="Did you mean 'max_new_tokens'"):
+        read(max_tokens=3)
+    with pytest.raises(InputError, match="at least 1"):
+        read(max_new_tokens=0)
+    with pytest.raises(PromptTooLongError, match="max_new_tokens=90"):
+        read(max_new_tokens=91)
+    with pytest.raises(InputError, match="empty"):
+        read(stop=["a", ""])
+    with pytest.raises(InputError, match="whole number"):
+        read(max_new_tokens="5")
+    for stop in (5, ["a", 5]):
+        with pytest.raises(InputError, match="stop is"):
+            read(stop=stop)
+    with pytest.raises(InputError, match="stop_token_ids has 'a'"):
+        read(stop_token_ids=["a"])
+    with pytest.raises(InputError, match="0 to 50"):
+        read(logprobs=51)
+    with pytest.raises(SamplingError, match="logit_bias"):
+        read(Sampling(logit_bias={50: 1.0}))

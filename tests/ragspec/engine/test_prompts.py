@@ -1,0 +1,174 @@
+"""Prompts in every form, and rubbish, which is refused with a word on what was expected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.engine.prompts import check_length, encode_prompts
+from ragspec.errors import InputError, PromptTooLongError
+from tests.support import tiny
+
+TEXT = "ab cd"
+IDS = [65, 66, 0, 67, 68]
+CHAT = [{"role": "user", "content": "hi"}]
+
+
+def encoded(prompts: Any, mask: Any = None, *, chat: bool = False) -> tuple[list[list[int]], bool]:
+    found = encode_prompts(prompts, tiny.tokenizer(chat=chat), tiny.VOCAB, mask)
+    assert all(type(token) is int for ids in found.ids for token in ids)
+    return found.ids, found.single
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        TEXT,
+        IDS,
+        tuple(IDS),
+        torch.tensor(IDS),
+        torch.tensor([IDS], dtype=torch.int32),
+        np.array(IDS),
+        np.array([IDS], dtype=np.uint8),
+        list(np.array(IDS)),
+        lambda: tiny.tokenizer()(TEXT),
+        lambda: tiny.tokenizer()(TEXT, return_tensors="pt"),
+        {"input_ids": IDS},
+    ],
+)
+def test_forms_of_one_prompt(form: Any) -> None:
+    assert encoded(form() if callable(form) else form) == ([IDS], True)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        [TEXT, "xy"],
+        (TEXT, "xy"),
+        [IDS, [88, 89]],
+        [TEXT, [88, 89]],
+        [np.array(IDS), torch.tensor([88, 89])],
+        [torch.tensor([IDS]), "xy"],
+        lambda: tiny.tokenizer()([TEXT, "xy"]),
+        lambda: tiny.tokenizer()([TEXT, "xy"], padding=True),
+        lambda: tiny.tokenizer()([TEXT, "xy"], padding=True, return_tensors="pt"),
+        lambda: [tiny.tokenizer()(TEXT), tiny.tokenizer()("xy")],
+    ],
+)
+def test_forms_of_a_batch(form: Any) -> None:
+    assert encoded(form() if callable(form) else form) == ([IDS, [88, 89]], False)
+
+
+def test_a_batch_of_one_list_stays_a_batch() -> None:
+    assert encoded([TEXT]) == ([IDS], False)
+    assert encoded([IDS]) == ([IDS], False)
+    assert encoded([[5]]) == ([[5]], False)
+
+
+def test_chat_messages_and_batches_of_them() -> None:
+    expected = tiny.tokenizer()("<user> hi\n<assistant> ")["input_ids"]
+    assert encoded(CHAT, chat=True) == ([expected], True)
+    assert encoded([CHAT, CHAT], chat=True) == ([expected, expected], False)
+    assert encoded([CHAT, "xy"], chat=True) == ([expected, [88, 89]], False)
+
+
+def test_a_mask_takes_the_padding_out_wherever_it_is() -> None:
+    ids = torch.tensor([[96, 96, 5, 6], [7, 8, 96, 96]])
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0]])
+    assert encoded(ids, mask) == ([[5, 6], [7, 8]], False)
+    assert encoded(ids[0], mask[0]) == ([[5, 6]], True)
+    assert encoded(ids.numpy(), mask.numpy()) == ([[5, 6], [7, 8]], False)
+
+
+def type_name(value: Any) -> str:
+    """Name a case by its type: the texts of some objects differ from process to process."""
+    return type(value).__name__
+
+
+@pytest.mark.parametrize(
+    "rubbish",
+    [
+        None,
+        5,
+        5.0,
+        b"abc",
+        {"a": 1},
+        {5, 6},
+        iter([5, 6]),
+        object(),
+        [],
+        "",
+        [[]],
+        ["a", ""],
+        ["a", 5],
+        [5, "a"],
+        [5, 6.5],
+        [5, None],
+        [5.0, 6.0],
+        [True, False],
+        [None],
+        [["a", "b"]],
+        [[[5, 6]]],
+        [torch.tensor([[5, 6], [7, 8]])],
+        [torch.tensor(5)],
+        [{"role": "user", "content": "a"}, "b"],
+        ["b", {"role": "user", "content": "a"}],
+        [[5, 6], 7],
+        [5, [6, 7]],
+        torch.tensor([0.5]),
+        torch.tensor([True]),
+        torch.tensor(5),
+        torch.zeros(0, dtype=torch.int64),
+        torch.zeros(0, 4, dtype=torch.int64),
+        torch.zeros(2, 0, dtype=torch.int64),
+        torch.zeros(1, 1, 1, dtype=torch.int64),
+        np.array(["a", "b"]),
+        np.array([1.5]),
+        np.array([None]),
+        [97],
+        [-1],
+        [1 << 70],
+    ],
+    ids=type_name,
+)
+def test_rubbish_is_refused(rubbish: Any) -> None:
+    with pytest.raises(InputError, match=r"expected|give at least"):
+        encoded(rubbish, chat=True)
+
+
+def test_masks_that_do_not_fit_are_refused() -> None:
+    ids = torch.tensor([[5, 6, 7]])
+    with pytest.raises(InputError, match="same shape"):
+        encoded(ids, torch.ones(1, 2))
+    with pytest.raises(InputError, match="empty"):
+        encoded(ids, torch.zeros(1, 3))
+    with pytest.raises(InputError, match="attention_mask with a list"):
+        encoded([[5, 6, 7]], torch.ones(1, 3))
+
+
+def test_the_message_names_the_prompt_and_what_to_do() -> None:
+    with pytest.raises(InputError, match=r"prompt 1 has the token id 97; expected 0 to 96"):
+        encoded([[5], [97]])
+    with pytest.raises(InputError, match="pass Engine"):
+        encode_prompts("text", None, 97)
+    with pytest.raises(InputError, match="chat template"):
+        encoded(CHAT)
+
+
+def test_texts_that_outgrow_the_context() -> None:
+    check_length(10, 6, 16)
+    check_length(10, 6, None)
+    with pytest.raises(PromptTooLongError, match="by 1 tokens or pass max_new_tokens=6"):
+        check_length(10, 7, 16)
+    with pytest.raises(PromptTooLongError, match=r"by 1 tokens\."):
+        check_length(16, 1, 16)
+
+
+def test_half_a_surrogate_pair_is_no_reason_to_stop() -> None:
+    assert encoded("a\ud83db") == encoded("a\ufffdb")
+    for wrap in (lambda text: text, lambda text: [{"type": "text", "text": text}]):
+        broken, whole = ([{"role": "user", "content": wrap(t)}] for t in ("a\ud83d", "a\ufffd"))
+        assert encoded(broken, chat=True) == encoded(whole, chat=True)

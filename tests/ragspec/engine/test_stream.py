@@ -1,0 +1,195 @@
+"""Text as it is verified: whole characters, no part of a stop string, and ways to end early."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.engine.engine import Engine
+from ragspec.errors import InputError
+from ragspec.sampling.settings import Sampling
+from ragspec.target.causal import TreeSession
+from tests.support import tiny
+from tests.support.mixing import MixingDrafter
+
+NEW = 24
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine(tiny.model("llama"), tiny.tokenizer(), drafter=None)
+
+
+@pytest.fixture(scope="module")
+def bytewise() -> Engine:
+    """Return an engine whose model writes random bytes: split and broken characters galore."""
+    return Engine(tiny.model("llama", vocab_size=320), tiny.bpe_tokenizer(), drafter=None)
+
+
+def test_pieces_are_the_text_of_generate(engine: Engine, bytewise: Engine) -> None:
+    for using in (engine, bytewise):
+        for seed in range(3):
+            sampling = Sampling(temperature=1.5, seed=seed)
+            whole = using.generate("ab cd", sampling, max_new_tokens=NEW)
+            stream = using.stream("ab cd", sampling, max_new_tokens=NEW)
+            assert "".join(stream) == whole.text
+            assert stream.result.tokens == whole.tokens
+            assert stream.result.finish_reason == whole.finish_reason
+
+
+def test_characters_that_tokens_split_come_out_whole(bytewise: Engine) -> None:
+    """The model is made to write a text of many-byte characters, whatever it thinks itself."""
+    wanted = "€ 漢字 😀."
+    ids = bytewise.tokenizer(wanted)["input_ids"]
+    start = len(bytewise.tokenizer("ab")["input_ids"])
+
+    def write(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        forced = torch.full_like(scores, float("-inf"))
+        forced[:, ids[input_ids.shape[1] - start]] = 0.0
+        return forced
+
+    stream = bytewise.stream("ab", max_new_tokens=len(ids), logits_processor=[write])
+    pieces = list(stream)
+    assert "".join(pieces) == wanted == stream.result.text
+    assert not any("�" in piece for piece in pieces)
+    assert len(pieces) < len(ids)
+    cut = bytewise.stream("ab", max_new_tokens=len(ids), logits_processor=[write], stop="字 😀")
+    assert "".join(cut) == "€ 漢"
+    assert cut.result.finish_reason == "stop"
+
+
+def test_a_stop_string_never_appears_nor_a_part_of_it(engine: Engine) -> None:
+    text = engine.generate("ab cd", max_new_tokens=NEW).text
+    stop = text[10:14]
+    stream = engine.stream("ab cd", max_new_tokens=NEW, stop=[stop, "never to be seen"])
+    shown = ""
+    for piece in stream:
+        shown += piece
+        assert text.startswith(shown)
+        assert len(shown) <= text.index(stop)
+    assert shown == text[: text.index(stop)] == stream.result.text
+
+
+def test_text_held_back_for_a_stop_string_comes_at_the_end(engine: Engine) -> None:
+    text = engine.generate("ab cd", max_new_tokens=NEW).text
+    stream = engine.stream("ab cd", max_new_tokens=NEW, stop="never to be seen")
+    assert "".join(stream) == text
+    early = engine.stream("ab cd", max_new_tokens=NEW, stop="xyzzy")
+    shown = next(early)
+    early.cancel()
+    shown += "".join(early)
+    assert shown == early.result.text
+    assert early.result.finish_reason == "cancelled"
+
+
+def test_a_draft_gives_larger_pieces_and_the_same_text(engine: Engine) -> None:
+    whole = engine.generate("ab cd", max_new_tokens=NEW)
+    drafter = MixingDrafter({tuple(whole.prompt_tokens): whole.tokens}, right=1.0)
+    pieces = list(
+        Engine(engine.model, engine.tokenizer, drafter, budget=10).stream(
+            "ab cd", max_new_tokens=NEW
+        )
+    )
+    assert "".join(pieces) == whole.text
+    assert len(pieces) < len(list(engine.stream("ab cd", max_new_tokens=NEW)))
+
+
+def test_cancelling_from_another_thread(engine: Engine) -> None:
+    stream = engine.stream("ab cd", max_new_tokens=400)
+    shown = next(stream)
+    thread = threading.Thread(target=stream.cancel)
+    thread.start()
+    thread.join()
+    shown += "".join(stream)
+    assert stream.result.finish_reason == "cancelled"
+    assert stream.result.text == shown
+    assert len(stream.result.tokens) == 2
+
+
+def test_an_interrupt_keeps_the_text(engine: Engine) -> None:
+    calls = 0
+
+    def interrupt(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            raise KeyboardInterrupt
+        return scores
+
+    whole = engine.generate("ab cd", max_new_tokens=NEW)
+    before = engine.model.config._attn_implementation
+    stream = engine.stream("ab cd", max_new_tokens=NEW, logits_processor=[interrupt])
+    shown = ""
+    with pytest.raises(KeyboardInterrupt):
+        for piece in stream:
+            shown += piece
+    assert stream.result.text == shown == whole.text[: len(shown)]
+    assert stream.result.tokens == whole.tokens[:5]
+    assert stream.result.finish_reason == "cancelled"
+    assert engine.model.config._attn_implementation == before
+    assert list(stream) == []
+
+
+def test_leaving_early_and_closing_twice(engine: Engine) -> None:
+    stream = engine.stream("ab cd", max_new_tokens=NEW)
+    assert stream.result.tokens == []
+    shown = next(stream)
+    stream.close()
+    stream.close()
+    assert list(stream) == []
+    assert stream.result.text == shown
+    assert stream.result.report.tokens == 1
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("without_collector")
+@pytest.mark.parametrize("steps", [0, 2, NEW])
+def test_a_stream_that_is_dropped_frees_its_cache_at_once(
+    steps: int, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Any] = []
+    enter = TreeSession.__enter__
+
+    def watched(session: TreeSession) -> TreeSession:
+        opened.extend([weakref.ref(session), weakref.ref(session.cache)])
+        return enter(session)
+
+    monkeypatch.setattr(TreeSession, "__enter__", watched)
+    before = engine.model.config._attn_implementation
+    stream = engine.stream("ab cd", max_new_tokens=NEW)
+    for _ in zip(range(steps), stream, strict=False):
+        pass
+    opened.append(weakref.ref(stream._run))
+    assert len(opened) == (3 if steps else 1)
+    del stream
+    assert [reference() for reference in opened] == [None] * len(opened)
+    assert engine.model.config._attn_implementation == before
+
+
+def test_several_prompts_are_no_stream(engine: Engine) -> None:
+    with pytest.raises(InputError, match="Use generate"):
+        engine.stream(["a", "b"])
+    with pytest.raises(InputError, match="n=2"):
+        engine.stream("a", Sampling(temperature=1.0, n=2))
+    with pytest.raises(InputError, match="tokenizer"):
+        Engine(engine.model, drafter=None).stream([1, 2])
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": 1.0}, {}, 0])
+def test_a_sampling_of_another_kind_is_refused(engine: Engine, wrong: Any) -> None:
+    for method in (engine.stream, engine.generate):
+        with pytest.raises(InputError, match="expected a Sampling"):
+            method("a", wrong)

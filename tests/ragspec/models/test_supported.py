@@ -1,0 +1,106 @@
+"""What is outside the scope is refused by name, with the reason, before any work."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from ragspec.errors import ModelError, UnsupportedModelError
+from ragspec.models.supported import check_config, check_scope, state_layers, unwrapped
+from tests.support.architectures import ARCHITECTURES, COMMON, build
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("t5", "encoder-decoder"),
+        ("bart", "encoder-decoder"),
+        ("whisper", "encoder-decoder"),
+        ("marian", "encoder-decoder"),
+        ("bert", "is an encoder"),
+        ("roberta", "is an encoder"),
+        ("electra", "is an encoder"),
+        ("mamba", "recurrent"),
+        ("mamba2", "recurrent"),
+        ("falcon_mamba", "recurrent"),
+        ("rwkv", "recurrent"),
+        ("xlstm", "recurrent"),
+    ],
+)
+def test_configurations_outside_the_scope_are_refused_by_name(model_type: str, reason: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=reason) as caught:
+        check_config(AutoConfig.for_model(model_type))
+    message = str(caught.value)
+    assert model_type in message
+    assert "Use a decoder-only model" in message
+    assert isinstance(caught.value, ModelError)
+    assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_what_the_probe_can_judge_is_not_refused_by_name(name: str) -> None:
+    check_scope(build(name))
+
+
+@pytest.mark.parametrize(
+    "model_type", ["llama", "gpt_neox", "gpt2", "jamba", "falcon_h1", "gemma3", "lfm2"]
+)
+def test_decoders_and_hybrids_with_attention_pass(model_type: str) -> None:
+    check_config(AutoConfig.for_model(model_type))
+
+
+def test_a_hybrid_without_its_attention_layers_is_refused() -> None:
+    config = AutoConfig.for_model("qwen3_next", layer_types=["linear_attention"] * 2, **SMALL)
+    with pytest.raises(UnsupportedModelError, match="without any attention layer"):
+        check_config(config)
+
+
+def test_an_encoder_that_was_made_a_decoder_passes() -> None:
+    check_config(AutoConfig.for_model("bert", is_decoder=True, **SMALL))
+
+
+def test_a_model_without_a_head_is_refused() -> None:
+    body = AutoModel.from_config(AutoConfig.for_model("llama", **COMMON))
+    with pytest.raises(UnsupportedModelError, match=r"LlamaModel.*AutoModelForCausalLM"):
+        check_scope(body)
+
+
+def test_a_model_without_a_cache_is_refused() -> None:
+    config = AutoConfig.for_model("openai-gpt", n_embd=32, n_layer=1, n_head=4, vocab_size=97)
+    with pytest.raises(UnsupportedModelError, match="past_key_values"):
+        check_scope(AutoModelForCausalLM.from_config(config))
+
+
+@pytest.mark.parametrize("thing", [torch.nn.Linear(2, 2), "gpt2", None, SimpleNamespace(config=1)])
+def test_what_is_no_transformers_model_is_refused(thing: Any) -> None:
+    with pytest.raises(UnsupportedModelError, match="no transformers model"):
+        check_scope(thing)
+
+
+def test_an_adapter_of_virtual_tokens_is_refused_and_others_are_not() -> None:
+    model = copy.copy(build("llama"))
+    model.active_peft_config = SimpleNamespace(is_prompt_learning=True)
+    with pytest.raises(UnsupportedModelError, match=r"virtual tokens.*such as LoRA, works"):
+        check_scope(model)
+    model.active_peft_config = SimpleNamespace(is_prompt_learning=False)
+    check_scope(model)
+
+
+def test_layers_with_a_state_are_named() -> None:
+    assert state_layers(build("llama").config) == set()
+    assert state_layers(build("gemma3_text").config) == set()
+    assert state_layers(build("qwen3_5_text").config) == {"linear_attention"}
+
+
+def test_an_adapter_wrapper_is_looked_through() -> None:
+    model = build("llama")
+    wrapper = SimpleNamespace(get_base_model=lambda: model)
+    assert unwrapped(wrapper) is model
+    assert unwrapped(model) is model

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragspec.acceptance.base import Step
+from ragspec.errors import InputError
+from ragspec.reports.report import Report, ReportBuilder, distinct_share, loop_share
+from ragspec.trees.draft_tree import DraftTree
+
+
+def two_source_step() -> Step:
+    """Two branches below the root: 5 -> 6 of "context", 7 of "model"; 5 and 6 are accepted."""
+    tree = DraftTree(
+        tokens=np.array([5, 7, 6]),
+        parents=np.array([-1, -1, 0]),
+        reach=np.ones(3, np.float32),
+        source=np.array([0, 1, 0]),
+        origin=np.array([[0, 40], [-1, -1], [0, 41]]),
+        sources=("context", "model"),
+    )
+    times = {"draft": 0.5, "verify": 4.0, "commit": 0.25, "host": 0.25}
+    return Step(tree, (0, 2), (5, 6, 8), times)
+
+
+def built() -> Report:
+    builder = ReportBuilder("exact", 7, prompt_tokens=11)
+    builder.prefill(20.0)
+    builder.step(two_source_step())
+    builder.step(Step(DraftTree.empty(), (), (9,), {"verify": 3.0}))
+    builder.step(Step(DraftTree.chain([1, 2, 3], "model"), (0, 1, 2), (1, 2), {"verify": 3.0}))
+    return builder.build([5, 6, 8, 9, 1, 2], 0.05, "stop", budget="auto", faults={"model": 1})
+
+
+def test_counts_follow_the_definitions() -> None:
+    report = built()
+    assert (report.tokens, report.forwards, report.steps, report.prefill_forwards) == (6, 3, 3, 1)
+    assert report.per_step_drafted == (3, 0, 3)
+    # The third step was stopped after two tokens: its third accepted node was never emitted.
+    assert report.per_step_accepted == (2, 0, 2)
+    assert report.drafted == 6
+    assert report.accepted == 4
+    assert report.mean_accepted_length == 1 + 4 / 3
+    assert report.draft_acceptance_rate == 4 / 6
+    assert report.acceptance_histogram == [1, 0, 2]
+    assert report.drafted_by_source == {"model": 4, "context": 2}
+    assert report.accepted_by_source == {"context": 2, "model": 2}
+    assert report.budget_sizes == {3: 2, 0: 1}
+    assert report.prompt_tokens == 11 and report.seed == 7 and report.faults == {"model": 1}
+    assert report.reason is None
+
+
+def test_times_add_up() -> None:
+    report = built()
+    expected = {"prefill": 20.0, "draft": 0.5, "verify": 10.0, "commit": 0.25, "host": 0.25}
+    assert report.milliseconds == {"retrieve": 0.0, **expected}
+    assert report.decode_seconds == pytest.approx(0.03)
+    assert report.tokens_per_second == pytest.approx(6 / 0.03)
+    searched = report.with_retrieval(10.0)
+    assert searched.milliseconds["retrieve"] == 10.0
+    assert searched.seconds == pytest.approx(0.06)
+    assert searched.with_retrieval(10.0).seconds == pytest.approx(0.06)
+    assert searched.decode_seconds == report.decode_seconds
+
+
+def test_extra_forwards_are_counted() -> None:
+    builder = ReportBuilder("exact", None, 1)
+    builder.prefill(1.0, forwards=3)
+    builder.step(two_source_step(), forwards=2)
+    report = builder.build([5, 6, 8], 0.1, "length")
+    assert (report.forwards, report.steps, report.prefill_forwards) == (2, 1, 3)
+    assert report.tokens_per_forward == 1.5
+
+
+def test_dictionary_holds_the_schema_of_vllm_and_comes_back() -> None:
+    report = built()
+    data = json.loads(json.dumps(report.to_dict()))
+    assert data["speculative_decoding"] == {
+        "mean_acceptance_length": 1 + 4 / 3,
+        "draft_acceptance_rate": 4 / 6,
+        "acceptance_histogram": [1, 0, 2],
+        "num_spec_steps": 3,
+        "num_accepted_draft_tokens": 4,
+        "num_draft_tokens": 6,
+        "per_step_accepted": [2, 0, 2],
+        "per_step_drafted": [3, 0, 3],
+    }
+    assert data["accepted"] == 4 and data["tokens_per_second"] == report.tokens_per_second
+    assert Report.from_dict(data) == report
+    del data["label"]
+    with pytest.raises(InputError, match="label"):
+        Report.from_dict(data)
+
+
+def test_reason_says_why_nothing_was_gained() -> None:
+    builder = ReportBuilder("exact", 0, 1)
+    builder.step(Step(DraftTree.empty(), (), (9,)))
+    assert "nothing was drafted" in str(builder.build([9], 0.1, "length").reason)
+    builder.step(Step(DraftTree.chain([1, 2], "context"), (), (9,)))
+    report = builder.build([9, 9], 0.1, "length")
+    assert "none of the 2 drafted" in str(report.reason)
+    assert builder.build([9, 9], 0.1, "length", reason="off").reason == "off"
+
+
+def test_empty_run_divides_by_nothing() -> None:
+    report = ReportBuilder("exact", 0, 1).build([], 0.0, "cancelled")
+    assert report.mean_accepted_length == report.draft_acceptance_rate == 0.0
+    assert report.tokens_per_second == report.tokens_per_forward == report.loop_share == 0.0
+    assert report.acceptance_histogram == []
+    assert report.distinct_4 == 1.0
+    assert report.summary()
+
+
+def test_excess_is_the_mean_over_all_tokens() -> None:
+    def told(label: str, *figures: tuple[float, ...]) -> Report:
+        builder = ReportBuilder(label, 0, 1)
+        for excess in figures:
+            builder.step(Step(DraftTree.chain([1], "model"), (0,), (1, 2), excess=excess))
+        return builder.build([7, 1, 2, 1, 2], 0.1, "length")
+
+    relaxed = told("approximate", (0.5, 0.0), (0.25, 0.25))
+    assert relaxed.tv_excess == 0.2  # the token of the prefill counts
+    assert "0.200 total variation" in relaxed.summary()
+    assert Report.from_dict(json.loads(json.dumps(relaxed.to_dict()))) == relaxed
+    assert told("approximate", (), ()).tv_excess is None
+    assert told("exact-for(law)", (), ()).tv_excess == told("exact").tv_excess == 0.0
+
+
+def test_summary_names_the_main_figures() -> None:
+    text = built().summary()
+    for part in ("6 tokens", "3 forward passes", "2.33 a step", "exact", "4 of 6", "model 1"):
+        assert part in text
+
+
+def test_distinct_share() -> None:
+    assert distinct_share([1, 2, 3]) == 1.0
+    assert distinct_share([1, 1, 1, 1, 1, 1]) == 1 / 3
+    assert distinct_share([1, 2, 3, 4, 1, 2, 3, 4]) == 4 / 5
+
+
+def test_loop_share_counts_whole_rounds_and_the_rest() -> None:
+    assert loop_share([]) == 0.0
+    assert loop_share([1, 1]) == 0.0
+    assert loop_share([1, 1, 1]) == 1.0
+    assert loop_share([1, 2, 1, 2]) == 0.0
+    assert loop_share([9, 8, 1, 2, 1, 2, 1, 2, 1, 7]) == 0.7
+    cycle = list(range(32))
+    assert loop_share(cycle * 3) == 1.0
+    assert loop_share([*cycle, 32] * 3) == 0.0
+
+
+def naive_loop_share(tokens: list[int], longest: int, repeats: int) -> float:
+    inside = [False] * len(tokens)
+    for period in range(1, longest + 1):
+        for start in range(len(tokens)):
+            stop = start + period
+            while stop < len(tokens) and tokens[stop] == tokens[stop - period]:
+                stop += 1
+            if stop - start >= period * repeats:
+                inside[start:stop] = [True] * (stop - start)
+    return sum(inside) / len(tokens) if tokens else 0.0
+
+
+@given(st.lists(st.integers(0, 2), max_size=40))
+def test_loop_share_equals_the_definition(tokens: list[int]) -> None:
+    assert loop_share(tokens, 4, 3) == pytest.approx(naive_loop_share(tokens, 4, 3))
+
+
+def test_a_step_keeps_no_law_alive_and_costs_little() -> None:
+    step = two_source_step()
+    builder = ReportBuilder("exact", 0, 1)
+    start = time.perf_counter()
+    for _ in range(2000):
+        builder.step(step)
+    assert time.perf_counter() - start < 2.0  # 1 ms a step: a guard against quadratic work only
+    assert not any(value is step or value is step.tree for value in vars(builder).values())

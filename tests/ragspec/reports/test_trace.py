@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragspec.acceptance.base import Step
+from ragspec.errors import InputError
+from ragspec.reports.report import Report, ReportBuilder
+from ragspec.reports.trace import piece_text, read_trace, token_texts, write_trace
+from ragspec.trees.draft_tree import DraftKind, DraftTree
+
+
+@dataclass
+class Run:
+    """A generation as the trace sees it."""
+
+    steps: list[Step]
+    report: Report
+    label: str = "exact"
+    prompt_tokens: list[int] = field(default_factory=lambda: [1, 2, 3])
+
+
+def letters(tokens: list[int]) -> str:
+    return bytes(tokens).decode("utf-8", errors="replace")
+
+
+def run() -> Run:
+    tree = DraftTree.chain(list(b"\xa9lo"), "context", origin=[(1, 7), (1, 8), (1, 9)])
+    times = {"draft": 1.0, "verify": 5.0}
+    steps = [
+        Step(DraftTree.empty(), (), tuple(b"H"), {"verify": 4.0}),
+        Step(DraftTree.chain([101], "model", reach=[0.25]), (0,), tuple("eé".encode()[:2]), times),
+        Step(tree, (0, 1), (0xA9, *b"lo"), times),
+    ]
+    builder = ReportBuilder("exact", 5, 3)
+    for step in steps:
+        builder.step(step)
+    emitted = [token for step in steps for token in step.tokens]
+    return Run(steps, builder.build(emitted, 0.02, "stop", budget="fixed"))
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    made = run()
+    path = tmp_path / "trace.jsonl"
+    extra = {"question": "why?", "format": "no header field can be replaced"}
+    write_trace(path, made, letters, model="tiny", documents=["a.md", "b.md"], extra=extra)
+    trace = read_trace(path)
+    assert trace.complete
+    assert trace.header.documents == ("a.md", "b.md")
+    assert (trace.header.model, trace.header.label, trace.header.seed) == ("tiny", "exact", 5)
+    assert trace.header.prompt_tokens == 3
+    assert trace.header.extra == {"question": "why?"}
+    assert trace.report == made.report
+    assert trace.text == "Heélo"
+    assert trace.texts == (("H",), ("e", ""), ("é", "l", "o"))
+    assert trace.vocabulary == {101: "e", 0xA9: "\ufffd", ord("l"): "l", ord("o"): "o"}
+    for got, made_step in zip(trace.steps, made.steps, strict=True):
+        assert (got.path, got.tokens) == (made_step.path, made_step.tokens)
+        assert got.milliseconds == made_step.milliseconds
+        assert got.tree.sources == made_step.tree.sources
+        for name in ("tokens", "parents", "source", "origin", "reach"):
+            np.testing.assert_array_equal(getattr(got.tree, name), getattr(made_step.tree, name))
+
+
+def test_lines_carry_the_documented_fields(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, run(), letters)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    names = "t index sources tokens parents source reach origin path emitted texts ms"
+    assert set(lines[1]) == set(names.split())  # a step without a draft brings no words
+    assert set(lines[2]) == {*names.split(), "vocabulary"}
+    assert [line["t"] for line in lines[1:-1]] == [0.0, 4.0, 10.0]
+    assert list(lines[-1]) == ["report"]
+
+
+def test_a_drafted_token_is_written_once(tmp_path: Path) -> None:
+    made, path = run(), tmp_path / "trace.jsonl"
+    made.steps.append(Step(DraftTree.chain(list(b"lol!"), "context"), (), (33,), {"verify": 5.0}))
+    write_trace(path, made, letters)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line.get("vocabulary") for line in lines[2:5]] == [
+        {"101": "e"},
+        {"169": "\ufffd", "108": "l", "111": "o"},
+        {"33": "!"},
+    ]
+
+
+def test_a_trace_without_a_vocabulary_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, run(), letters)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line.pop("vocabulary", None)
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    trace = read_trace(path)
+    assert trace.complete and trace.text == "Heélo" and trace.vocabulary == {}
+
+
+def test_a_cut_trace_knows_the_words_so_far(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, run(), letters)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
+    assert read_trace(path).vocabulary == {101: "e"}
+
+
+def test_a_piece_keeps_the_space_that_a_tokenizer_drops_at_the_beginning() -> None:
+    words = {1: " the", 2: "y", 3: "", 4: " a"}
+
+    def drops(tokens: list[int]) -> str:
+        return "".join(words[token] for token in tokens).removeprefix(" ")
+
+    assert [piece_text(token, drops) for token in words] == [" the", "y", "", " a"]
+    assert piece_text(7, lambda tokens: "".join(map(str, tokens))) == "7"
+    assert piece_text(7, lambda tokens: "seven" if len(tokens) == 1 else "twice") == "seven"
+
+
+def test_a_file_cut_short_reads_up_to_its_last_step(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, run(), letters)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:3]) + lines[3][:20])
+    trace = read_trace(path)
+    assert not trace.complete
+    assert len(trace.steps) == 2
+    assert trace.report.finish_reason == "cancelled"
+    assert trace.report.accepted == 1
+
+
+def test_a_file_cut_anywhere_in_its_last_line_reads_up_to_the_step_before(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, run(), letters)
+    lines = path.read_bytes().splitlines(keepends=True)
+    inside = lines[3].index("é".encode()) + 1  # between the two bytes of the character
+    for cut in (inside - 1, inside, inside + 1):
+        path.write_bytes(b"".join(lines[:3]) + lines[3][:cut])
+        trace = read_trace(path)
+        assert not trace.complete and len(trace.steps) == 2
+
+
+def test_names_that_are_no_utf_8_are_written_and_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    name = b"caf\xe9.txt".decode("utf-8", "surrogateescape")  # as the file system gives it
+    write_trace(path, run(), letters, model=name, documents=[name], extra={"question": name})
+    header = read_trace(path).header
+    assert (header.model, header.documents) == ("caf?.txt", ("caf?.txt",))
+    assert header.extra == {"question": "caf?.txt"}
+
+
+def test_a_tree_with_equal_siblings_is_read(tmp_path: Path) -> None:
+    made, path = run(), tmp_path / "trace.jsonl"
+    twins = DraftTree.build([108, 108], [-1, -1], "model", kind=DraftKind.SAMPLED)
+    made.steps.append(Step(twins, (1,), (108, 33)))
+    write_trace(path, made, letters)
+    assert read_trace(path).steps[3].path == (1,)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "no trace"),
+        ('{"format": "other"}\n', "no trace"),
+        ('{"format": "ragspec-trace", "version": 99}\n', "no trace"),
+        ("not json\n{}\n", "line 1"),
+        ("[]\n", "not a JSON object"),
+        ('{"format": "ragspec-trace", "version": 1}\n', "damaged"),
+    ],
+)
+def test_what_is_no_trace_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(content)
+    with pytest.raises(InputError, match=message):
+        read_trace(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"path": [9]},
+        {"origin": [[1]]},
+        {"ms": []},
+        {"source": []},
+        {"tokens": None},
+        {"vocabulary": []},
+        {"vocabulary": {"x": "y"}},
+        {"texts": ["e"]},
+        {"texts": ["e", "l", "l", "o"]},
+        {"parents": [-1, 0]},
+        {"parents": [0, 1, 2]},
+        {"parents": [-1, 0, 9]},
+        {"source": [0, 0, 7]},
+        {"reach": [1.0]},
+        {"reach": [1.0, float("nan"), 1.0]},
+        {"tokens": [1, 2, 1 << 70]},
+        {"path": [0, 0]},
+        {"path": [1]},
+        {"path": [0, -1]},
+    ],
+)
+def test_a_damaged_step_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, run(), letters)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[3] |= change
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    with pytest.raises(InputError, match="damaged"):
+        read_trace(path)
+
+
+def test_files_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="absent"):
+        read_trace(tmp_path / "absent.jsonl")
+    with pytest.raises(InputError, match="nowhere"):
+        write_trace(tmp_path / "nowhere" / "trace.jsonl", run(), letters)
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="text file"):
+        read_trace(binary)
+
+
+@given(st.text(max_size=12))
+def test_token_texts_join_to_the_whole(text: str) -> None:
+    tokens = list(text.encode("utf-8", errors="ignore"))
+    texts = token_texts(tokens, letters)
+    assert len(texts) == len(tokens)
+    assert "".join(texts) == letters(tokens)
+
+
+def test_token_texts_end_with_an_unfinished_character() -> None:
+    tokens = list("é".encode())[:1]
+    assert token_texts([104, *tokens], letters) == ["h", "\ufffd"]

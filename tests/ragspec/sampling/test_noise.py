@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragspec.sampling.noise import NoiseStream, Stream, _gumbel, _gumbel_on_device, fresh_seed
+from ragspec.sampling.noise import _mix as mix  # the word function itself, against published output
+
+WORD = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+COUNT = 4096
+
+
+def excess(observed: Sequence[int] | np.ndarray, expected: np.ndarray) -> float:
+    """Return how many standard deviations chi-square lies above its mean."""
+    cells = np.asarray(observed, dtype=float).ravel()
+    chi = float(((cells - expected.ravel()) ** 2 / expected.ravel()).sum())
+    freedom = cells.size - 1
+    return (chi - freedom) / math.sqrt(2 * freedom)
+
+
+def uniforms(seed: int = 0, sample: int = 0, stream: Stream = Stream.ACCEPT) -> np.ndarray:
+    noise = NoiseStream(seed, sample)
+    return np.array([noise.uniform(index, stream) for index in range(COUNT)])
+
+
+def assert_unrelated(first: np.ndarray, second: np.ndarray) -> None:
+    """Assert that pairs fill the square evenly (8 x 8 cells, six standard deviations)."""
+    counts, _, _ = np.histogram2d(first, second, bins=8, range=[[0, 1], [0, 1]])
+    assert abs(excess(counts, np.full(64, len(first) / 64))) < 6
+
+
+def test_uniform_is_even() -> None:
+    for stream in Stream:
+        counts, _ = np.histogram(uniforms(3, stream=stream), bins=64, range=(0, 1))
+        assert abs(excess(counts, np.full(64, COUNT / 64))) < 6
+
+
+def test_neighbours_are_unrelated() -> None:
+    values = uniforms()
+    assert_unrelated(values[:-1], values[1:])
+    noise = NoiseStream(1)
+    lanes = np.array([noise.uniform(9, Stream.ACCEPT, lane) for lane in range(COUNT)])
+    assert_unrelated(lanes[:-1], lanes[1:])
+
+
+def test_seeds_samples_and_streams_are_unrelated() -> None:
+    base = uniforms()
+    assert_unrelated(base, uniforms(seed=1))
+    assert_unrelated(base, uniforms(sample=1))
+    assert_unrelated(uniforms(seed=1), uniforms(sample=1))
+    for stream in (Stream.TARGET, Stream.DRAFT, Stream.RESIDUAL):
+        assert_unrelated(base, uniforms(stream=stream))
+
+
+def test_neighbouring_seeds_are_unrelated_at_one_index() -> None:
+    values = np.array([NoiseStream(seed).uniform(0, Stream.TARGET) for seed in range(COUNT)])
+    assert_unrelated(values[:-1], values[1:])
+    values = np.array([NoiseStream(5, s).uniform(0, Stream.TARGET) for s in range(COUNT)])
+    assert_unrelated(values[:-1], values[1:])
+
+
+def test_no_two_uses_share_a_value() -> None:
+    keys = [(s, n, i, t) for s in (0, 1, 7) for n in (0, 1, 2) for i in range(40) for t in Stream]
+    values = {NoiseStream(s, n).uniform(i, t, lane) for s, n, i, t in keys for lane in range(4)}
+    assert len(values) == 4 * len(keys)
+
+
+def test_gumbel_is_gumbel() -> None:
+    values = NoiseStream(2).gumbel(0, torch.arange(20_000)).numpy()
+    counts, _ = np.histogram(np.exp(-np.exp(-values)), bins=64, range=(0, 1))
+    assert abs(excess(counts, np.full(64, 20_000 / 64))) < 6
+    assert values.mean() == pytest.approx(np.euler_gamma, abs=0.04)
+
+
+def test_best_of_log_p_plus_gumbel_follows_p() -> None:
+    p = np.array([0.45, 0.3, 0.15, 0.07, 0.03])
+    noise, tokens = NoiseStream(4), torch.arange(5)
+    scores = torch.stack([noise.gumbel(index, tokens) for index in range(COUNT)])
+    drawn = (scores + torch.from_numpy(p).log()).argmax(-1).numpy()
+    assert excess(np.bincount(drawn, minlength=5), COUNT * p) < 6
+    assert_unrelated(*((scores[:, token].neg().exp().neg().exp()).numpy() for token in (0, 1)))
+
+
+@given(
+    seed=st.integers(-(2**70), 2**70),
+    sample=st.integers(0, 10**6),
+    index=st.integers(0, 2**40),
+    token=st.integers(0, 2**31),
+    stream=st.sampled_from(list(Stream)),
+)
+def test_tensors_and_integers_agree(
+    seed: int, sample: int, index: int, token: int, stream: Stream
+) -> None:
+    noise = NoiseStream(seed, sample)
+    number = noise.uniform(index, stream, lane=token)
+    assert 0.0 < number < 1.0
+    gumbel = float(noise.gumbel(index, torch.tensor([token]), stream)[0])
+    assert math.isfinite(gumbel)
+    assert gumbel == pytest.approx(-math.log(-math.log(number)), rel=1e-9, abs=1e-9)
+
+
+def test_words_are_splitmix64() -> None:
+    first_five = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+    assert [mix(1234567 + step * GOLDEN) for step in range(1, 6)] == first_five
+
+
+def test_tensor_words_wrap_as_integers_do() -> None:
+    noise, tokens = NoiseStream(-3, 2), torch.tensor([0, 1, 5, 2**31 - 1, 2**62, 2**63 - 1])
+    found = torch.exp(-torch.exp(-noise.gumbel(7, tokens, Stream.DRAFT)))
+    expected = [noise.uniform(7, Stream.DRAFT, token) for token in tokens.tolist()]
+    assert found.tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_noise_depends_on_nothing_else() -> None:
+    noise = NoiseStream(11, 3)
+    tokens = torch.tensor([[4, 9], [2, 4]])
+    whole = noise.gumbel(6, tokens)
+    assert whole.dtype == torch.float64
+    assert whole.shape == tokens.shape
+    assert torch.equal(whole[1:], noise.gumbel(6, tokens[1:]))
+    assert whole[0, 0] == whole[1, 1]
+    noise.uniform(6, Stream.TARGET)
+    assert torch.equal(whole, NoiseStream(11, 3).gumbel(6, tokens.to(torch.int32)))
+
+
+def test_whole_vocabulary_is_finite() -> None:
+    values = NoiseStream(0).gumbel(0, torch.arange(200_000))
+    assert torch.isfinite(values).all()
+    assert float(values.max()) < 40.0  # -log(2^-54) bounds what a uniform of 53 bits can give
+
+
+def test_rows_have_the_noise_of_their_indices() -> None:
+    noise, tokens = NoiseStream(6, 1), torch.arange(24).view(3, 8)
+    rows = noise.gumbel_rows([9, 0, 9], tokens, Stream.DRAFT)
+    for row, index in enumerate([9, 0, 9]):
+        assert torch.equal(rows[row], noise.gumbel(index, tokens[row], Stream.DRAFT))
+
+
+def test_fresh_seeds_differ() -> None:
+    seeds = {fresh_seed() for _ in range(8)}
+    assert len(seeds) > 1
+    assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+@pytest.mark.gpu
+def test_devices_agree() -> None:
+    device = torch.accelerator.current_accelerator()
+    tokens = torch.arange(50_000)
+    here, there = (NoiseStream(1).gumbel(3, where) for where in (tokens, tokens.to(device)))
+    assert torch.allclose(here, there.cpu(), rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("shape", [(200_000,), (3, 5), (2, 2, 2)])
+def test_host_and_devices_make_the_same_noise(shape: tuple[int, ...]) -> None:
+    tokens = torch.randint(1 << 40, shape, generator=torch.Generator().manual_seed(2))
+    keys = [2**64 - 5, 17, 2**63][: 1 if len(shape) != 2 else shape[0]]
+    torch.testing.assert_close(
+        _gumbel_on_device(tokens, keys), _gumbel(tokens, keys), atol=1e-13, rtol=1e-13
+    )

@@ -1,0 +1,146 @@
+"""When a text ends, and text from tokens: stop strings over token borders, split characters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragspec.sampling.stopping import StopRule, TextStream
+from tests.support import tiny
+
+TEXTS = st.text(alphabet="the dra ft.\nkê€é漢😀 ", min_size=1, max_size=24)
+
+
+@pytest.fixture(scope="module")
+def bpe() -> Any:
+    return tiny.bpe_tokenizer()
+
+
+def encode(text: str) -> list[int]:
+    return list(tiny.bpe_tokenizer()(text)["input_ids"])
+
+
+def chunks(tokens: list[int], sizes: list[int]) -> list[list[int]]:
+    found, start = [], 0
+    for size in sizes:
+        found.append(tokens[start : start + size])
+        start += size
+    return [*found, tokens[start:]]
+
+
+@given(TEXTS, st.lists(st.integers(1, 4), max_size=8))
+@settings(max_examples=60)
+def test_pieces_are_the_text_and_never_half_a_character(text: str, sizes: list[int]) -> None:
+    stream = TextStream(tiny.bpe_tokenizer())
+    pieces = [stream.push(part) for part in chunks(encode(text), sizes)]
+    assert not any("�" in piece for piece in pieces)
+    for count in range(len(pieces)):
+        assert text.startswith("".join(pieces[: count + 1]))
+    assert "".join([*pieces, stream.flush()]) == text == stream.text
+
+
+def test_characters_are_split_over_tokens_in_these_tests(bpe: Any) -> None:
+    assert len(encode("€")) == 3
+    assert len(encode("😀")) == 4
+    assert len(encode("token")) < 5
+
+
+def test_what_was_held_back_comes_out_as_it_is(bpe: Any) -> None:
+    stream = TextStream(bpe)
+    assert stream.push(encode("a€")[:-1]) == ""
+    assert stream.flush() == "a�"
+    assert stream.flush() == ""
+
+
+def test_a_broken_character_does_not_hold_the_text_for_ever(bpe: Any) -> None:
+    stream = TextStream(bpe)
+    broken = encode("€")[:1]
+    assert stream.push(broken) == ""
+    assert stream.push(encode("ok")) == "�ok"
+
+
+def test_end_tokens_are_no_text(bpe: Any) -> None:
+    stream = TextStream(bpe)
+    assert stream.push(encode("ab") + [bpe.eos_token_id]) == "ab"
+    assert stream.push(encode("cd")) == "cd"
+
+
+def test_a_fork_does_not_disturb_its_origin(bpe: Any) -> None:
+    stream = TextStream(bpe)
+    stream.push(encode("abc"))
+    fork = stream.fork()
+    assert fork.push(encode("xyz")) == "xyz"
+    assert stream.text == "abc"
+    assert stream.push(encode("def")) == "def"
+    assert fork.text == "abcxyz"
+
+
+@given(TEXTS, st.data())
+@settings(max_examples=80)
+def test_a_stop_string_ends_the_text_where_it_is_complete(text: str, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(text) - 1))
+    stop = text[start : start + data.draw(st.integers(1, 5))]
+    bpe, tokens = tiny.bpe_tokenizer(), encode(text)
+    state = StopRule(frozenset(), 1000, (stop, "\x00never")).open(bpe)
+    for count, token in enumerate(tokens, start=1):
+        shown = bpe.decode(tokens[:count]).rstrip("�")
+        ended = state.push(token)
+        assert ended == (stop in shown)
+        if ended:
+            break
+    assert state.reason == "stop"
+    assert state.cut == text.index(stop)
+
+
+def test_looking_ahead_agrees_with_what_follows_and_changes_nothing(bpe: Any) -> None:
+    tokens = encode("the draft. € then more")
+    state = StopRule(frozenset(), 1000, ("€ t",)).open(bpe)
+    state.push(tokens[0])
+    expected = ["€ t" in bpe.decode(tokens[: count + 1]) for count in range(1, len(tokens))]
+    assert [state.peek(tokens[1 : count + 1]) for count in range(1, len(tokens))] == expected
+    assert any(expected)
+    assert state.reason is None
+    assert state.count == 1
+    pushed = [state.push(token) for token in tokens[1 : 2 + expected.index(True)]]
+    assert pushed == expected[: len(pushed)]
+
+
+def test_ends_and_lengths() -> None:
+    state = StopRule(frozenset({7}), 3).open(None)
+    assert not state.peek([])
+    assert state.peek([1, 7])
+    assert not state.peek([1, 2])
+    assert state.peek([1, 2, 3])
+    assert [state.push(token) for token in (1, 2, 3)] == [False, False, True]
+    assert state.reason == "length"
+    both = StopRule(frozenset({7}), 1).open(None)
+    assert both.push(7)
+    assert both.reason == "stop"
+
+
+def test_the_first_of_several_stop_strings_cuts(bpe: Any) -> None:
+    state = StopRule(frozenset(), 100, ("raft", "the d", "d")).open(bpe)
+    for token in encode("x the draft"):
+        if state.push(token):
+            break
+    assert state.cut == "x the draft".index("the d")
+
+
+def test_criteria_see_prompt_and_text_after_every_token() -> None:
+    seen: list[list[int]] = []
+
+    def three(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        seen.append(ids[0].tolist())
+        return torch.tensor([ids.shape[1] >= 5])
+
+    state = StopRule(frozenset(), 100, criteria=(three, lambda ids, scores: False)).open(
+        None, [8, 9]
+    )
+    assert [state.push(token) for token in (1, 2, 3)] == [False, False, True]
+    assert seen == [[8, 9, 1], [8, 9, 1, 2], [8, 9, 1, 2, 3]]
+    assert state.reason == "stop"
+    assert state.cut is None

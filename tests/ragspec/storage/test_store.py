@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ragspec.errors import InputError, StoreError
+from ragspec.storage.filesystem import writer_lock
+from ragspec.storage.manifest import Contents
+from ragspec.storage.store import POINTER, OpenStore, carry, open_store, publish
+
+STAGES = ["locked", "written", "synced", "manifest", "renamed", "switched", "cleaned"]
+KILLED_BUILD = """
+import os, signal, sys
+from pathlib import Path
+from ragspec.storage.store import publish
+
+def write(folder):
+    (folder / "data.txt").write_text("new")
+    if sys.argv[2] == "writing":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def stage(name):
+    if name == sys.argv[2]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+publish(Path(sys.argv[1]), "toy", write, stage=stage)
+"""
+
+
+def write_text(text: str) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / "data.txt").write_text(text)
+        (folder / "inner").mkdir()
+        (folder / "inner" / "more.txt").write_text(text * 2)
+
+    return write
+
+
+def build(root: Path, text: str) -> OpenStore:
+    return publish(root, "toy", write_text(text), parameters={"n": 1}, fingerprints={"model": "f"})
+
+
+def read(root: Path) -> str:
+    return open_store(root, "toy").file("data.txt").read_text()
+
+
+def test_published_store_opens_with_its_files_and_parameters(tmp_path: Path) -> None:
+    build(tmp_path / "s", "one")
+    store = open_store(tmp_path / "s", "toy", fingerprints={"model": "f"})
+    assert store.file("inner/more.txt").read_text() == "oneone"
+    assert store.manifest.parameters == {"n": 1}
+    with pytest.raises(StoreError, match=r"no file 'other\.txt'"):
+        store.file("other.txt")
+
+
+def test_a_new_generation_replaces_the_old_and_open_readers_keep_theirs(tmp_path: Path) -> None:
+    build(tmp_path, "one")
+    reader = open_store(tmp_path, "toy")
+    build(tmp_path, "two")
+    assert read(tmp_path) == "two"
+    assert reader.file("data.txt").read_text() == "one"
+    build(tmp_path, "three")
+    assert sorted(path.name for path in tmp_path.glob("gen-*")) == ["gen-000002", "gen-000003"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
+@pytest.mark.parametrize("point", ["writing", *STAGES])
+def test_killed_build_leaves_a_whole_store(tmp_path: Path, point: str) -> None:
+    build(tmp_path, "old")
+    done = subprocess.run([sys.executable, "-c", KILLED_BUILD, str(tmp_path), point], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert read(tmp_path) == ("new" if point in ("switched", "cleaned") else "old")
+    build(tmp_path, "next")
+    assert read(tmp_path) == "next"
+    assert not list(tmp_path.glob(".build-*"))
+    assert len(list(tmp_path.glob("gen-*"))) <= 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
+def test_killed_first_build_is_no_store(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", KILLED_BUILD, str(tmp_path), "renamed"], check=False)
+    with pytest.raises(StoreError, match="build it first"):
+        open_store(tmp_path, "toy")
+    build(tmp_path, "whole")
+    assert read(tmp_path) == "whole"
+
+
+def test_failing_writer_leaves_the_old_store_and_no_rubbish(tmp_path: Path) -> None:
+    build(tmp_path, "old")
+
+    def write(folder: Path) -> None:
+        raise RuntimeError("disk full")
+
+    with pytest.raises(RuntimeError, match="disk full"):
+        publish(tmp_path, "toy", write)
+    assert read(tmp_path) == "old"
+    assert not list(tmp_path.glob(".build-*"))
+
+
+def damage_truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def damage_flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("name", ["data.txt", "inner/more.txt", "manifest.json"])
+@pytest.mark.parametrize("damage", [damage_truncate, damage_flip, Path.unlink])
+def test_damaged_files_are_refused(
+    tmp_path: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    store = build(tmp_path, "some text")
+    damage(store.path / name)
+    with pytest.raises(StoreError):
+        open_store(tmp_path, "toy")
+
+
+def test_files_swapped_between_stores_are_refused(tmp_path: Path) -> None:
+    first, second = build(tmp_path / "a", "one"), build(tmp_path / "b", "two")
+    (first.path / "data.txt").replace(second.path / "data.txt")
+    open_store(tmp_path / "b", "toy", verify="size")
+    with pytest.raises(StoreError, match="SHA-256"):
+        open_store(tmp_path / "b", "toy")
+    (second.path / "manifest.json").write_bytes((first.path / "manifest.json").read_bytes())
+    with pytest.raises(StoreError, match="not the manifest"):
+        open_store(tmp_path / "b", "toy", verify="size")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"generation": "../x", "manifest_sha256": "0"}'])
+def test_damaged_pointer_is_refused(tmp_path: Path, text: str) -> None:
+    build(tmp_path, "one")
+    whole = (tmp_path / POINTER).read_text()
+    for damaged in (text, whole + " "):
+        (tmp_path / POINTER).write_text(damaged)
+        with pytest.raises(StoreError, match="damaged"):
+            open_store(tmp_path, "toy")
+
+
+def test_a_writer_that_misses_the_current_generation_deletes_nothing(tmp_path: Path) -> None:
+    build(tmp_path, "one")
+    shutil.rmtree(build(tmp_path, "two").path)
+    with pytest.raises(StoreError, match="missing"):
+        carried_on(tmp_path, "three")
+    assert (tmp_path / "gen-000001" / "data.txt").read_text() == "one"
+    build(tmp_path, "four")
+    assert read(tmp_path) == "four"
+
+
+def test_other_kind_fingerprint_and_format_are_refused(tmp_path: Path) -> None:
+    store = build(tmp_path, "one")
+    with pytest.raises(StoreError, match="expected 'other'"):
+        open_store(tmp_path, "other")
+    with pytest.raises(StoreError, match="another model"):
+        open_store(tmp_path, "toy", fingerprints={"model": "g"})
+    manifest = json.loads((store.path / "manifest.json").read_text())
+    assert manifest["format"] == 1
+
+
+def test_second_writer_is_refused_while_the_first_writes(tmp_path: Path) -> None:
+    build(tmp_path, "one")
+    with writer_lock(tmp_path), pytest.raises(StoreError, match="another process"):
+        build(tmp_path, "two")
+    build(tmp_path, "three")
+    assert read(tmp_path) == "three"
+
+
+def test_folder_of_other_things_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(StoreError, match=r"thesis\.txt"):
+        build(tmp_path, "one")
+    with pytest.raises(StoreError, match="is a file"):
+        build(tmp_path / "thesis.txt", "one")
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def test_a_writer_waits_for_another_as_long_as_it_is_told(tmp_path: Path) -> None:
+    build(tmp_path, "one")
+    released = threading.Event()
+
+    def hold() -> None:
+        with writer_lock(tmp_path):
+            held.set()
+            released.wait(5)
+
+    held = threading.Event()
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(5)
+    with pytest.raises(StoreError, match="another process"):
+        publish(tmp_path, "toy", write_text("two"), wait=0.05)
+    threading.Timer(0.1, released.set).start()
+    publish(tmp_path, "toy", write_text("two"), wait=5)
+    thread.join()
+    assert read(tmp_path) == "two"
+
+
+def carried_on(root: Path, text: str) -> OpenStore:
+    """Publish a generation with the last one's inner file and another data file."""
+
+    def write(folder: Path) -> Contents:
+        last = open_store(root, "toy", verify="size")
+        (folder / "data.txt").write_text(text)
+        return Contents({"n": 2}, {"model": "g"}, carry(last, ["inner/more.txt"], folder))
+
+    return publish(root, "toy", write)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_unchanged_files_are_carried_over(
+    tmp_path: Path, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no links here")
+
+    if not links:
+        monkeypatch.setattr("os.link", refuse)
+    first = build(tmp_path, "one")
+    inode = first.file("inner/more.txt").stat().st_ino
+    for text in ("two", "three"):
+        carried_on(tmp_path, text)
+    store = open_store(tmp_path, "toy", fingerprints={"model": "g"})
+    assert store.manifest.parameters == {"n": 2}
+    assert store.file("data.txt").read_text() == "three"
+    assert store.file("inner/more.txt").read_text() == "oneone"
+    assert (store.file("inner/more.txt").stat().st_ino == inode) is links
+
+
+def test_damage_to_a_carried_file_is_not_made_official(tmp_path: Path) -> None:
+    first = build(tmp_path, "one")
+    damage_flip(first.path / "inner/more.txt")
+    carried_on(tmp_path, "two")
+    with pytest.raises(StoreError, match="SHA-256"):
+        open_store(tmp_path, "toy")
+    damage_truncate(tmp_path / "gen-000002" / "inner/more.txt")
+    with pytest.raises(StoreError, match="truncated"):
+        carried_on(tmp_path, "three")
+    (tmp_path / "gen-000002" / "inner/more.txt").unlink()
+    with pytest.raises(StoreError, match="missing"):
+        carried_on(tmp_path, "three")
+
+
+def test_a_first_generation_that_fails_leaves_no_folder(tmp_path: Path) -> None:
+    def fail(folder: Path) -> None:
+        (folder / "data.txt").write_text("half")
+        raise InputError("no text")
+
+    root = tmp_path / "new"
+    with pytest.raises(InputError, match="no text"):
+        publish(root, "toy", fail)
+    assert not root.exists()
+    build(root, "one")
+    with pytest.raises(InputError, match="no text"):
+        publish(root, "toy", fail)
+    assert read(root) == "one"
+
+
+@pytest.mark.parametrize(
+    ("pointer", "message"),
+    [
+        ('{"generation": "gen-000001"}', "CURRENT lacks 'manifest_sha256'"),
+        ("[1]", r"CURRENT is damaged \(list, expected an object\)"),
+    ],
+)
+def test_what_is_wrong_with_the_pointer_is_told(tmp_path: Path, pointer: str, message: str) -> None:
+    build(tmp_path, "one")
+    (tmp_path / POINTER).write_text(pointer)
+    with pytest.raises(StoreError, match=message):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("blocked", ["LOCK", "build"])
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, blocked: str) -> None:
+    # Stands for a folder that may only be read, which nobody can be kept from as root.
+    root = tmp_path / "s"
+    root.mkdir()
+    if blocked == "LOCK":
+        (root / "LOCK").mkdir()
+    else:
+        (root / f".build-{os.getpid()}").write_bytes(b"")
+    with pytest.raises(StoreError, match="cannot be written"):
+        publish(root, "kind", lambda folder: None)

@@ -1,0 +1,21 @@
+"""Both kinds of session offer what the loop asks for."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from ragspec.target.base import TargetSession
+from ragspec.target.causal import TreeSession
+from ragspec.target.path_rows import PathSession
+
+
+@pytest.mark.parametrize("session", [TreeSession, PathSession])
+def test_sessions_have_every_part_under_its_name(session: type) -> None:
+    wanted = {n: f for n, f in vars(TargetSession).items() if inspect.isfunction(f)}
+    names = {n for n in wanted if not n.startswith("_") or n in ("__enter__", "__exit__")}
+    assert names >= {"admit", "verify", "commit", "select", "__enter__", "__exit__"}
+    for name in names:
+        asked = list(inspect.signature(wanted[name]).parameters)
+        assert list(inspect.signature(getattr(session, name)).parameters) == asked

@@ -1,0 +1,192 @@
+"""One forward verifies a tree per row: its logits are those of each path as a plain text."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ragspec.target.causal as target_module
+from ragspec.target.causal import CausalTarget
+from ragspec.trees.draft_tree import DraftTree
+from tests.support.architectures import VOCAB, build
+
+NAMES = ["llama", "gemma3_text", "gpt2", "falcon"]
+
+
+def reference(model: Any, text: Sequence[int]) -> torch.Tensor:
+    """Return the logits after a text, by the model alone: [V]."""
+    with torch.no_grad():
+        logits: torch.Tensor = model(input_ids=torch.tensor([list(text)]), use_cache=False).logits
+    return logits[0, -1]
+
+
+def path_to(tree: DraftTree, node: int) -> list[int]:
+    path: list[int] = []
+    while node >= 0:
+        path.insert(0, node)
+        node = int(tree.parents[node])
+    return path
+
+
+def assert_right(
+    model: Any, logits: torch.Tensor, texts: list[list[int]], trees: list[DraftTree]
+) -> None:
+    """Assert that logits [B, N + 1, V] are those of the texts and every path below them."""
+    for row, (text, tree) in enumerate(zip(texts, trees, strict=True)):
+        for node in range(-1, len(tree)):
+            tokens = [int(tree.tokens[i]) for i in path_to(tree, node)]
+            expected = reference(model, [*text, *tokens])
+            assert torch.allclose(logits[row, node + 1], expected, atol=1e-9), (row, node)
+
+
+def random_tree(data: st.DataObject, most: int = 7) -> DraftTree:
+    n = data.draw(st.integers(0, most))
+    parents = [data.draw(st.integers(-1, i - 1)) for i in range(n)]
+    tokens = data.draw(st.permutations(range(20)))[:n]
+    return DraftTree.build(tokens, parents, "test")
+
+
+def random_text(data: st.DataObject, least: int, most: int) -> list[int]:
+    return data.draw(st.lists(st.integers(0, VOCAB - 2), min_size=least, max_size=most))
+
+
+@given(st.data())
+@settings(max_examples=25)
+def test_ragged_batches_of_trees_step_after_step(data: st.DataObject) -> None:
+    model = build(data.draw(st.sampled_from(NAMES)))
+    rows = data.draw(st.integers(1, 3))
+    texts = [random_text(data, 1, 14) for _ in range(rows)]
+    pending = [list(text) for text in texts]
+    with CausalTarget(model).open(rows, capacity=4) as session:
+        for _ in range(3):
+            trees = [random_tree(data) for _ in texts]
+            logits = session.verify(pending, trees)
+            assert_right(model, logits, texts, trees)
+            paths = [path_to(tree, data.draw(st.integers(-1, len(tree) - 1))) for tree in trees]
+            session.commit(paths)
+            for text, tree, path in zip(texts, trees, paths, strict=True):
+                text.extend(int(tree.tokens[node]) for node in path)
+            pending = [random_text(data, 1, 3) for _ in texts]
+            for text, more in zip(texts, pending, strict=True):
+                text.extend(more)
+
+
+def test_rows_are_dropped_and_copied() -> None:
+    model, empty = build("llama"), DraftTree.empty()
+    texts = [[1, 2, 3, 4, 5], [6, 7], [8, 9, 10]]
+    with CausalTarget(model).open(3, 32) as session:
+        session.verify(texts, [empty] * 3)
+        session.commit([(), (), ()])
+        session.select([2, 0, 2])
+        trees = [DraftTree.chain([20, 21], "test"), empty, DraftTree.build([30, 31], [-1, -1], "t")]
+        logits = session.verify([[11], [12], [13]], trees)
+        followed = [[*texts[2], 11], [*texts[0], 12], [*texts[2], 13]]
+        assert_right(model, logits, followed, trees)
+
+
+def test_a_snapshot_takes_steps_back() -> None:
+    model, empty = build("gemma3_text"), DraftTree.empty()
+    with CausalTarget(model).open(2, 32) as session:
+        session.verify([[1, 2, 3], [4, 5]], [empty] * 2)
+        session.commit([(), ()])
+        before = session.snapshot()
+        session.verify([[6], [7]], [DraftTree.chain([8, 9], "t"), empty])
+        session.commit([(0, 1), ()])
+        session.restore(before)
+        logits = session.verify([[10], [11]], [empty] * 2)
+        assert_right(model, logits, [[1, 2, 3, 10], [4, 5, 11]], [empty] * 2)
+
+
+def test_only_wanted_logits_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = copy.deepcopy(build("llama"))
+    seen: list[int] = []
+    head = model.lm_head.forward
+
+    def counted(hidden: torch.Tensor) -> torch.Tensor:
+        seen.append(hidden.shape[1])
+        logits: torch.Tensor = head(hidden)
+        return logits
+
+    monkeypatch.setattr(model.lm_head, "forward", counted)
+    with CausalTarget(model).open(1, 32) as session:
+        session.verify([list(range(20))], [DraftTree.empty()])
+        session.commit([()])
+        session.verify([[3]], [DraftTree.chain([1, 2], "test")])
+    assert seen == [1, 3]
+
+
+@pytest.mark.parametrize("most", [1, 3 * VOCAB * 5, 1 << 24])
+@pytest.mark.parametrize("keeps", [True, False])
+def test_prompts_tell_the_best_tokens_of_their_ends(
+    keeps: bool, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target_module, "MOST_LOGITS", most)
+    model, k = build("llama"), 4
+    target = CausalTarget(model)
+    target.keeps_logits &= keeps
+    texts = [[1, 2, 3], [7], list(range(2, 11)), [5, 6, 7, 8, 9, 10, 11]]
+    for rows in (texts, texts[2:3], [texts[2], texts[2][::-1]]):
+        with target.open(len(rows), 4) as session:
+            logits, tops = session.read_prompts(rows, k)
+            session.commit([()] * len(rows))
+            trees = [DraftTree.chain([20, 21], "test")] * len(rows)
+            assert_right(model, logits, rows, [DraftTree.empty()] * len(rows))
+            assert_right(
+                model, session.verify([[3]] * len(rows), trees), [[*row, 3] for row in rows], trees
+            )
+        longest = max(map(len, rows))
+        told = min(longest, most // (len(rows) * VOCAB))
+        for row, top in zip(rows, tops, strict=True):
+            first = max(0, longest - told)
+            assert len(top) == max(0, len(row) - first)
+            for place, best in enumerate(top.host().tolist(), start=first):
+                expected = reference(model, row[: place + 1])
+                assert best == expected.topk(k).indices.tolist()
+
+
+def test_a_forward_can_be_timed_at_any_length() -> None:
+    target = CausalTarget(build("llama"))
+    assert target.time_forward(1, 16) > 0
+    assert target.time_forward(8, 64) > 0
+
+
+def test_sizes_are_read_off_the_model() -> None:
+    target = CausalTarget(build("gptj"))
+    assert (target.vocab_size, target.max_length) == (VOCAB, 256)
+    assert target.dtype == torch.float64
+
+
+# --- mutants: each must be seen by the comparison above -------------------------------------------
+
+
+def chains_only(*arguments: Any) -> np.ndarray[Any, Any]:
+    """Let every node see all nodes before it, as a plain causal mask would."""
+    _, trees, n = arguments
+    return np.repeat(np.tri(n, dtype=np.bool_)[None], len(trees), axis=0)
+
+
+def by_slot(count: int, seen: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
+    """Number the nodes by their slots instead of by their depths."""
+    return np.arange(1, count + 1)
+
+
+@pytest.mark.parametrize(
+    ("part", "mutant"), [("_related", chains_only), ("_places", by_slot)], ids=["mask", "position"]
+)
+def test_a_mutant_is_seen(part: str, mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, text = build("llama"), [1, 2, 3, 4]
+    tree = DraftTree.build([5, 6, 7], [-1, -1, 1], "test")
+    with CausalTarget(model).open(1, 32) as session:
+        session.verify([text], [DraftTree.empty()])
+        session.commit([()])
+        monkeypatch.setattr(target_module, part, mutant)
+        logits = session.verify([[8]], [tree])
+    with pytest.raises(AssertionError):
+        assert_right(model, logits, [[*text, 8]], [tree])

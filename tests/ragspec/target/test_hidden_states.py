@@ -1,0 +1,285 @@
+"""Hidden states and views reach the drafters that ask for them, are right, and are only lent."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.acceptance.base import Step, TargetView
+from ragspec.drafters.base import DraftContext, DraftRequest, needs_hidden, tell_hidden
+from ragspec.drafters.fuse import Fuse
+from ragspec.engine.engine import Engine
+from ragspec.retrievers.methods.cascade import Cascade
+from ragspec.retrievers.methods.sam_decoding import Select
+from ragspec.sampling.settings import Sampling
+from ragspec.target.causal import CausalTarget
+from ragspec.target.hidden_states import HeadTap
+from ragspec.trees.draft_tree import DraftKind, DraftTree, Ints
+from tests.support import tiny
+from tests.support.architectures import build
+from tests.support.fixed import BrokenDrafter, FixedDrafter
+
+PROMPTS = [tiny.prompt(12, seed=1), tiny.prompt(5, seed=2), tiny.prompt(20, seed=3)]
+SAMPLING = Sampling(temperature=0.8, top_k=20, repetition_penalty=1.4, seed=[4, 5, 6])
+
+
+class Watcher:
+    """Drafts a small tree and keeps copies of what it is lent."""
+
+    name = "watcher"
+    kind = DraftKind.DETERMINISTIC
+    needs_hidden = True
+
+    def __init__(self) -> None:
+        self.sessions: list[Watching] = []
+
+    def open(self, request: DraftRequest) -> Watching:
+        assert request.law is not None
+        self.sessions.append(Watching())
+        return self.sessions[-1]
+
+
+class Watching:
+    def __init__(self) -> None:
+        self.root: list[int] = []
+        self.prompts: list[tuple[Ints, torch.Tensor]] = []
+        self.seen: list[tuple[list[int], Step, torch.Tensor, list[int], torch.Tensor]] = []
+        self.steps: list[Step] = []
+        self.late: TargetView | None = None
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        self.root = list(context.tokens)
+        return DraftTree.build([5, 6, 7][:budget], [-1, 0, -1][:budget], "watcher")
+
+    def observe_hidden(self, tokens: Ints, hidden: torch.Tensor) -> None:
+        self.prompts.append((tokens, hidden.clone()))
+
+    def observe(self, step: Step) -> None:
+        self.steps.append(step)
+        if step.view is None or step.hidden is None:
+            return
+        nodes = range(-1, len(step.tree))
+        chosen = [step.view.token(node) for node in nodes]
+        laws = torch.stack([step.view.probabilities(node) for node in nodes])
+        self.seen.append((self.root, step, step.hidden.clone(), chosen, laws))
+
+    def rollback(self, n: int) -> None:
+        return None
+
+
+def model() -> Any:
+    return tiny.model("llama", dtype=torch.float64)
+
+
+def states(text: list[int], made: Any = None) -> torch.Tensor:
+    """Return what the output head reads at every token of the text: [T, H]."""
+    made = made or model()
+    with torch.no_grad():
+        out = made(input_ids=torch.tensor([text]), output_hidden_states=True, use_cache=False)
+    last: torch.Tensor = out.hidden_states[-1][0]
+    return last
+
+
+def texts(root: list[int], tree: DraftTree) -> list[list[int]]:
+    found = [root]
+    for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
+        found.append([*found[parent + 1], token])
+    return found
+
+
+def watch(drafter: Any, batch: int = 1, **options: Any) -> Any:
+    engine = Engine(model(), drafter=drafter, budget=3)
+    sampling = replace(SAMPLING, seed=[4, 5, 6][:batch])
+    return engine.generate(PROMPTS[:batch], sampling, max_new_tokens=6, ignore_eos=True, **options)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_hidden_states_are_those_that_the_output_head_reads(batch: int) -> None:
+    watcher = Watcher()
+    with pytest.warns(RuntimeWarning):
+        results = watch([BrokenDrafter(), watcher], batch)
+    for session, prompt in zip(watcher.sessions, PROMPTS, strict=False):
+        ((tokens, hidden),) = session.prompts
+        assert tokens.tolist() == prompt
+        assert hidden.shape == (1, len(prompt), 64)
+        torch.testing.assert_close(hidden[0], states(prompt))
+        assert session.seen
+        for root, step, hidden, _, _ in session.seen:
+            assert hidden.shape == (1, len(step.tree) + 1, 64)
+            expected = torch.stack([states(text)[-1] for text in texts(root, step.tree)])
+            torch.testing.assert_close(hidden[0], expected)
+    kept = [step for result in results for step in result.steps]
+    assert all(step.hidden is None and step.view is None for step in kept)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_view_answers_for_every_node_as_plain_decoding_would(batch: int) -> None:
+    """Also with a penalty on what was written, though tokens were committed since the verdict."""
+    watcher = Watcher()
+    watch(watcher, batch)
+    plain = Engine(model(), drafter=None)
+    for number, session in enumerate(watcher.sessions):
+        prompt = PROMPTS[number]
+        for root, step, _, chosen, _ in session.seen:
+            for text, token in zip(texts(root, step.tree), chosen, strict=True):
+                expected = token_after(plain, prompt, text, seed=4 + number)
+                assert token == expected
+
+
+def token_after(plain: Engine, prompt: list[int], text: list[int], seed: int) -> int:
+    """Return the target's own choice after the text: its law there and the noise of its index."""
+    from ragspec.sampling.distribution import TokenLaw
+    from ragspec.sampling.noise import NoiseStream
+
+    sampling = Sampling(temperature=0.8, top_k=20, repetition_penalty=1.4)
+    law = TokenLaw(sampling, NoiseStream(seed), len(prompt))
+    with torch.no_grad():
+        logits = plain.model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1:]
+    return int(law.select(law.process(logits, text, [[]]), [len(text) - len(prompt)]))
+
+
+def test_the_laws_of_a_view_belong_to_its_tokens() -> None:
+    watcher = Watcher()
+    watch(watcher)
+    for _, _, _, chosen, laws in watcher.sessions[0].seen:
+        torch.testing.assert_close(laws.sum(-1), torch.ones(len(laws), dtype=torch.float64))
+        assert all(laws[i, token] > 0 for i, token in enumerate(chosen))
+
+
+def test_samples_of_one_prompt_all_hear_of_it() -> None:
+    watcher = Watcher()
+    engine = Engine(model(), drafter=watcher, budget=3)
+    engine.generate(PROMPTS[:2], Sampling(temperature=1.0, n=2, seed=1), max_new_tokens=3)
+    heard = [session.prompts[0][0].tolist() for session in watcher.sessions]
+    assert heard == [p for p in PROMPTS[:2] for _ in range(2)]
+
+
+def test_processors_with_a_memory_are_not_asked_out_of_turn() -> None:
+    watcher = Watcher()
+    calls: list[int] = []
+
+    def remember(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        calls.append(ids.shape[1])
+        return scores
+
+    result = watch(watcher, logits_processor=[remember])[0]
+    assert all(step.view is None for step in watcher.sessions[0].steps)
+    assert len(calls) == len(result.tokens)
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda drafter: Fuse([FixedDrafter([1]), drafter]),
+        lambda drafter: Cascade([FixedDrafter([1]), drafter]),
+        lambda drafter: Select([FixedDrafter([1]), drafter], by="reach"),
+        lambda drafter: drafter,
+    ],
+    ids=["fuse", "cascade", "select", "alone"],
+)
+def test_drafters_of_drafters_hand_states_on(hold: Any) -> None:
+    watcher = Watcher()
+    held = hold(watcher)
+    assert needs_hidden([held])
+    watch(held)
+    (session,) = watcher.sessions
+    assert [tokens.tolist() for tokens, _ in session.prompts] == [PROMPTS[0]]
+    assert session.seen
+
+
+def test_nothing_is_kept_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("nobody asked")
+
+    monkeypatch.setattr("ragspec.target.causal.TreeSession.keep_hidden", refuse)
+    monkeypatch.setattr("ragspec.target.causal.TreeSession.read_prompts", refuse)
+    engine = Engine(model(), drafter=[FixedDrafter([1]), "context"], budget=4)
+    engine.generate(PROMPTS[0], max_new_tokens=4, ignore_eos=True)
+    assert not needs_hidden([FixedDrafter([1]), None])
+
+
+def test_a_model_is_left_as_it_was_found() -> None:
+    made, watcher = model(), Watcher()
+    head = made.get_output_embeddings()
+    engine = Engine(made, drafter=watcher, budget=3)
+    passes = []
+    for tokens in PROMPTS[0], PROMPTS[1]:
+        engine.generate(
+            tokens,
+            max_new_tokens=4,
+            on_step=lambda row, step: passes.append(len(head._forward_pre_hooks)),
+        )
+        assert not head._forward_pre_hooks
+    assert set(passes) == {1}
+    with pytest.raises(RuntimeError), CausalTarget(made).open(1, 8) as session:
+        session.keep_hidden()
+        raise RuntimeError("on the way")
+    assert not head._forward_pre_hooks
+
+
+def test_other_threads_do_not_disturb_a_tap() -> None:
+    head = torch.nn.Linear(3, 2)
+    with HeadTap(head) as tap:
+        assert tap.taken() is None
+        tap.listen()
+        head(torch.ones(1, 1, 3))
+        other = threading.Thread(target=lambda: head(torch.zeros(1, 1, 3)))
+        other.start()
+        other.join()
+        found = tap.taken()
+        assert found is not None
+        assert found.tolist() == [[[1.0, 1.0, 1.0]]]
+        head(torch.ones(1, 1, 3))
+        assert tap.taken() is None
+
+
+def test_the_ends_of_long_prompts_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ragspec.target.causal.MOST_LOGITS", 4 * tiny.VOCAB)
+    watcher = Watcher()
+    watch(watcher)
+    ((tokens, hidden),) = watcher.sessions[0].prompts
+    assert tokens.tolist() == PROMPTS[0][-4:]
+    torch.testing.assert_close(hidden[0], states(PROMPTS[0])[-4:])
+
+
+def test_targets_without_a_tree_tell_of_nothing() -> None:
+    watcher, made = Watcher(), build("qwen3_5_text")
+    result = Engine(made, drafter=watcher, budget=3).generate([3, 4, 5, 6], max_new_tokens=6)
+    plain = Engine(made, drafter=None).generate([3, 4, 5, 6], max_new_tokens=6)
+    assert result.tokens == plain.tokens
+    assert watcher.sessions[0].prompts == []
+    assert all(step.hidden is None for step in watcher.sessions[0].steps)
+
+
+def test_models_that_give_all_logits_tell_of_the_right_places() -> None:
+    target = CausalTarget(model())
+    target.keeps_logits = False
+    with target.open(2, 64) as session:
+        session.keep_hidden()
+        trees = [DraftTree.build([5, 6, 7], [-1, 0, -1], "t"), DraftTree.chain([8], "t")]
+        session.verify(PROMPTS[:2], trees)
+        for row, (prompt, tree) in enumerate(zip(PROMPTS, trees, strict=False)):
+            expected = torch.stack([states(text)[-1] for text in texts(prompt, tree)])
+            torch.testing.assert_close(session.hidden[row][0, : len(tree) + 1], expected)
+
+
+def test_sessions_that_have_no_use_for_them_are_left_alone() -> None:
+    one = np.zeros(1, dtype=np.int64)
+    tell_hidden(FixedDrafter([1]).open(DraftRequest((1,), 9)), one, torch.zeros(1, 1, 2))
+    tell_hidden(None, one, torch.zeros(1, 1, 2))
+
+
+def test_a_target_makes_the_same_logits_of_kept_states() -> None:
+    target = CausalTarget(model())
+    with target.open(1, 64) as session:
+        session.keep_hidden()
+        logits = session.verify([PROMPTS[0]], [DraftTree.empty()])
+        again = target.head_logits(session.hidden[0], torch.tensor([[11]]))
+    torch.testing.assert_close(again, logits)
+    tokens = torch.tensor([PROMPTS[0]])
+    assert torch.equal(target.embed(tokens), model().model.embed_tokens(tokens))

@@ -1,0 +1,283 @@
+"""The load-time probe: what it finds, what it catches, and what it remembers."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ragspec.target.causal as target_module
+from ragspec.errors import UnsupportedModelError
+from ragspec.target.causal import CausalTarget
+from ragspec.target.kv_cache import SlotCache
+from ragspec.target.path_rows import PathTarget
+from ragspec.target.probe import cached, probe, probe_key, probe_target
+from ragspec.target.probe_trial import PREFIXES, Trial, shortest_window
+from tests.support.architectures import build
+
+
+def changed(name: str = "llama", dtype: torch.dtype = torch.float32) -> Any:
+    """Return a copy of a model, to be changed."""
+    return copy.deepcopy(build(name, dtype))
+
+
+class PackedWeight(torch.nn.Parameter):
+    """Stands for a weight that a package keeps in its own form."""
+
+
+def forwards(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that grows by the tokens of every forward of the model."""
+    seen: list[int] = []
+    forward = model.forward
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        seen.append(kwargs["input_ids"].numel())
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(model, "forward", counted)
+    return seen
+
+
+def test_a_model_that_verifies_trees_is_told_so() -> None:
+    verdict = probe(CausalTarget(build("llama", torch.float32)))
+    assert verdict.mode == "tree"
+    assert verdict.error < 1e-5 < verdict.tolerance < 0.01
+
+
+def test_the_probe_is_a_handful_of_short_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = changed()
+    target = CausalTarget(model)
+    seen = forwards(model, monkeypatch)
+    probe(target)
+    assert len(seen) <= 8
+    assert sum(seen) < 400
+
+
+def test_windows_are_crossed_where_that_is_affordable() -> None:
+    assert probe(CausalTarget(build("mistral"))).prefix > 8
+    far = changed("mistral")
+    far.config.sliding_window = 100
+    assert probe(CausalTarget(far)).prefix == 103
+    out_of_reach = changed("mistral")
+    out_of_reach.config.sliding_window = 1 << 30
+    verdict = probe(CausalTarget(out_of_reach))
+    assert verdict.prefix == PREFIXES[0]
+    assert "too long to be crossed" in verdict.reason
+
+
+def test_the_shortest_window_counts() -> None:
+    assert shortest_window(CausalTarget(build("llama"))) is None
+    assert shortest_window(CausalTarget(build("gemma3_text"))) == 8
+    assert shortest_window(CausalTarget(build("llama4_text"))) == 8
+
+
+# --- mutants of the target: each must be caught ---------------------------------------------------
+
+
+def causal_over_slots(pending: Any, trees: Any, n: int) -> np.ndarray[Any, Any]:
+    return np.repeat(np.tri(n, dtype=np.bool_)[None], len(trees), axis=0)
+
+
+def positions_are_slots(count: int, seen: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
+    return np.arange(1, count + 1)
+
+
+def keeps_the_first_slots(self: SlotCache, row: int, source: list[int], start: int) -> None:
+    """Compact nothing."""
+
+
+def moves_one_too_far(self: SlotCache, row: int, source: list[int], start: int) -> None:
+    index = torch.tensor([slot - 1 for slot in source])
+    for layer in self.layers:
+        layer.move(row, index, slice(start, start + len(source)))
+
+
+def sees_everything(view: Any, mask_function: Any, slots: int) -> torch.Tensor:
+    rows, n = view.positions.shape
+    return torch.ones(rows, n, slots, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("owner", "part", "mutant", "name"),
+    [
+        (target_module, "_related", causal_over_slots, "llama"),
+        (target_module, "_places", positions_are_slots, "llama"),
+        (SlotCache, "_move", keeps_the_first_slots, "llama"),
+        (SlotCache, "_move", moves_one_too_far, "llama"),
+        ("ragspec.target.tree_attention", "_model_allows", sees_everything, "mistral"),
+    ],
+    ids=["mask", "positions", "no-compaction", "off-by-one", "no-window"],
+)
+def test_a_broken_target_is_caught(
+    owner: Any,
+    part: str,
+    mutant: Any,
+    name: str,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if isinstance(owner, str):
+        monkeypatch.setattr(f"{owner}.{part}", mutant)
+    else:
+        monkeypatch.setattr(owner, part, mutant)
+    verdict = probe(CausalTarget(build(name, dtype)))
+    assert verdict.mode == "chain", verdict
+    assert "logits are off by" in verdict.reason
+
+
+def test_a_model_that_no_way_fits_is_refused(tmp_path: Path) -> None:
+    model = changed("bloom")
+    model.forward = lambda **kwargs: without_cache(model, **kwargs)
+    target = CausalTarget(model)
+    for _ in range(2):
+        with pytest.raises(UnsupportedModelError, match="off by") as caught:
+            probe_target(target, tmp_path)
+        assert "BloomForCausalLM was refused" in str(caught.value)
+        assert "rows too" in str(caught.value)
+
+
+def test_damaged_weights_are_named_and_not_held_against_others(tmp_path: Path) -> None:
+    damaged = changed()
+    with torch.no_grad():
+        damaged.lm_head.weight.fill_(float("nan"))
+    with pytest.raises(UnsupportedModelError, match=r"logits are NaN.*weights are damaged"):
+        probe_target(CausalTarget(damaged), tmp_path)
+    assert probe_target(CausalTarget(changed()), tmp_path).verdict.mode == "tree"
+
+
+def without_cache(model: Any, **kwargs: Any) -> Any:
+    """Run a model that forgets its cache."""
+    out = type(model).forward(model, **kwargs)
+    out.past_key_values = None
+    return out
+
+
+def test_a_model_whose_own_forward_fails_is_refused() -> None:
+    model = changed()
+    model.model.layers[0].self_attn.q_proj = torch.nn.Linear(7, 7)
+    verdict = probe(CausalTarget(model))
+    assert verdict.mode == "refused"
+    assert "its own forward fails" in verdict.reason
+
+
+def test_training_mode_is_named_as_a_cause() -> None:
+    model = changed()
+    model.config.attention_dropout = 0.5
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    verdict = probe(CausalTarget(model.train()))
+    assert verdict.mode == "refused"
+    assert "model.eval()" in verdict.reason
+
+
+def rounded_by_one_scale(layer: Any, inputs: tuple[torch.Tensor]) -> torch.Tensor:
+    """Round what a layer reads as dynamic quantisation does that knows no tokens."""
+    scale = inputs[0].abs().max() / 7
+    return (inputs[0] / scale).round() * scale
+
+
+def test_rounding_with_one_scale_for_all_tokens_is_named_as_a_cause() -> None:
+    model = changed()
+    for layer in model.model.layers:
+        layer.mlp.down_proj.register_forward_pre_hook(rounded_by_one_scale)
+        layer.self_attn.q_proj.register_forward_pre_hook(rounded_by_one_scale)
+    verdict = probe(CausalTarget(model))
+    assert verdict.mode == "refused"
+    assert verdict.reason.startswith("its logits depend on later tokens of the same forward")
+    assert not Trial(CausalTarget(build("llama"))).looks_ahead()
+
+
+def test_an_offloaded_model_is_probed_where_it_runs(tmp_path: Path) -> None:
+    from accelerate import cpu_offload  # type: ignore[import-untyped]
+
+    model = changed()
+    cpu_offload(model, torch.device("cpu"))
+    assert model.get_input_embeddings().weight.device.type == "meta"
+    target = CausalTarget(model)
+    assert target.device.type == "cpu"
+    assert probe_target(target, tmp_path).verdict.mode == "tree"
+    assert probe_key(target)["variant"] == "offloaded"
+
+
+# --- what is remembered ---------------------------------------------------------------------------
+
+
+def test_a_verdict_is_kept_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = changed("bloom")
+    target = CausalTarget(model)
+    first = probe_target(target, tmp_path)
+    assert isinstance(first.target, PathTarget)
+    (file,) = tmp_path.glob("probe-*.json")
+    entry = json.loads(file.read_text(encoding="utf-8"))
+    assert entry["mode"] == "chain"
+    assert entry["key"]["model"] == "BloomForCausalLM"
+    seen = forwards(model, monkeypatch)
+    assert probe_target(CausalTarget(model), tmp_path).verdict == first.verdict
+    assert seen == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"key": 1}', '{"format": 99}', "null"])
+def test_a_damaged_entry_is_made_again(tmp_path: Path, text: str) -> None:
+    target = CausalTarget(build("llama"))
+    first = cached(target, tmp_path)
+    (file,) = tmp_path.glob("probe-*.json")
+    file.write_text(text, encoding="utf-8")
+    again = cached(target, tmp_path)
+    assert again == first
+    assert json.loads(file.read_text(encoding="utf-8"))["mode"] == "tree"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_refusal_is_not_kept(tmp_path: Path) -> None:
+    model = changed()
+    sound = model.model.layers[0].self_attn.q_proj
+    model.model.layers[0].self_attn.q_proj = torch.nn.Linear(7, 7)
+    first = cached(CausalTarget(model), tmp_path)
+    assert (first.mode, first.error) == ("refused", float("inf"))
+    assert list(tmp_path.iterdir()) == []
+    model.model.layers[0].self_attn.q_proj = sound
+    assert cached(CausalTarget(model), tmp_path).mode == "tree"
+
+
+def test_an_unwritable_cache_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert cached(CausalTarget(build("llama")), tmp_path / "file").mode == "tree"
+
+
+def test_the_key_holds_what_a_verdict_depends_on_and_not_the_weights() -> None:
+    key = probe_key(CausalTarget(build("llama", torch.float32)))
+    assert probe_key(CausalTarget(build("llama", torch.float32, seed=1))) == key
+    others = [build("llama", torch.bfloat16), build("qwen2", torch.float32)]
+    theta = changed()
+    theta.config.rms_norm_eps = 1e-3
+    adapted = changed()
+    adapted.model.layers[0].mlp.act_fn = torch.nn.GELU()
+    eager = changed()
+    eager.config._attn_implementation = "eager"
+    quantised = changed()
+    quantised.lm_head.weight = PackedWeight(quantised.lm_head.weight.data)
+    others += [theta, adapted, eager, quantised]
+    keys = [json.dumps(probe_key(CausalTarget(model))) for model in others]
+    assert len({json.dumps(key), *keys}) == len(others) + 1
+
+
+def test_the_key_says_in_words_what_was_done_to_a_model() -> None:
+    assert probe_key(CausalTarget(build("llama")))["variant"] == ""
+    model = changed()
+    model.config.quantization_config = {"quant_method": "torchao"}
+    model.lm_head.weight = PackedWeight(model.lm_head.weight.data)
+    model.model.layers[0].mlp.act_fn = type("Layer", (torch.nn.GELU,), {"__module__": "peft.x"})()
+    assert probe_key(CausalTarget(model))["variant"] == "torchao, adapter, PackedWeight"
+
+
+def test_special_tokens_are_not_used() -> None:
+    model = changed()
+    model.config.image_token_id = 30
+    assert 30 in Trial(CausalTarget(build("llama"))).vocabulary
+    assert 30 not in Trial(CausalTarget(model)).vocabulary

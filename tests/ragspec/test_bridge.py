@@ -1,0 +1,232 @@
+"""`model.generate` with speculation gives what it gives without, and refuses what it cannot do."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.bridge import Speculation, _settings, generate, speculative
+from ragspec.errors import InputError
+from tests.support import tiny
+from tests.support.mixing import MixingDrafter
+
+IDS = torch.tensor([[5, 6, 7, 8, 9, 5]])
+NEW = 12
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny.model("llama")
+
+
+@pytest.fixture(scope="module")
+def spec() -> Speculation:
+    return Speculation(drafter=None, tokenizer=tiny.tokenizer(), seed=1)
+
+
+def padded() -> dict[str, Any]:
+    rows = [[5, 6, 7, 8, 9, 5], [40, 41, 3]]
+    ids = torch.full((2, 6), 96)
+    for row, tokens in enumerate(rows):
+        ids[row, 6 - len(tokens) :] = torch.tensor(tokens)
+    return {"input_ids": ids, "attention_mask": (ids != 96).long()}
+
+
+def both(model: Any, spec: Speculation, **arguments: Any) -> tuple[Any, Any]:
+    arguments = {"max_new_tokens": NEW, "do_sample": False, **arguments}
+    theirs = model.generate(**arguments)
+    arguments.pop("tokenizer", None)
+    return generate(model, speculation=spec, **arguments), theirs
+
+
+GREEDY: dict[str, dict[str, Any]] = {
+    "plain": {"input_ids": IDS},
+    "left padding": padded(),
+    "penalties": {"input_ids": IDS, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+    "least": {"input_ids": IDS, "min_new_tokens": 8, "eos_token_id": [9, 80, 66]},
+    "ends of this call": {**padded(), "eos_token_id": [80, 93], "pad_token_id": 0},
+    "no end": {"input_ids": IDS, "eos_token_id": None, "pad_token_id": 0},
+    "length": {"input_ids": IDS, "max_new_tokens": None, "max_length": 11},
+}
+
+
+@pytest.mark.parametrize("name", GREEDY)
+def test_greedy_sequences_are_those_of_transformers(
+    name: str, model: Any, spec: Speculation
+) -> None:
+    ours, theirs = both(model, spec, **GREEDY[name])
+    assert torch.equal(ours, theirs)
+    assert len(spec.reports) == len(ours)
+
+
+def test_speculation_of_a_batch_with_left_padding(model: Any) -> None:
+    inputs = padded()
+    theirs = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    truth = {
+        tuple(row[keep.bool()].tolist()): out[6:].tolist()
+        for row, keep, out in zip(*inputs.values(), theirs, strict=True)
+    }
+    spec = Speculation(drafter=MixingDrafter(truth, right=0.8), budget=8)
+    ours = generate(model, speculation=spec, **inputs, max_new_tokens=NEW, do_sample=False)
+    assert torch.equal(ours, theirs)
+    assert sum(report.accepted for report in spec.reports) > 0
+
+
+def test_the_callable_alone_works_too(model: Any) -> None:
+    spec = Speculation(drafter="context", budget=4)
+    ours = model.generate(
+        IDS, custom_generate=speculative, speculation=spec, max_new_tokens=NEW, do_sample=False
+    )
+    assert torch.equal(ours, model.generate(IDS, max_new_tokens=NEW, do_sample=False))
+    assert spec.generations[0].tokens == ours[0, 6:].tolist()
+
+
+def test_several_sequences_of_each_prompt(model: Any, spec: Speculation) -> None:
+    settings: dict[str, Any] = {"do_sample": True, "temperature": 0.9, "max_new_tokens": 5}
+    ours = generate(model, speculation=spec, **padded(), **settings, num_return_sequences=3)
+    assert [generation.sample for generation in spec.generations] == [0, 1, 2] * 2
+    prompts = [generation.prompt_tokens for generation in spec.generations]
+    assert prompts == [[5, 6, 7, 8, 9, 5]] * 3 + [[40, 41, 3]] * 3
+    assert torch.equal(ours[:, :6], padded()["input_ids"].repeat_interleave(3, 0))
+    assert len({tuple(row) for row in ours[:3].tolist()}) == 3
+    again = generate(model, speculation=spec, **padded(), **settings, num_return_sequences=3)
+    assert torch.equal(ours, again)
+
+
+def test_filters_become_settings_only_where_the_order_is_ours() -> None:
+    from transformers import (
+        GenerationConfig,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
+    from transformers import RepetitionPenaltyLogitsProcessor as Penalty
+
+    config = GenerationConfig(do_sample=True)
+    usual = [Penalty(1.2), TemperatureLogitsWarper(0.5), TopKLogitsWarper(4), TopPLogitsWarper(0.9)]
+    sampling, rest = _settings(config, usual, 3)
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 4, 0.9)
+    assert rest == usual[:1]
+    turned = [TopPLogitsWarper(0.9), TemperatureLogitsWarper(0.5)]
+    sampling, rest = _settings(config, turned, 3)
+    assert (sampling.temperature, sampling.top_p, rest) == (0.5, 1.0, turned[:1])
+    careful = [TopPLogitsWarper(0.9, min_tokens_to_keep=2)]
+    sampling, rest = _settings(config, careful, 3)
+    assert (sampling.temperature, sampling.top_p, rest) == (1.0, 1.0, careful)
+
+
+def test_a_dictionary_where_it_is_asked_for(model: Any, spec: Speculation) -> None:
+    ours, theirs = both(model, spec, input_ids=IDS, return_dict_in_generate=True)
+    assert type(ours) is type(theirs)
+    assert torch.equal(ours.sequences, theirs.sequences)
+
+
+def test_stop_strings(model: Any, spec: Speculation) -> None:
+    tokenizer = tiny.tokenizer()
+    text = tokenizer.decode(model.generate(IDS, max_new_tokens=NEW, do_sample=False)[0, 6:])
+    ours, theirs = both(
+        model, spec, input_ids=IDS, stop_strings=[text[4:6], "never"], tokenizer=tokenizer
+    )
+    assert torch.equal(ours, theirs)
+    assert ours.shape[1] < 6 + NEW
+    with pytest.raises(InputError, match="tokenizer"):
+        generate(model, IDS, stop_strings="a", speculation=Speculation(drafter=None))
+
+
+@pytest.mark.parametrize("place", ["config", "model", "both"])
+def test_stop_strings_of_a_config(place: str, model: Any, spec: Speculation) -> None:
+    from transformers import GenerationConfig
+
+    tokenizer = tiny.tokenizer()
+    settings: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
+    whole = model.generate(IDS, **settings)
+    text = tokenizer.decode(whole[0, 6:])
+    arguments: dict[str, Any] = {"input_ids": IDS, "tokenizer": tokenizer, **settings}
+    if place != "config":
+        model = copy.deepcopy(model)
+        model.generation_config.stop_strings = [text[4:6] if place == "model" else text[0]]
+    if place != "model":
+        config = GenerationConfig(stop_strings=[text[4:6]], **settings)
+        arguments = {"input_ids": IDS, "tokenizer": tokenizer, "generation_config": config}
+    kept = copy.deepcopy((model.generation_config, arguments.get("generation_config")))
+    ours = generate(model, speculation=spec, **arguments)
+    assert torch.equal(ours, model.generate(**arguments))
+    assert 8 <= ours.shape[1] < whole.shape[1]
+    assert (model.generation_config, arguments.get("generation_config")) == kept
+    with pytest.raises(InputError, match="tokenizer"):
+        generate(model, speculation=Speculation(drafter=None), **arguments | {"tokenizer": None})
+
+
+def test_criteria_of_the_user(model: Any, spec: Speculation) -> None:
+    from transformers import MaxLengthCriteria, StoppingCriteriaList
+
+    criteria = StoppingCriteriaList([MaxLengthCriteria(9)])
+    ours = generate(model, IDS, speculation=spec, max_new_tokens=NEW, stopping_criteria=criteria)
+    assert ours.shape[1] == 9
+
+
+def test_a_streamer_gets_the_text(model: Any, spec: Speculation) -> None:
+    from transformers import TextIteratorStreamer
+
+    tokenizer = tiny.tokenizer()
+    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=30)
+    arguments = {"max_new_tokens": NEW, "do_sample": False, "streamer": streamer}
+    thread = threading.Thread(
+        target=generate, args=(model, IDS), kwargs={"speculation": spec, **arguments}
+    )
+    thread.start()
+    shown = "".join(streamer)
+    thread.join()
+    assert shown == tokenizer.decode(spec.generations[0].tokens)
+    with pytest.raises(InputError, match="one"):
+        generate(model, **padded(), speculation=spec, streamer=streamer, max_new_tokens=2)
+
+
+def test_what_cannot_be_served_is_refused(model: Any, spec: Speculation) -> None:
+    from transformers import DynamicCache
+
+    def refused(match: str, **arguments: Any) -> None:
+        with pytest.raises(InputError, match=match):
+            generate(model, speculation=spec, max_new_tokens=2, **arguments)
+
+    refused("inputs_embeds", inputs_embeds=torch.zeros(1, 3, 64))
+    refused("num_beams=2", input_ids=IDS, num_beams=2)
+    refused("prompt_lookup_num_tokens=3", input_ids=IDS, prompt_lookup_num_tokens=3)
+    refused("penalty_alpha=0.6", input_ids=IDS, penalty_alpha=0.6, top_k=4)
+    refused("dola_layers='low'", input_ids=IDS, dola_layers="low", do_sample=False)
+    refused(r"dola_layers=\[0\]", input_ids=IDS, dola_layers=[0], do_sample=False)
+    refused("force_words_ids", input_ids=IDS, force_words_ids=[[5]])
+    refused("constraints", input_ids=IDS, constraints=[5])
+    with pytest.raises(InputError, match="expected a Speculation"):
+        model.generate(IDS, custom_generate=speculative, speculation=5, max_new_tokens=2)
+    refused("output_scores", input_ids=IDS, return_dict_in_generate=True, output_scores=True)
+    cache = DynamicCache()
+    with torch.no_grad():
+        model(IDS[:, :-1], past_key_values=cache)
+    refused("already hold tokens", input_ids=IDS, past_key_values=cache)
+
+
+def test_an_engine_is_kept_while_the_fields_stay(model: Any) -> None:
+    spec = Speculation(drafter="context", budget=4)
+    generate(model, IDS, speculation=spec, max_new_tokens=2)
+    first = spec.engine(model)
+    generate(model, IDS, speculation=spec, max_new_tokens=2)
+    assert spec.engine(model) is first
+    spec.budget = 0
+    assert spec.engine(model) is not first
+    assert spec.engine(tiny.model("llama", seed=1)).model is not model
+
+
+def test_an_assistant_of_a_later_call_is_used(model: Any) -> None:
+    spec = Speculation(drafter=None, budget=4)
+    generate(model, IDS, speculation=spec, max_new_tokens=6, do_sample=False)
+    assert spec.reports[0].drafted == 0
+    ours = generate(
+        model, IDS, speculation=spec, assistant_model=model, max_new_tokens=6, do_sample=False
+    )
+    assert spec.reports[0].drafted > 0
+    assert torch.equal(ours, model.generate(IDS, max_new_tokens=6, do_sample=False))

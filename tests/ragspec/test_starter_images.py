@@ -1,0 +1,64 @@
+"""The starter image models are what their card says."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.visual.models.vq import VQTokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+IMAGES = ROOT / "ragspec" / "starter" / "images"
+EMBEDDER = ROOT / "ragspec" / "starter" / "embedder"
+
+
+@pytest.fixture(autouse=True)
+def training_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "training"))
+
+
+def module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def test_the_image_folder_is_small_and_as_its_card_says() -> None:
+    files = [path for path in IMAGES.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 9.5e6
+    card = (IMAGES / "README.md").read_text()
+    sums = module("image_export").checksums(IMAGES)
+    ours = ("tokenizer", "target", "draft")  # other folders come with cards of their own
+    made_here = {name: sha for name, sha in sums.items() if Path(name).parent.name in ours}
+    assert len(made_here) == 10 and all(f"{sha}  {name}" in card for name, sha in made_here.items())
+    for licence in ("Apache-2.0", "OFL-1.1", "CC0-1.0", "Unicode License"):
+        assert licence in card
+
+
+@pytest.mark.parametrize("kind", ["emoji", "tiles"])
+def test_the_draft_knows_the_target(kind: str) -> None:
+    sheet = module("image_sheet")
+    llamagen = importlib.import_module("ragspec.visual.models.llamagen").LlamaGenModel
+    models = [
+        llamagen.from_pretrained(IMAGES / kind / name, dtype=torch.float32).eval()
+        for name in ("target", "draft")
+    ]
+    given, _ = sheet.wanted(kind, models[0], EMBEDDER)
+    codes, entropy = sheet.draw(
+        models[0], given[:16], 1.0, 1.0, 1024, torch.Generator().manual_seed(3)
+    )
+    assert 1.0 < float(entropy.mean()) < 5.5, "neither a memory nor noise"
+    assert sheet.agreement(*models, given[:16], codes)["overlap"] > 0.3
+
+
+def test_the_tokenizer_keeps_pictures(shared: Path) -> None:
+    data, script = module("image_data"), module("image_tokenizer")
+    tokenizer = VQTokenizer.from_pretrained(IMAGES / "tokenizer")
+    sets = [data.read_pictures(shared, kind) for kind in data.SETS]
+    for pictures in sets:
+        assert script.psnr(tokenizer, data.split(pictures)[1]) > 20
+    assert script.codes_in_use(tokenizer, sets) >= 1000
+    assert json.loads((IMAGES / "tokenizer" / "config.json").read_text())["vq_embed_dim"] == 8

@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragspec.errors import InputError
+from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
+from ragspec.trees.operations import (
+    ancestors,
+    check,
+    children,
+    depth_first,
+    depths,
+    keep_best,
+    limit_depth,
+    merge,
+    paths,
+    promised,
+    select,
+)
+
+VOCAB = 24
+
+
+@st.composite
+def trees(draw: st.DrawFn, source: str = "a", most: int = 12) -> DraftTree:
+    """A well-formed tree whose reach never grows downwards."""
+    n = draw(st.integers(0, most))
+    parents: list[int] = []
+    tokens: list[int] = []
+    reach: list[float] = []
+    for i in range(n):
+        parent = draw(st.integers(-1, i - 1))
+        kin = {tokens[j] for j in range(i) if parents[j] == parent}
+        tokens.append(draw(st.sampled_from(sorted(set(range(VOCAB)) - kin))))
+        above = 1.0 if parent == ROOT else reach[parent]
+        reach.append(above * draw(st.sampled_from([0.25, 0.5, 0.75, 1.0])))
+        parents.append(parent)
+    origin = [(0, i) for i in range(n)]
+    return DraftTree.build(tokens, parents, source, reach=reach, origin=origin)
+
+
+def climb(tree: DraftTree, node: int) -> list[int]:
+    """The nodes from `node` up to the root, one by one."""
+    up = []
+    while node != ROOT:
+        up.append(node)
+        node = int(tree.parents[node])
+    return up
+
+
+def spelled(tree: DraftTree) -> dict[tuple[int, ...], int]:
+    """The node at the end of every token path."""
+    return {
+        tuple(int(tree.tokens[i]) for i in reversed(climb(tree, node))): node
+        for node in range(len(tree))
+    }
+
+
+@given(trees(most=20))
+def test_ancestors_and_depths_are_those_of_a_walk_to_the_root(tree: DraftTree) -> None:
+    expected = np.zeros((len(tree), len(tree)), dtype=bool)
+    for node in range(len(tree)):
+        expected[node, climb(tree, node)] = True
+    assert np.array_equal(ancestors(tree.parents), expected)
+    assert depths(tree.parents).tolist() == expected.sum(axis=1).tolist()
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 150])
+def test_ancestors_of_few_and_of_many_nodes_are_found_alike(n: int) -> None:
+    parents = np.array([-1, *(random.Random(n).randrange(-1, i) for i in range(1, n))])
+    above = ancestors(parents)
+    assert above.dtype == np.bool_ and above.shape == (n, n)
+    for node in range(n):
+        path = {node}
+        while (node_above := int(parents[min(path)])) >= 0:
+            path.add(node_above)
+        assert set(np.flatnonzero(above[node]).tolist()) == path
+
+
+@given(trees())
+def test_children_and_paths_hold_every_node_where_it_belongs(tree: DraftTree) -> None:
+    below = children(tree.parents)
+    assert sorted(node for kin in below.values() for node in kin) == list(range(len(tree)))
+    for parent, kin in below.items():
+        assert all(tree.parents[node] == parent for node in kin)
+    leaves = [node for node in range(len(tree)) if node not in below]
+    assert [path[-1] for path in paths(tree.parents)] == leaves
+    assert all(list(path[::-1]) == climb(tree, path[-1]) for path in paths(tree.parents))
+
+
+def conditional(tree: DraftTree, node: int) -> float:
+    parent = int(tree.parents[node])
+    return float(tree.reach[node] / (tree.reach[parent] if parent >= 0 else 1.0))
+
+
+@given(trees("a"), trees("b"), trees("a"))
+def test_merge_holds_every_path_once_with_the_best_reach_and_first_source(
+    one: DraftTree, two: DraftTree, three: DraftTree
+) -> None:
+    merged = merge([one, two, three])
+    check(merged, VOCAB)
+    found = spelled(merged)
+    held = [spelled(tree) for tree in (one, two, three)]
+    assert len(found) == len(merged)
+    assert set(found) == set().union(*held)
+    for path, node in found.items():
+        offers = [
+            (tree, paths_of[path])
+            for tree, paths_of in zip((one, two, three), held, strict=True)
+            if path in paths_of
+        ]
+        first, at = offers[0]
+        above = merged.parents[node]
+        chance = max(conditional(tree, i) for tree, i in offers)
+        expected = chance * (merged.reach[above] if above >= 0 else 1.0)
+        assert merged.reach[node] == pytest.approx(expected)
+        assert merged.reach[node] >= max(tree.reach[i] for tree, i in offers) - 1e-6
+        assert merged.sources[merged.source[node]] == first.sources[0]
+        assert merged.origin[node].tolist() == first.origin[at].tolist()
+
+
+def test_merge_of_nothing_is_empty_and_of_mixed_kinds_is_coupled() -> None:
+    assert len(merge([])) == 0
+    plain = DraftTree.chain([1, 2], "a")
+    drawn = DraftTree.chain([1, 3], "m", kind=DraftKind.COUPLED)
+    assert merge([plain, plain]).kind is DraftKind.DETERMINISTIC
+    assert merge([plain, drawn]).kind is DraftKind.COUPLED
+
+
+@given(trees(most=16), st.integers(0, 17))
+def test_keep_best_keeps_the_largest_sum_of_reach_that_is_a_tree(
+    tree: DraftTree, budget: int
+) -> None:
+    kept = keep_best(tree, budget)
+    check(kept, VOCAB)
+    assert len(kept) == min(budget, len(tree))
+    whole = spelled(tree)
+    assert all(tree.reach[whole[path]] == kept.reach[i] for path, i in spelled(kept).items())
+    best = np.sort(tree.reach)[::-1][:budget].sum()
+    assert kept.reach.sum() == pytest.approx(best)
+
+
+def test_keep_best_takes_a_child_for_no_more_than_its_parent() -> None:
+    tree = DraftTree.build([1, 2, 3], [-1, 0, -1], "a", reach=[0.2, 0.9, 0.5])
+    assert keep_best(tree, 1).tokens.tolist() == [3]
+    assert keep_best(tree, 2).tokens.tolist() == [1, 3]
+
+
+@given(trees(most=16))
+def test_depth_first_keeps_the_tree_and_puts_the_best_child_next(tree: DraftTree) -> None:
+    ordered, order = depth_first(tree)
+    check(ordered, VOCAB)
+    assert np.array_equal(ordered.tokens, tree.tokens[order])
+    assert set(spelled(ordered)) == set(spelled(tree))
+    for node, kin in children(ordered.parents).items():
+        assert kin[0] == node + 1
+        assert list(ordered.reach[kin]) == sorted(ordered.reach[kin], reverse=True)
+
+
+@given(trees(most=16), st.integers(0, 6))
+def test_limit_depth_drops_deeper_nodes_alone(tree: DraftTree, deepest: int) -> None:
+    limited = limit_depth(tree, deepest)
+    expected = {path for path in spelled(tree) if len(path) <= deepest}
+    assert set(spelled(limited)) == expected
+
+
+def test_select_keeps_the_rows_of_q_and_refuses_a_lost_parent() -> None:
+    q = torch.arange(4.0, dtype=torch.float64)[:, None].expand(4, 5)
+    tree = DraftTree.build([1, 2, 3], [-1, 0, -1], "a", q=q)
+    picked = select(tree, [0, 2]).q
+    assert picked is not None
+    assert picked[:, 0].tolist() == [0.0, 1.0, 3.0]
+    with pytest.raises(InputError, match="leave out a parent"):
+        select(tree, [1, 2])
+    with pytest.raises(InputError, match="after its child"):
+        select(tree, [1, 0])
+
+
+GOOD = DraftTree.build([1, 2, 2], [-1, 0, -1], "a")
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (replace(GOOD, parents=np.array([-1, 1, -1])), "node 1 has parent 1"),
+        (replace(GOOD, parents=np.array([-1, 2, -1])), "node 1 has parent 2"),
+        (replace(GOOD, parents=np.array([-2, 0, -1])), "node 0 has parent -2"),
+        (replace(GOOD, parents=np.array([-1, 0])), "parents: got shape"),
+        (replace(GOOD, origin=np.zeros((3, 1), dtype=np.int64)), "origin"),
+        (replace(GOOD, tokens=np.array([1, 2, 5])), "node 2 has token 5"),
+        (replace(GOOD, tokens=np.array([1, -2, 2])), "node 1 has token -2"),
+        (replace(GOOD, tokens=np.array([2, 2, 2])), "1 nodes repeat"),
+        (replace(GOOD, source=np.array([0, 1, 0])), "source"),
+        (replace(GOOD, reach=np.array([1, np.nan, 1], dtype=np.float32)), "reach"),
+        (replace(GOOD, q=torch.zeros(3, 5)), "q: got 3 rows, expected 4"),
+        (replace(GOOD, tokens=GOOD.tokens.astype(float)), "tokens: got float64 values"),
+        (replace(GOOD, parents=GOOD.parents.astype(float)), "parents: got float64 values"),
+        (replace(GOOD, source=GOOD.source.astype(float)), "source: got float64 values"),
+        (replace(GOOD, reach=GOOD.reach.astype(complex)), "reach: got complex128 values"),
+        (replace(GOOD, origin=np.full((3, 2), None)), "origin: got object values"),
+        (replace(GOOD, sources=cast(Any, ([],))), "sources: got"),
+    ],
+)
+def test_check_names_the_broken_promise(bad: DraftTree, message: str) -> None:
+    check(GOOD, 5)
+    with pytest.raises(InputError, match=message):
+        check(bad, 5)
+
+
+def test_check_lets_sampled_siblings_repeat() -> None:
+    check(replace(GOOD, tokens=np.array([2, 2, 2]), kind=DraftKind.SAMPLED), 5)
+
+
+def test_promised_sums_what_is_expected_below() -> None:
+    tree = DraftTree.build([1, 2, 3, 4], [-1, 0, 0, 1], "a", reach=[0.5, 0.25, 0.1, 0.125])
+    assert promised(tree) == pytest.approx([0.5 * 1.5 + 0.2, 0.5, 0.0, 0.0])
+    nothing = DraftTree.build([1, 2], [-1, 0], "a", reach=[0.0, 0.0])
+    assert promised(nothing) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("kind", list(DraftKind))
+def test_a_tree_that_is_built_of_nothing_is_the_empty_tree_of_its_kind(kind: DraftKind) -> None:
+    tree = DraftTree.build([], [], "a", reach=[], origin=[], kind=kind)
+    assert tree is DraftTree.empty(kind) and tree.kind is kind
+    check(tree, VOCAB)
+    with_law = DraftTree.build([], [], "a", kind=kind, q=torch.zeros(1, VOCAB))
+    assert with_law.q is not None

@@ -1,0 +1,311 @@
+from __future__ import annotations
+
+import copy
+import errno
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.engine.engine import Engine
+from ragspec.errors import InputError, StoreError
+from ragspec.retrievers.corpus.index import CorpusIndex
+from ragspec.storage.store import publish
+from tests.support import tiny
+from tests.support.corpora import build, reopen, rows, text_of
+
+TEXTS = ["the cat sat on the mat", "the dog sat on the rug", "a draft of a text"]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[CorpusIndex]:
+    with build(tmp_path / "c.store", rows(3)) as made:
+        yield made
+
+
+# --- building and opening -----------------------------------------------------------------------
+
+
+def test_texts_and_token_rows_are_built_in_order_in_segments(tmp_path: Path) -> None:
+    tokenizer = tiny.tokenizer()
+    told: list[tuple[int, int]] = []
+    documents: list[Any] = [*TEXTS, [1, 2, 3], np.array([4, 5]), ""]
+    store = CorpusIndex.build(
+        iter(documents),
+        tokenizer,
+        tmp_path / "c",
+        accelerator="numpy",
+        segment_tokens=30,
+        progress=lambda d, t: told.append((d, t)),
+    )
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
+    assert text_of(store) == [*ids, [1, 2, 3], [4, 5]]
+    info = store.info()
+    assert [r.documents for r in info.segments] == [2, 3]
+    assert told == [(6, info.tokens)]
+    assert info.scopes == {"global": info.tokens}
+    assert info.bytes == sum(p.stat().st_size for p in (tmp_path / "c").glob("gen-*/seg-*/*"))
+    assert info.as_dict()["segments"][0]["name"] == "seg-000001"
+    assert text_of(CorpusIndex.open(tmp_path / "c", tokenizer=tokenizer)) == text_of(store)
+
+
+def test_a_corpus_may_begin_empty(tmp_path: Path) -> None:
+    with build(tmp_path / "c") as store:
+        assert store.segments() == ()
+        store.append([1, 2, 3], scope="global")
+    assert text_of(reopen(tmp_path / "c")) == [[1, 2, 3]]
+
+
+def test_what_cannot_be_built_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no tokenizer and no vocab_size"):
+        CorpusIndex.build([[1]], None, tmp_path / "c")
+    with pytest.raises(InputError, match="no tokenizer"):
+        build(tmp_path / "c", ["text"])
+    with pytest.raises(InputError, match="one text"):
+        CorpusIndex.build("text", tiny.tokenizer(), tmp_path / "c")
+    with pytest.raises(InputError, match="expected 0 to 96"):
+        build(tmp_path / "c", [[1, 97]])
+    with pytest.raises(InputError, match="float64"):
+        build(tmp_path / "c", [[0.5]])
+    with pytest.raises(InputError, match="document 3 holds ids from 999"):
+        build(tmp_path / "c", [[], [1], [2], [999]], segment_tokens=1)
+    with pytest.raises(InputError, match="at least 1"):
+        build(tmp_path / "c", [[1]], seal_tokens=0)
+    publish(tmp_path / "other", "passages", lambda folder: None)
+    with pytest.raises(StoreError, match="holds 'passages'"):
+        build(tmp_path / "other", [[1]])
+
+
+def test_another_tokenizer_or_model_is_refused_with_the_reason(tmp_path: Path) -> None:
+    model, other = tiny.model(), tiny.model(seed=1)
+    CorpusIndex.build(TEXTS, tiny.tokenizer(), tmp_path / "c", model=model).close()
+    CorpusIndex.open(tmp_path / "c", tokenizer=tiny.tokenizer(), model=model)
+    with pytest.raises(StoreError, match="another tokenizer"):
+        CorpusIndex.open(tmp_path / "c", tokenizer=tiny.bpe_tokenizer())
+    with pytest.raises(StoreError, match="outputs of another model"):
+        CorpusIndex.open(tmp_path / "c", model=other)
+    CorpusIndex.build(TEXTS, tiny.tokenizer(), tmp_path / "plain").close()
+    CorpusIndex.open(tmp_path / "plain", model=other)  # nobody's outputs fit every model
+
+
+def test_a_damaged_corpus_may_be_built_again(tmp_path: Path) -> None:
+    build(tmp_path / "c", rows(3)).close()
+    (tmp_path / "c" / "CURRENT").write_text("{")
+    with pytest.raises(StoreError, match="damaged"):
+        reopen(tmp_path / "c")
+    assert text_of(build(tmp_path / "c", rows(2))) == rows(2)
+
+
+def test_a_closed_corpus_says_so(tmp_path: Path) -> None:
+    store = build(tmp_path / "c", rows(1))
+    store.close()
+    store.close()
+    with pytest.raises(StoreError, match="closed"):
+        store.append([1], scope="global")
+    with pytest.raises(StoreError, match="closed"):
+        store.segments()
+
+
+# --- appending, sealing, merging, evicting --------------------------------------------------------
+
+
+def test_appended_text_is_seen_at_once_and_is_on_disk_after_sealing(store: CorpusIndex) -> None:
+    new = rows(5, seed=1)
+    for row in new:
+        store.append(row, scope="global")
+    assert text_of(store) == rows(3) + new
+    assert text_of(reopen(store.path)) == rows(3)
+    assert store.info().waiting == sum(len(row) + 1 for row in new)
+    store.seal()
+    assert store.info().waiting == 0
+    assert text_of(store) == text_of(reopen(store.path)) == rows(3) + new
+    store.seal()  # with nothing to write
+    assert store.info().generation == "gen-000002"
+
+
+def test_sealing_keeps_few_segments_and_every_document(tmp_path: Path) -> None:
+    with build(tmp_path / "c", rows(1)) as store:
+        new = rows(40, seed=1)
+        most = 0
+        for row in new:
+            store.append(row, scope="global")
+            store.seal()
+            most = max(most, len(store.info().segments))
+        assert text_of(store) == rows(1) + new
+        assert most <= 1 + 4
+        store.merge()
+        assert [r.source.value for r in store.info().segments] == ["built", "appended"]
+        assert text_of(store) == rows(1) + new
+
+
+def test_the_thread_behind_seals_by_itself(tmp_path: Path) -> None:
+    with build(tmp_path / "c", seal_tokens=100) as store:
+        for row in rows(100):
+            store.append(row, scope="global")
+            assert store.info().waiting <= 4 * 100 + 13
+    assert len(text_of(reopen(tmp_path / "c"))) == 100
+
+
+def test_eviction_drops_the_oldest_documents(store: CorpusIndex) -> None:
+    new = rows(5, seed=1)
+    for row in new:
+        store.append(row, scope="tenant")
+    store.evict(12 * 6)
+    assert text_of(store, "tenant") == rows(3)[2:] + new
+    store.evict(12 * 2 + 5, scope="tenant")
+    assert text_of(store, "tenant") == rows(3)[2:] + new[3:]
+    store.evict(0)
+    assert store.segments("tenant") == ()
+    with pytest.raises(InputError, match="-1"):
+        store.evict(-1)
+
+
+def test_a_hundred_thousand_answers_stay_bounded(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    answers = rng.integers(0, 90, (100_000, 3)).astype(np.int32)
+    most = 0
+    with build(tmp_path / "c", rows(1), seal_tokens=8192, max_tokens=40_000) as store:
+        for number, answer in enumerate(answers):
+            store.append(answer, scope="global")
+            if number % 1000 == 0:
+                most = max(most, store.info().waiting)
+        store.seal()
+        info = store.info()
+        assert info.dropped == 0
+        assert most <= 4 * 8192 + 4
+        assert len(info.segments) < 1 + 8 + 4
+        kept = text_of(store)
+    appended = sum(r.tokens for r in info.segments if r.source.value == "appended")
+    assert 20_000 < appended <= 40_000
+    assert kept[0] == rows(1)[0]  # what was built is not what the limit counts
+    assert kept[1:] == answers[-(len(kept) - 1) :].tolist()
+
+
+def test_what_cannot_be_written_is_kept_bounded_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = build(tmp_path / "c", seal_tokens=50)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        patch.setattr("ragspec.retrievers.corpus.writer.revise", refuse)
+        for row in rows(100):
+            store.append(row, scope="global")
+        assert store.info().waiting <= 4 * 50 + 13
+        assert store.info().dropped > 0
+        with pytest.raises(OSError, match="disk full"):
+            store.seal()
+    assert "disk full" in str(told[0].message)
+    assert text_of(store) == rows(100)[-len(text_of(store)) :]
+    store.close()
+    assert text_of(reopen(tmp_path / "c")) == rows(100)[-len(text_of(reopen(tmp_path / "c"))) :]
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = build(tmp_path / "c", rows(1))
+    store.append([1, 2, 3], scope="global")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.posix_fallocate", full, raising=False)
+        for write in (store.seal, store.close):
+            with pytest.raises(StoreError, match="No space left"):
+                write()
+    assert text_of(store) == [*rows(1), [1, 2, 3]]
+    store.close()
+    assert text_of(reopen(tmp_path / "c")) == [*rows(1), [1, 2, 3]]
+
+
+def test_a_batch_larger_than_the_limit_keeps_its_newest(tmp_path: Path) -> None:
+    with build(tmp_path / "c", max_tokens=1000) as store:
+        for number in range(150):
+            store.append([number % 90] * 10, scope="global")
+        store.seal()
+        assert text_of(store) == [[number % 90] * 10 for number in range(50, 150)]
+
+
+def test_text_that_is_lost_is_told(tmp_path: Path) -> None:
+    store = build(tmp_path / "c")
+    store.append([1, 2, 3], scope="global")
+    with pytest.warns(ResourceWarning, match="4 appended tokens are lost"):
+        del store
+    code = (
+        "import sys; from ragspec.retrievers import CorpusIndex\n"
+        "store = CorpusIndex.open(sys.argv[1], accelerator='numpy')\n"
+        "store.append([1, 2, 3], scope='global')"
+    )
+    command = [sys.executable, "-W", "always", "-c", code, str(tmp_path / "c")]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert "4 appended tokens are lost" in told
+    assert "Traceback" not in told
+
+
+def test_a_corpus_built_again_for_another_tokenizer_takes_and_gives_nothing(tmp_path: Path) -> None:
+    store = build(tmp_path / "c", [[1, 2, 3]])
+    store.append([4, 5, 6], scope="global")
+    CorpusIndex.build([[7, 7]], None, tmp_path / "c", vocab_size=50, accelerator="numpy").close()
+    for change in (store.seal, store.refresh):
+        with pytest.raises(StoreError, match="built again meanwhile"):
+            change()
+    assert text_of(store) == [[1, 2, 3], [4, 5, 6]]
+    assert text_of(reopen(tmp_path / "c")) == [[7, 7]]
+    build(tmp_path / "c", [[7, 7]], depth=8).close()
+    with pytest.raises(StoreError, match="now 97 ids sorted to 8 tokens, before 97 to 32"):
+        store.refresh()
+    store._writer.log.take()  # so that nothing is left to be told
+
+
+def test_a_scope_that_no_store_keeps_is_no_scope_to_draft_for(store: CorpusIndex) -> None:
+    for scope in ("", " ", "request", None):
+        with pytest.raises(InputError, match="scope"):
+            store.drafter(scope)  # type: ignore[arg-type]
+
+
+def test_a_corpus_knows_whom_it_fits(tmp_path: Path) -> None:
+    text, model = tiny.tokenizer(), tiny.model()
+    with CorpusIndex.build(["abc"], text, tmp_path / "c", model=model) as store:
+        store.fits()
+        store.fits(model, text)
+        with pytest.raises(StoreError, match="another tokenizer"):
+            store.fits(model, tiny.bpe_tokenizer())
+        with pytest.raises(StoreError, match="another model"):
+            store.fits(tiny.model(seed=1), text)
+
+
+def test_the_drafter_compiles_before_the_first_text(tmp_path: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    store = build(tmp_path / "c", [[1, 2, 3]], depth=8)
+    real = store._writer.warm_up
+
+    def noting() -> None:
+        calls.append((1, 1))
+        real()
+
+    store._writer.warm_up = noting  # type: ignore[method-assign]
+    store.drafter(longest=4, shortest=1, depth=4)
+    assert calls == [(1, 1)]
+    store.close()
+
+
+def test_loads_of_one_checkpoint_in_several_dtypes_are_one_model(tmp_path: Path) -> None:
+    full, half, brain = (
+        Engine(copy.deepcopy(tiny.model()).to(dtype), None, drafter=None)
+        for dtype in (torch.float32, torch.float16, torch.bfloat16)
+    )
+    build(tmp_path / "c", model=full).close()
+    with reopen(tmp_path / "c", model=half) as store:
+        store.fits(half.model)
+        store.record(half, scope="global")
+        store.append([1, 2, 3], scope="global")
+    reopen(tmp_path / "c", model=brain).close()  # what was recorded took no print away

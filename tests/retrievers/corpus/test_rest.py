@@ -1,0 +1,312 @@
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragspec.acceptance.base import Step
+from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.engine.engine import Engine
+from ragspec.errors import InputError, StoreError
+from ragspec.retrievers.corpus.index import CorpusIndex
+from ragspec.retrievers.corpus.log import segment_in_memory
+from ragspec.retrievers.corpus.rest import RestDrafter, RestSession
+from ragspec.retrievers.indexes.segment import Segment
+from ragspec.retrievers.methods.auto import AutoDrafter
+from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
+from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
+from ragspec.sampling.settings import Sampling
+from ragspec.trees.draft_tree import DraftTree
+from ragspec.trees.operations import check
+from tests.support import tiny
+
+Texts = Sequence[Sequence[int]]
+
+
+class Shelf:
+    """A corpus of segments in memory."""
+
+    def __init__(self, *groups: Texts, vocab_size: int = 97, depth: int = 32) -> None:
+        self.vocab_size = vocab_size
+        self.depth = depth
+        self.held = tuple(
+            segment_in_memory([np.array(text) for text in texts], vocab_size, depth, "numpy")
+            for texts in groups
+        )
+
+    def segments(self, scope: str) -> tuple[Segment, ...]:
+        return self.held
+
+
+def session(*groups: Texts, vocab_size: int = 97, **options: Any) -> RestSession:
+    shelf = Shelf(*groups, vocab_size=vocab_size)
+    return RestDrafter(shelf, **options).open(DraftRequest((), vocab_size))
+
+
+def propose(
+    found: RestSession, tokens: Sequence[int], budget: int = 16, remaining: int = 99
+) -> DraftTree:
+    tree = found.propose(DraftContext(list(tokens), 0, remaining), budget)
+    check(tree, 2**31)
+    return tree
+
+
+def reach_of(tree: DraftTree) -> dict[tuple[int, ...], float]:
+    """Return the reach of every node by the tokens that lead to it."""
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return dict(zip(paths, tree.reach.tolist(), strict=True))
+
+
+# --- what is drafted ----------------------------------------------------------------------------
+
+
+def test_the_longest_match_decides() -> None:
+    texts = [[1, 2, 3, 4, 50, 51], [9, 3, 4, 60, 61], [9, 3, 4, 60, 61]]
+    found = session(texts, shorter=())
+    assert propose(found, [7, 1, 2, 3, 4]).tokens.tolist() == [50, 51]
+    assert found.matched == 4
+    assert propose(found, [8, 3, 4]).tokens.tolist()[0] == 60  # twice as often
+    assert found.matched == 2
+    assert propose(found, [4]).tokens.tolist()[0] == 60
+    assert found.matched == 1
+    paper = session(texts, shorter=(), shortest=2)
+    assert len(propose(paper, [4])) == 0
+    assert paper.matched == 0
+
+
+def test_shorter_matches_fill_the_tree() -> None:
+    texts = [[1, 2, 3, 4, 50, 51], [9, 3, 4, 60, 61]]
+    reach = reach_of(propose(session(texts), [1, 2, 3, 4]))
+    assert reach[(50,)] > reach[(60,)] > 0
+    assert (60, 61) in reach
+
+
+def test_no_draft_runs_into_the_next_document() -> None:
+    texts = [[1, 2, 3], [4, 5, 6], [7, 1, 2]]
+    assert propose(session(texts), [1, 2]).tokens.tolist() == [3]
+    assert len(propose(session(texts), [2, 3])) == 0
+    assert propose(session(texts), [2, 3, 4]).tokens.tolist() == [5, 6]  # after 4, not 3
+    assert len(propose(session(texts, shortest=2), [2, 3, 4])) == 0
+
+
+def test_the_most_frequent_wins_whatever_its_place_in_the_order_of_ids() -> None:
+    # 6,000 rows begin with small ids; the code of the paper looks at the first 5,000 only.
+    rare = [[1, 2, 3 + i % 60] for i in range(6000)]
+    often = [[1, 2, 96]] * 3000
+    assert propose(session([*rare, *often]), [1, 2], 4).tokens.tolist()[0] == 96
+
+
+def test_large_ids_do_not_overflow() -> None:
+    texts = [[70_001, 70_002, 70_003], [4465, 4466, 99]]  # 70_001 - 2**16 = 4465
+    found = session(texts, vocab_size=100_000)
+    assert propose(found, [70_001, 70_002]).tokens.tolist() == [70_003]
+
+
+def test_no_more_is_drafted_than_is_wanted() -> None:
+    text = [list(range(40))]
+    assert len(propose(session(text), [0, 1], 5)) == 5
+    assert len(propose(session(text), [0, 1], 50)) == 16
+    assert len(propose(session(text), [0, 1], 50, remaining=4)) == 3
+    assert len(propose(session(text), [0, 1], 50, remaining=1)) == 0
+    assert len(propose(session(text), [0, 1], 0)) == 0
+    assert len(propose(session(text, depth=4), [0, 1], 50)) == 4
+    assert len(propose(session(), [0, 1])) == 0
+    assert len(propose(session(text), [])) == 0
+
+
+# --- several segments ---------------------------------------------------------------------------
+
+WORDS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=8), min_size=2, max_size=8)
+
+
+@given(WORDS, st.integers(1, 7), st.lists(st.integers(0, 3), min_size=2, max_size=5))
+@settings(max_examples=300)
+def test_segments_answer_as_one_text(texts: Texts, cut: int, context: list[int]) -> None:
+    """Where they know the context equally well; a shorter match only adds nodes of its own."""
+    groups = [group for group in (texts[:cut], texts[cut:]) if group]
+    whole = session(texts, shorter=(), vocab_size=4, shortest=1)
+    parts = session(*groups, shorter=(), vocab_size=4, shortest=1)
+    wanted = reach_of(propose(whole, context, 500))
+    found = reach_of(propose(parts, context, 500))
+    matches = {s.longest_match(context, 16).length for s in Shelf(*groups, vocab_size=4).held}
+    if len(matches) == 1:
+        assert parts.matched == whole.matched
+        assert found == pytest.approx(wanted, rel=1e-5)
+    for path, reach in wanted.items():
+        assert found[path] >= reach - 1e-6
+
+
+@given(WORDS, st.integers(1, 7), st.lists(st.integers(0, 3), min_size=1, max_size=5), st.data())
+@settings(max_examples=200)
+def test_reach_is_a_probability_whatever_was_learned(
+    texts: Texts, cut: int, context: list[int], data: st.DataObject
+) -> None:
+    groups = [group for group in (texts[:cut], texts[cut:]) if group]
+    found = session(*groups, vocab_size=4, shortest=1)
+    for _ in range(3):
+        tree = propose(found, context, data.draw(st.integers(1, 40)))
+        total: dict[int, float] = {}
+        for node, parent in enumerate(tree.parents.tolist()):
+            total[parent] = total.get(parent, 0.0) + float(tree.reach[node])
+        for parent, reach in total.items():
+            above = 1.0 if parent < 0 else float(tree.reach[parent])
+            assert reach <= above + 1e-6
+        tokens = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=4))
+        found.observe(Step(tree, (), tuple(tokens)))
+        context = [*context, *tokens]
+
+
+def test_a_segment_with_a_shorter_match_has_a_word_too() -> None:
+    found = session([[1, 2, 3, 50]], [[2, 3, 60], [7, 2, 3, 61]])
+    reach = reach_of(propose(found, [1, 2, 3]))
+    assert reach[(50,)] > reach[(60,)] == pytest.approx(reach[(61,)])
+    assert found.matched == 3
+
+
+def test_compiled_look_ups_draft_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("numba")
+    rng = np.random.default_rng(0)
+    texts = rng.integers(0, 5, (60, 20)).tolist()
+    contexts = rng.integers(0, 5, (20, 8)).tolist()
+    found = []
+    for name in ("numpy", "numba"):
+        options: dict[str, Any] = {"accelerator": name, "segment_tokens": 500}
+        with CorpusIndex.build(texts, None, tmp_path / name, vocab_size=97, **options) as store:
+            store.append([1, 2, 3, 4, 1, 2, 3], scope="global")  # one segment in memory too
+            drafting = store.drafter().open(DraftRequest((), 97))
+            found.append([reach_of(propose(drafting, context)) for context in contexts])
+    assert found[0] == found[1]
+
+
+# --- learning -----------------------------------------------------------------------------------
+
+
+def test_reach_follows_what_the_target_accepts() -> None:
+    text = [list(range(90))]
+    first = propose(session(text), [3, 4]).reach[0]
+    trusting, doubting = session(text), session(text)
+    for start in range(5, 40):
+        for found, tokens in ((trusting, (start + 2, start + 3)), (doubting, (95,))):
+            tree = propose(found, [start, start + 1])
+            found.observe(Step(tree, (), tokens))
+    assert propose(trusting, [3, 4]).reach[0] > first > propose(doubting, [3, 4]).reach[0]
+    doubting.rollback(3)
+    doubting.observe(Step(DraftTree.empty(), (), (1,)))  # nothing was drafted: nothing learned
+
+
+def test_reach_is_what_happens() -> None:
+    """A target that leaves the corpus with probability 0.4 a token: expected equals accepted."""
+    rng = np.random.default_rng(0)
+    text = rng.integers(0, 60, 20_000).tolist()
+    found = session([text])
+    promised = accepted = 0.0
+    for number in range(600):
+        at = int(rng.integers(4, len(text) - 20))
+        tree = propose(found, text[at - 4 : at], 4)
+        tokens: list[int] = []
+        while len(tokens) < 4 and rng.random() < 0.6:
+            tokens.append(text[at + len(tokens)])
+        if number >= 200:
+            promised += float(tree.reach.sum())
+            accepted += len(tokens)
+        found.observe(Step(tree, (), (*tokens, 80)))
+    assert promised == pytest.approx(accepted, rel=0.2)
+
+
+# --- with a store and an engine -----------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[CorpusIndex]:
+    with CorpusIndex.build(
+        [[1, 2, 3, 4, 5, 6]], None, tmp_path / "c", vocab_size=97, accelerator="numpy"
+    ) as made:
+        yield made
+
+
+def test_a_request_sees_the_store_as_it_was_when_it_opened(store: CorpusIndex) -> None:
+    request = DraftRequest((), 97)
+    before = store.drafter().open(request)
+    store.append([20, 21, 22, 23], scope="global")
+    store.seal()
+    store.merge()
+    assert len(propose(before, [20, 21])) == 0
+    assert propose(before, [1, 2, 3]).tokens.tolist() == [4, 5, 6]
+    assert propose(store.drafter().open(request), [20, 21]).tokens.tolist() == [22, 23]
+
+
+def test_nothing_of_one_tenant_is_proposed_to_another(store: CorpusIndex) -> None:
+    for sealed in (False, True):
+        store.append([50, 51, 52, 53], scope="a")
+        store.append([50, 51, 62, 63], scope="b")
+        if sealed:
+            store.seal()
+        drafted = {
+            scope: set(propose(store.drafter(scope).open(DraftRequest((), 97)), [50, 51]).tokens)
+            for scope in ("a", "b", "global", "c")
+        }
+        assert drafted == {"a": {52, 53}, "b": {62, 63}, "global": set(), "c": set()}
+
+
+def test_settings_and_vocabularies_that_cannot_work_are_refused(store: CorpusIndex) -> None:
+    wrong: list[dict[str, Any]] = [{"shortest": 0}, {"shortest": 17}, {"depth": 0}, {"longest": 17}]
+    for options in wrong:
+        with pytest.raises(InputError):
+            store.drafter(**options)
+    with pytest.raises(StoreError, match="97 token ids, the model 96"):
+        store.drafter().open(DraftRequest((), 96))
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, top_p=0.9, seed=3)])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_the_text_is_that_of_plain_decoding(tmp_path: Path, sampling: Sampling, batch: int) -> None:
+    model = tiny.model(dtype=torch.float64)
+    prompts = [[5, 6, 7, 8, 9], [40, 41, 3], [9] * 6, [1, 2, 3, 4, 5]][:batch]
+    plain = Engine(model, tiny.tokenizer(), drafter=None)
+    wanted = plain.generate(prompts, sampling, max_new_tokens=30)
+    with CorpusIndex.build([], tiny.tokenizer(), tmp_path / "c", accelerator="numpy") as store:
+        for generation in wanted[: (batch + 1) // 2]:  # some are known, some are not
+            known = generation.tokens[:14] + [0] + generation.tokens[16:]  # with a fault in it
+            store.append([*generation.prompt_tokens, *known], scope="global")
+        engine = Engine(model, tiny.tokenizer(), drafter=store.drafter(), budget=8)
+        found = engine.generate(prompts, sampling, max_new_tokens=30)
+    assert [g.tokens for g in found] == [g.tokens for g in wanted]
+    assert sum(g.report.accepted for g in found) > 0
+    assert sum(g.report.forwards for g in found) < sum(g.report.forwards for g in wanted)
+    assert {g.report.faults.get("rest", 0) for g in found} == {0}
+
+
+def test_answers_that_were_recorded_are_drafted_for_the_next_request(tmp_path: Path) -> None:
+    model = tiny.model(dtype=torch.float64)
+    with CorpusIndex.build([], tiny.tokenizer(), tmp_path / "c", accelerator="numpy") as store:
+        engine = Engine(model, tiny.tokenizer(), drafter=store.drafter("tenant"), budget=8)
+        store.record(engine, scope="tenant")
+        first, second = (engine.generate([5, 6, 7, 8, 9], max_new_tokens=40) for _ in range(2))
+    assert first.tokens == second.tokens
+    assert second.report.forwards < 0.5 * first.report.forwards
+
+
+def test_recording_what_the_engine_never_reads_is_told(tmp_path: Path) -> None:
+    model = tiny.model(dtype=torch.float64)
+    with CorpusIndex.build([], tiny.tokenizer(), tmp_path / "c", accelerator="numpy") as store:
+        other = Engine(model, tiny.tokenizer(), drafter=AutoDrafter(store.drafter(name="corpus")))
+        with pytest.warns(RuntimeWarning, match="'tenant' is not drafted from .*reads 'global'"):
+            store.record(other, scope="tenant")()
+        far = HierarchyDrafter(model_store=store)
+        with pytest.warns(RuntimeWarning, match="'tenant' is not drafted from"):
+            store.record(Engine(model, tiny.tokenizer(), drafter=far), scope="tenant")()
+        own = Engine(model, tiny.tokenizer(), drafter=SuffixDrafter(store.drafter("tenant")))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            store.record(own, scope="tenant")()
+            store.record(other, scope="global")()  # everybody reads that
+            store.record(Engine(model, tiny.tokenizer()), scope="tenant")()  # for other engines

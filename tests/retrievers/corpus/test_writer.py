@@ -1,0 +1,313 @@
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ragspec.engine.engine import Engine
+from ragspec.errors import InputError, StoreError
+from ragspec.retrievers.corpus.catalogue import Source
+from ragspec.retrievers.corpus.index import CorpusIndex
+from ragspec.retrievers.corpus.revision import Revision, revise
+from ragspec.storage.filesystem import writer_lock
+from ragspec.storage.manifest import sha256_file
+from ragspec.storage.store import OpenStore
+from tests.support import tiny
+from tests.support.corpora import build, held, reopen, rows, text_of
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[CorpusIndex]:
+    with build(tmp_path / "c.store", rows(3)) as made:
+        yield made
+
+
+def test_a_closed_corpus_records_nothing(tmp_path: Path) -> None:
+    engine = Engine(tiny.model(), drafter=None)
+    store = build(tmp_path / "c", rows(1))
+    store.close()
+    with pytest.raises(StoreError, match="was closed"):
+        store.record(engine, scope="global")
+
+
+# --- scopes -------------------------------------------------------------------------------------
+
+
+def test_nothing_of_one_tenant_is_seen_by_another(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    tenants = ["a", "b", "global"]
+    own: dict[str, list[list[int]]] = {name: [] for name in tenants}
+    with build(tmp_path / "c", seal_tokens=40) as store:
+        for number in range(60):
+            name = tenants[int(rng.integers(3))]
+            row = [tenants.index(name), *rng.integers(3, 90, 6).tolist()]  # the first id tells
+            own[name].append(row)
+            store.append(row, scope=name)
+            if number % 20 == 19:
+                store.merge()
+            for seen, others in (("a", 1), ("b", 0), ("global", None)):
+                firsts = {row[0] for row in text_of(store, seen)}
+                assert others not in firsts
+                assert (seen == "global") <= (firsts <= {2})
+        for name in ("a", "b"):
+            assert sorted(text_of(store, name)) == sorted(own["global"] + own[name])
+        assert sorted(text_of(store)) == sorted(own["global"])
+        assert sorted(text_of(store, "a stranger")) == sorted(own["global"])
+
+
+def test_a_forgotten_scope_is_gone_from_the_disk(store: CorpusIndex) -> None:
+    secret = [[7, 7, 7, 7, 7, 7, 7]]
+    store.append(secret[0], scope="tenant")
+    store.seal()
+    store.append(secret[0], scope="tenant")
+    store.forget("tenant")
+    assert text_of(store, "tenant") == rows(3)
+    mark = np.array(secret[0], np.uint16).tobytes()
+    assert not [p for p in store.path.rglob("tokens.bin") if mark in p.read_bytes()]
+
+
+@pytest.mark.parametrize("scope", ["", " ", "request", None])
+def test_a_scope_that_no_store_keeps_is_refused(store: CorpusIndex, scope: Any) -> None:
+    with pytest.raises(InputError, match="scope"):
+        store.append([1], scope=scope)
+
+
+# --- readers and writers ------------------------------------------------------------------------
+
+
+class Reader(threading.Thread):
+    """Looks at a corpus again and again and keeps what it saw that was wrong.
+
+    Generation g holds 5 + g documents that begin with g, so that a mixture of two shows.
+    """
+
+    def __init__(self, store: CorpusIndex, done: threading.Event) -> None:
+        super().__init__()
+        self.store = store
+        self.done = done
+        self.seen: set[int] = set()
+        self.wrong: list[object] = []
+
+    def run(self) -> None:
+        while not self.done.wait(0.001):
+            try:
+                self.look()
+            except Exception as error:
+                self.wrong.append(error)
+
+    def look(self) -> None:
+        segments = self.store.segments()
+        first = held(segments)
+        numbers = {row[0] for row in first}
+        self.seen |= numbers
+        if len(numbers) != 1 or len(first) != 5 + first[0][0] or held(segments) != first:
+            self.wrong.append(first)
+
+
+def test_readers_see_one_snapshot_each_during_twenty_swaps(tmp_path: Path) -> None:
+    store = build(tmp_path / "c", [[0, 1, 2]] * 5)
+    done = threading.Event()
+    readers = [Reader(store, done) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for number in range(1, 21):
+        documents = [np.array([number, 1, 2])] * (5 + number)
+
+        def change(revision: Revision, documents: Any = documents) -> None:
+            revision.put(
+                revision.catalogue.segments, revision.build(documents[:3], "global", Source.BUILT)
+            )
+            revision.put((), revision.build(documents[3:], "global", Source.BUILT))
+
+        store._writer.change(change)
+    done.set()
+    for reader in readers:
+        reader.join()
+        assert not reader.wrong
+        assert len(reader.seen) > 1
+    assert {row[0] for row in text_of(store)} == {20}
+    store.close()
+
+
+def test_a_reader_sees_new_generations_on_refresh(store: CorpusIndex) -> None:
+    reader = reopen(store.path)
+    before = reader.segments()
+    store.append([5, 6, 7], scope="global")
+    store.seal()
+    assert text_of(reader) == rows(3)
+    assert reader.refresh()
+    assert text_of(reader) == [*rows(3), [5, 6, 7]]
+    assert reader.segments()[0] is before[0]  # what is still there is not opened again
+    assert not reader.refresh()
+    assert held(before) == rows(3)
+    reader.close()
+
+
+def test_damage_in_what_is_new_is_noticed_on_refresh(store: CorpusIndex) -> None:
+    reader = reopen(store.path)
+    store.append([5, 6, 7], scope="global")
+    store.seal()
+    (path,) = store.path.glob("gen-000002/seg-000002/tokens.bin")
+    path.write_bytes(bytes(len(path.read_bytes())))
+    with pytest.raises(StoreError, match="SHA-256"):
+        reader.refresh()
+    assert text_of(reader) == rows(3)  # what was open stays open
+    reader.close()
+
+
+def test_two_writers_lose_nothing(store: CorpusIndex) -> None:
+    other = reopen(store.path)
+    store.append([1, 1, 1], scope="global")
+    other.append([2, 2, 2], scope="global")
+    store.seal()
+    other.seal()
+    assert text_of(other) == [*rows(3), [1, 1, 1], [2, 2, 2]]
+    store.refresh()
+    assert text_of(store) == text_of(other)
+    other.close()
+
+
+def test_a_writer_waits_for_one_in_another_thread(store: CorpusIndex) -> None:
+    store.append([1, 2, 3], scope="global")
+    sealing = threading.Thread(target=store.seal)
+    with writer_lock(store.path):
+        sealing.start()
+        sealing.join(0.2)
+        assert sealing.is_alive()
+    sealing.join()
+    assert store.info().waiting == 0
+
+
+def test_a_reader_that_is_overtaken_while_it_hashes_begins_again(
+    store: CorpusIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overtakes = [lambda: store.evict(0), store.merge]  # two writers: the generation read is gone
+
+    def hashed(path: Path) -> str:
+        while overtakes:
+            overtakes.pop(0)()
+        return sha256_file(path)
+
+    monkeypatch.setattr("ragspec.storage.manifest.sha256_file", hashed)
+    assert text_of(reopen(store.path)) == []
+
+
+@pytest.mark.parametrize("error", [OSError("too many open files"), KeyboardInterrupt()])
+def test_a_seal_whose_result_cannot_be_looked_at_writes_once_and_goes_on(
+    store: CorpusIndex, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    store.append([4, 5, 6], scope="global")
+    with monkeypatch.context() as patch:
+        patch.setattr("ragspec.retrievers.corpus.writer.open_view", fail)
+        with pytest.raises(type(error)):
+            store.seal()
+    store.append([7, 8, 9], scope="global")
+    store.close()
+    assert text_of(reopen(store.path)) == [*rows(3), [4, 5, 6], [7, 8, 9]]
+
+
+def test_what_comes_while_a_corpus_closes_is_kept_or_refused(
+    store: CorpusIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = [[4, 5, 6]]
+
+    def late() -> None:
+        with suppress(StoreError):
+            store.append([9, 9, 9], scope="global")
+            taken.append([9, 9, 9])
+
+    def slow(*given: Any, **options: Any) -> OpenStore:
+        done = revise(*given, **options)
+        thread = threading.Thread(target=late)
+        thread.start()
+        thread.join()
+        return done
+
+    store.append(taken[0], scope="global")
+    monkeypatch.setattr("ragspec.retrievers.corpus.writer.revise", slow)
+    store.close()
+    assert text_of(reopen(store.path)) == [*rows(3), *taken]
+    assert store.info().waiting == 0
+
+
+def test_closing_lets_go_of_the_files(store: CorpusIndex) -> None:
+    held_on = weakref.ref(store.segments()[0])
+    store.close()
+    gc.collect()
+    assert held_on() is None
+    assert store.info().tokens == 36
+
+
+def _write_some(path: str, number: int) -> None:
+    with CorpusIndex.open(path, accelerator="numpy") as store:
+        for _ in range(4):
+            store.append([number] * 3, scope="global")
+            store.seal()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no fork")
+def test_processes_take_turns_to_write(store: CorpusIndex) -> None:
+    context = multiprocessing.get_context("fork")
+    workers = [
+        context.Process(target=_write_some, args=(str(store.path), number)) for number in (11, 12)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == 0
+    store.refresh()
+    assert sorted(text_of(store)) == sorted([*rows(3), *[[11] * 3] * 4, *[[12] * 3] * 4])
+
+
+# --- recording an engine ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine(tiny.model(), tiny.tokenizer(), drafter=None)
+
+
+def test_answers_are_recorded_until_that_is_ended(tmp_path: Path, engine: Engine) -> None:
+    with CorpusIndex.build([], tiny.tokenizer(), tmp_path / "c", accelerator="numpy") as store:
+        stop = store.record(engine, scope="tenant-7", lead=2)
+        first = engine.generate([[1, 2, 3, 4], [5, 6]], max_new_tokens=6)
+        wanted = [g.prompt_tokens[-2:] + g.tokens for g in first]
+        assert text_of(store, "tenant-7") == wanted
+        assert text_of(store) == []
+        stop()
+        engine.generate([1, 2, 3], max_new_tokens=6)
+        assert text_of(store, "tenant-7") == wanted
+        store.record(engine, scope="tenant-7", lead=0)
+    engine.generate([1, 2, 3], max_new_tokens=6)  # closing ends recording
+    again = CorpusIndex.open(tmp_path / "c", model=engine, accelerator="numpy")
+    assert text_of(again, "tenant-7") == wanted
+    other = Engine(tiny.model(seed=1), tiny.tokenizer(), drafter=None)
+    with pytest.raises(StoreError, match="outputs of another model"):
+        again.record(other, scope="tenant-7")
+    foreign = Engine(tiny.model(), tiny.bpe_tokenizer(), drafter=None)
+    with pytest.raises(StoreError, match="another tokenizer"):
+        again.record(foreign, scope="tenant-7")
+
+
+def test_an_engine_that_is_recorded_no_more_is_not_kept(store: CorpusIndex) -> None:
+    engine = Engine(tiny.model(), tiny.tokenizer(), drafter=None)
+    kept = weakref.ref(engine)
+    stop = store.record(engine, scope="global")
+    stop()
+    stop()
+    del engine
+    gc.collect()
+    assert kept() is None

@@ -1,0 +1,106 @@
+"""The options of look-ups, and how they sample; see test_segment and test_kernels as well."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragspec.errors import InputError
+from ragspec.retrievers.corpus.log import segment_in_memory
+from ragspec.retrievers.indexes.continuations import DraftOptions
+from tests.retrievers.indexes.test_segment import (
+    VOCAB,
+    Text,
+    contexts,
+    documents,
+    ends,
+    followers,
+    longest,
+    paths,
+)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rows": 0},
+        {"rows": 10**6},
+        {"max_depth": -1},
+        {"contexts": 0},
+        {"shorter": (2, 2)},
+        {"shorter": (3, 0)},
+        {"followed": (2.0,)},
+        {"followed_after_miss": ()},
+    ],
+)
+def test_options_check_themselves(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        DraftOptions(**wrong)
+
+
+def test_chances_multiply_along_the_path_and_the_last_entry_holds_on() -> None:
+    options = DraftOptions(
+        max_match=3, max_depth=3, followed=(0.0, 0.5, 0.75), followed_after_miss=(0.0, 0.25)
+    )
+    expected = np.array([0.5, 0.5 * 0.75, 0.5 * 0.75 * 0.75])
+    np.testing.assert_allclose(options.chances[0, 1], expected)
+    np.testing.assert_allclose(options.chances[1, 1], expected / 2)  # 0.25 at first, not 0.5
+    np.testing.assert_allclose(options.chances[0, 3], 0.75 ** np.arange(1, 4))
+    assert options.chances.shape == (2, 4, 3)
+
+
+def test_nothing_to_fall_back_on_is_allowed() -> None:
+    assert DraftOptions(shorter=()).lengths.tolist() == []
+
+
+def naive_sample(
+    texts: Sequence[Text], context: Text, length: int, asked: DraftOptions
+) -> tuple[Counter[tuple[int, ...]], dict[tuple[int, ...], float]]:
+    """Counts and reach of each path behind the occurrences that a cap of rows leaves.
+
+    Occurrences stand in the order of the text up to them; of the longest match, then of shorter
+    suffixes without what a longer one had, every n-th is taken, so that all fit under the cap.
+    """
+    counts: Counter[tuple[int, ...]] = Counter()
+    reach: dict[tuple[int, ...], float] = defaultdict(float)
+    borders = [VOCAB] * 32
+    flat = [borders + [t for text in texts[:n] for t in (VOCAB, *text)] for n in range(len(texts))]
+    taken, escape, before, width, used = 0, 1.0, 0, 0, 0
+    for n in (length, *(each for each in asked.shorter if each < length)) if length else ():
+        places = ends(texts, context[-n:])
+        if taken == asked.rows or used == asked.contexts or len(places) == width:
+            continue
+        past = {place: [*flat[place[0]], VOCAB, *texts[place[0]][: place[1]]] for place in places}
+        places.sort(key=lambda place: (past[place][:-33:-1], place))
+        width, stride = len(places), -(-len(places) // (asked.rows - taken))
+        chosen = [p for p in places[::stride] if past[p][-before:] != context[-before:] or not used]
+        for number, at in chosen:
+            chances = escape * asked.chances[int(used > 0), n] / len(chosen)
+            for path in followers(texts[number], at, asked.max_depth):
+                counts[path] += stride
+                reach[path] += chances[len(path) - 1]
+        if chosen:
+            escape *= 1.0 - asked.chances[int(used > 0), n][0]
+            taken, before, used = taken + len(chosen), n, used + 1
+    return counts, reach
+
+
+@settings(max_examples=800)
+@given(documents, contexts, st.integers(1, 20), st.integers(1, 3))
+def test_drafts_under_a_cap_of_rows_are_those_of_naive_sampling(
+    texts: list[Text], context: Text, rows: int, most: int
+) -> None:
+    asked = DraftOptions(max_match=4, max_depth=5, rows=rows, contexts=most)
+    arrays = [np.array(text, dtype=np.int32) for text in texts]
+    segment = segment_in_memory(arrays, VOCAB, 32, "numpy")
+    draft = segment.draft(context, 10_000, options=asked)
+    length = longest(texts, context, 4)
+    counts, reach = naive_sample(texts, context, length, asked)
+    assert dict(zip(paths(draft), draft.counts.tolist(), strict=True)) == counts
+    assert dict(zip(paths(draft), draft.reach.tolist(), strict=True)) == pytest.approx(reach)

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragspec.errors import MissingExtraError
+from ragspec.retrievers.indexes import node_heap_numba as module
+from ragspec.retrievers.indexes.node_heap_numba import compiled, pop, push
+
+candidates = st.lists(
+    st.tuples(st.sampled_from([0.1, 0.5, 0.9]), st.integers(0, 2), st.integers(0, 99)),
+    unique_by=lambda candidate: candidate[1:],
+    max_size=30,
+)
+
+
+@given(candidates)
+def test_the_largest_reach_comes_first_then_the_shallowest_then_the_first_row(
+    given: list[tuple[float, int, int]],
+) -> None:
+    reach = np.array([r for r, _, _ in given])
+    nodes = np.array([[level, row] for _, level, row in given], dtype=np.int32).reshape(-1, 2)
+    heap = np.empty(len(given), dtype=np.int32)
+    for candidate in range(len(given)):
+        push(heap, candidate, candidate, reach, nodes)
+    order = [int(pop(heap, size, reach, nodes)) for size in range(len(given), 0, -1)]
+    assert [given[c] for c in order] == sorted(given, key=lambda c: (-c[0], c[1], c[2]))
+
+
+def test_a_function_is_compiled_where_numba_is_and_left_alone_where_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[bool] = []
+
+    def njit(*, cache: bool = False, nogil: bool, error_model: str) -> object:
+        asked.append(cache)
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return lambda function: ("compiled", function)
+
+    def one() -> int:
+        return 1
+
+    monkeypatch.setattr(module, "import_module", lambda name: SimpleNamespace(njit=njit))
+    made: Any = compiled(one)  # without a folder to cache in, too
+    assert made == ("compiled", one)
+    assert asked == [True, False]
+
+    for error in (ModuleNotFoundError("numba", name="numba"), OSError("no llvmlite.so")):
+
+        def missing(name: str, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(module, "import_module", missing)
+        assert compiled(one) is one
+        with pytest.raises(MissingExtraError, match=r"not installed|no llvmlite\.so"):
+            module.load_numba()

@@ -1,0 +1,303 @@
+from __future__ import annotations
+
+import errno
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragspec.errors import InputError, MissingExtraError, StoreError
+from ragspec.retrievers.indexes import segment as module
+from ragspec.retrievers.indexes.continuations import Draft, DraftOptions, NumpyLookup
+from ragspec.retrievers.indexes.segment import FILES, Segment, build_segment, resolve_accelerator
+
+VOCAB = 4
+Text = list[int]
+documents = st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=20), max_size=6)
+contexts = st.lists(st.integers(0, VOCAB), max_size=8)
+WIDE = DraftOptions(max_match=4, max_depth=5, rows=1000, contexts=1)
+
+
+def make(folder: Path, texts: Sequence[Sequence[int]], vocab: int = VOCAB) -> Segment:
+    build_segment(folder, texts, vocab)
+    return Segment.open(folder, accelerator="numpy")
+
+
+def ends(texts: Sequence[Text], phrase: Text) -> list[tuple[int, int]]:
+    """(document, offset behind it) of every occurrence of a phrase."""
+    n = len(phrase)
+    return [
+        (number, at + n)
+        for number, text in enumerate(texts)
+        for at in range(len(text) - n + 1)
+        if text[at : at + n] == phrase
+    ]
+
+
+def longest(texts: Sequence[Text], context: Text, most: int) -> int:
+    lengths = range(min(most, len(context)), 0, -1)
+    return next((n for n in lengths if ends(texts, context[-n:])), 0)
+
+
+def paths(draft: Draft) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = []
+    for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
+        found.append((*(found[parent] if parent >= 0 else ()), token))
+    return found
+
+
+def followers(text: Text, at: int, depth: int) -> list[tuple[int, ...]]:
+    """Every path of up to `depth` tokens that starts behind a place of a document."""
+    following = text[at : at + depth]
+    return [tuple(following[:n]) for n in range(1, len(following) + 1)]
+
+
+def naive_counts(texts: Sequence[Text], phrase: Text, depth: int) -> Counter[tuple[int, ...]]:
+    """How often each path of up to `depth` tokens follows the phrase, inside a document."""
+    counts: Counter[tuple[int, ...]] = Counter()
+    for number, at in ends(texts, phrase):
+        counts.update(followers(texts[number], at, depth))
+    return counts
+
+
+@settings(max_examples=200)
+@given(documents, contexts)
+def test_counts_and_matches_are_those_of_naive_counting(texts: list[Text], context: Text) -> None:
+    with TemporaryDirectory() as name:
+        segment = make(Path(name), texts)
+        length = longest(texts, context, 4)
+        match = segment.longest_match(context, 4)
+        assert match.length == length
+        if length:
+            assert match.high - match.low == len(ends(texts, context[-length:]))
+            places = segment.suffixes[match.low : match.high].tolist()
+            found = sorted((n, at + 1) for n, at in map(segment.document_of, places))
+            assert found == ends(texts, context[-length:])
+        draft = segment.draft(context, 10_000, options=WIDE)
+        expected = naive_counts(texts, context[-length:], 5) if length else {}
+        assert dict(zip(paths(draft), draft.counts.tolist(), strict=True)) == expected
+        assert [len(path) - 1 for path in paths(draft)] == draft.depths.tolist()
+
+
+@settings(max_examples=200)
+@given(documents, contexts, st.integers(1, 12))
+def test_the_kept_nodes_are_the_best_and_stand_where_they_say(
+    texts: list[Text], context: Text, budget: int
+) -> None:
+    with TemporaryDirectory() as name:
+        segment = make(Path(name), texts)
+        options = DraftOptions(max_match=4, max_depth=5, rows=1000, contexts=3)
+        everything = segment.draft(context, 10_000, options=options)
+        draft = segment.draft(context, budget, options=options)
+        assert len(draft.tokens) == min(budget, len(everything.tokens))
+        np.testing.assert_array_equal(draft.reach, everything.reach[:budget])
+        assert (np.diff(draft.reach) <= 0).all()
+        assert (draft.parents < np.arange(len(draft.parents))).all()
+        assert len(set(paths(draft))) == len(draft.tokens)
+        for (document, offset), path in zip(draft.origin.tolist(), paths(draft), strict=True):
+            start = offset - len(path) + 1
+            assert tuple(texts[document][start : offset + 1]) == path
+
+
+def test_reach_is_share_times_the_chance_of_the_match(tmp_path: Path) -> None:
+    segment = make(tmp_path, [[1, 2, 3], [1, 2, 3], [1, 2, 0], [3, 2, 2]])
+    options = DraftOptions(
+        contexts=2, followed=(0.0, 0.5, 0.8, 0.9), followed_after_miss=(0.0, 0.25)
+    )
+    draft = segment.draft([1, 2], 10, options=options)
+    reach = dict(zip(paths(draft), draft.reach.tolist(), strict=True))
+    # (3): 2 of 3 after [1, 2]. (2): found after [2] only, where 2 of 5 places are new: [3, 2], and
+    # the last 2, which ends its document: half of what has escaped.
+    assert reach == pytest.approx({(3,): 0.8 * 2 / 3, (0,): 0.8 / 3, (2,): 0.2 * 0.25 / 2})
+    assert draft.counts.tolist() == [2, 1, 1]
+    assert draft.length == 2
+
+
+def test_shorter_matches_fill_the_tree(tmp_path: Path) -> None:
+    segment = make(tmp_path, [[0, 1, 2], [3, 1, 0], [2, 1, 3]])
+    assert paths(segment.draft([0, 1], 10, options=DraftOptions(contexts=1))) == [(2,)]
+    assert paths(segment.draft([0, 1], 10)) == [(2,), (0,), (3,)]
+
+
+def test_documents_never_run_into_each_other(tmp_path: Path) -> None:
+    segment = make(tmp_path, [[0, 1], [2, 3], [], [0, 1, 3]])
+    assert segment.longest_match([1, 2]).length == 1
+    assert paths(segment.draft([0, 1], 10)) == [(3,)]
+    assert len(segment.draft([2, 3], 10).tokens) == 0
+    for outside in (VOCAB, -1, 10**9):  # the separator itself, and what no text can hold
+        assert segment.longest_match([1, outside]).length == 0
+        assert segment.longest_match([2, outside, 0, 1]).length == 2
+
+
+def test_wide_intervals_are_sampled_all_over(tmp_path: Path) -> None:
+    texts = [[0, 1]] * 500 + [[0, 2]] * 300 + [[0, 3]] * 200
+    segment = make(tmp_path, texts)
+    draft = segment.draft([0], 10, options=DraftOptions(rows=100))
+    assert paths(draft) == [(1,), (2,), (3,)]
+    assert np.abs(draft.counts - [500, 300, 200]).max() <= 50
+    assert segment.longest_match([0]).high - segment.longest_match([0]).low == 1000
+
+
+def test_no_look_up_goes_beyond_the_depth_of_the_sorting(tmp_path: Path) -> None:
+    build_segment(tmp_path, [[0, 1, 2]], VOCAB, depth=8)
+    segment = Segment.open(tmp_path, accelerator="numpy")
+    with pytest.raises(InputError, match="max_match is 16, but this segment is sorted to 8"):
+        segment.draft([0], 4)
+    with pytest.raises(InputError, match="expected 1 to 8"):
+        segment.longest_match([0], 9)
+    assert paths(segment.draft([0], 4, options=DraftOptions(max_match=8))) == [(1,), (1, 2)]
+
+
+@pytest.mark.parametrize(("budget", "depth", "count"), [(0, 5, 0), (5, 0, 0), (2, 5, 2), (9, 1, 1)])
+def test_budget_and_depth_bound_the_tree(
+    tmp_path: Path, budget: int, depth: int, count: int
+) -> None:
+    segment = make(tmp_path, [[0, 1, 2, 3]])
+    draft = segment.draft([0], budget, max_depth=depth)
+    assert len(draft.tokens) == count
+    assert draft.origin.shape == (count, 2)
+
+
+@settings(max_examples=50)
+@given(documents)
+def test_documents_come_back(texts: list[Text]) -> None:
+    with TemporaryDirectory() as name:
+        segment = make(Path(name), iter(texts))  # type: ignore[arg-type]
+        assert [document.tolist() for document in segment.documents()] == texts
+        assert [segment.document(n).tolist() for n in range(len(texts))] == texts
+        assert segment.document_count == len(texts)
+        assert len(segment) == sum(map(len, texts))
+        for number, text in enumerate(texts):
+            for offset in range(len(text)):
+                at = int(segment.starts[number]) + offset
+                assert segment.document_of(at) == (number, offset)
+
+
+@pytest.mark.parametrize(("vocab", "width"), [(65_535, 2), (65_536, 4)])
+def test_tokens_take_two_bytes_where_the_separator_fits(
+    tmp_path: Path, vocab: int, width: int
+) -> None:
+    segment = make(tmp_path, [[vocab - 1, 0], [vocab - 1, 1]], vocab)
+    assert (tmp_path / module.TOKENS).stat().st_size == width * (4 + 3)
+    assert paths(segment.draft([vocab - 1], 4)) == [(0,), (1,)]
+
+
+def test_foreign_ids_are_refused(tmp_path: Path) -> None:
+    for bad in ([0, VOCAB], [-1]):
+        with pytest.raises(InputError, match="document 1 holds ids"):
+            build_segment(tmp_path, [[1], bad], VOCAB)
+    with pytest.raises(InputError, match="vocabulary 0"):
+        build_segment(tmp_path, [], 0)
+    with pytest.raises(InputError, match="no document 1"):
+        make(tmp_path, [[1]]).document(1)
+
+
+def damage_sizes(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | changes))
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_missing_and_cut_files_are_refused(tmp_path: Path, file: str) -> None:
+    make(tmp_path, [[0, 1, 2]] * 5)
+    data = (tmp_path / file).read_bytes()
+    for cut in (data[:-1], b"", data[: len(data) // 2], data * 2):
+        (tmp_path / file).write_bytes(cut)
+        with pytest.raises(StoreError, match="build the store again"):
+            Segment.open(tmp_path)
+    (tmp_path / file).unlink()
+    with pytest.raises(StoreError, match="build the store again"):
+        Segment.open(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no list of open files")
+def test_small_segments_hold_no_files_open(tmp_path: Path) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    segment = make(tmp_path, [[0, 1, 2]] * 5)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert not segment.tokens.flags.writeable
+
+
+def test_the_answers_are_those_of_mapped_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = make(tmp_path, [[0, 1, 2]] * 5)
+    monkeypatch.setattr(module, "_SMALL", 0)
+    mapped = Segment.open(tmp_path, accelerator="numpy")
+    assert isinstance(mapped.tokens.base, np.memmap)
+    assert mapped.tokens.flags.writeable == small.tokens.flags.writeable
+    assert paths(mapped.draft([0], 5)) == paths(small.draft([0], 5)) == [(1,), (1, 2)]
+
+
+@pytest.mark.parametrize("small", [0, 1 << 20])
+def test_too_many_open_files_is_no_reason_to_build_again(
+    tmp_path: Path, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path, [[0, 1, 2]] * 5)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(module, "_SMALL", small)
+    monkeypatch.setattr(np, "fromfile" if small else "memmap", refuse)
+    with pytest.raises(StoreError, match="ulimit -n"):
+        Segment.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"format": 2}, {"vocab_size": -1}, {"depth": "8"}, {"more": 1}, {"positions": 7}]
+)
+def test_wrong_sizes_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    make(tmp_path, [[0, 1, 2]] * 5)
+    damage_sizes(tmp_path / module.SIZES, **changes)
+    with pytest.raises(StoreError):
+        Segment.open(tmp_path)
+
+
+def test_the_accelerator_is_an_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_accelerator("numpy") == "numpy"
+    monkeypatch.setitem(sys.modules, "numba", ModuleType("numba"))
+    assert resolve_accelerator("auto") == resolve_accelerator("numba") == "numba"
+    with pytest.raises(InputError, match="accelerator is 'c'"):
+        resolve_accelerator("c")  # type: ignore[arg-type]
+
+
+BROKEN = "raise ImportError('numba needs another NumPy')"
+
+
+@pytest.mark.parametrize(
+    ("numba", "reason"),
+    [(None, "not installed"), (BROKEN, "needs another NumPy"), ("import absent", "'absent'")],
+)
+def test_numba_that_cannot_be_imported_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numba: str | None, reason: str
+) -> None:
+    monkeypatch.delitem(sys.modules, "numba", raising=False)
+    if numba is None:
+        monkeypatch.setitem(sys.modules, "numba", None)
+    else:
+        (tmp_path / "numba.py").write_text(numba)
+        monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "segment").mkdir()
+    make(tmp_path / "segment", [[0, 1]])
+    segment = Segment.open(tmp_path / "segment")
+    assert segment.accelerator == "numpy"
+    assert isinstance(segment.lookup, NumpyLookup)
+    with pytest.raises(MissingExtraError, match=rf"{reason}.*ragspec\[fast\]"):
+        Segment.open(tmp_path / "segment", accelerator="numba")
+
+
+def test_an_empty_segment_answers_nothing(tmp_path: Path) -> None:
+    segment = make(tmp_path, [])
+    assert (len(segment), segment.document_count) == (0, 0)
+    assert len(segment.draft([0, 1], 5).tokens) == 0
+    assert isinstance(segment.lookup, NumpyLookup)
+    segment.warm_up()

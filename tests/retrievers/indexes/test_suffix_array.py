@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragspec.errors import InputError
+from ragspec.retrievers.indexes import suffix_array
+from ragspec.retrievers.indexes.suffix_array import Tokens, count_first_tokens, sort_suffixes
+
+VOCAB = 3
+texts = st.lists(st.integers(0, VOCAB), max_size=60)
+
+
+def encode(text: list[int], wide: bool = False, separator: int = VOCAB) -> Tokens:
+    tokens = np.array([separator, *text, separator])
+    return tokens.astype(np.uint32) if wide else tokens.astype(np.uint16)
+
+
+def naive(tokens: Tokens, separator: int, depth: int) -> list[int]:
+    """All positions but separators by the text up to them, newest token first, then by place."""
+    text = tokens.tolist()
+
+    def key(at: int) -> tuple[list[int], int]:
+        return [text[at - k] if at >= k else separator for k in range(depth)], at
+
+    return sorted((at for at, token in enumerate(text) if token != separator), key=key)
+
+
+@settings(max_examples=400)
+@given(texts, st.booleans(), st.integers(1, 12))
+def test_the_order_is_that_of_a_naive_sort(text: list[int], wide: bool, depth: int) -> None:
+    tokens = encode(text, wide)
+    assert sort_suffixes(tokens, VOCAB, depth=depth).tolist() == naive(tokens, VOCAB, depth)
+
+
+@settings(max_examples=50)
+@given(texts, st.integers(1, 40), st.integers(1, 30))
+def test_neither_runs_nor_blocks_show(text: list[int], run: int, block: int) -> None:
+    tokens = encode(text)
+    expected = naive(tokens, VOCAB, 8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(suffix_array, "_RUN", run)
+        patch.setattr(suffix_array, "_BLOCK", block)
+        assert sort_suffixes(tokens, VOCAB, depth=8).tolist() == expected
+
+
+def test_large_vocabularies_are_sorted_by_all_their_bits() -> None:
+    ids = np.random.default_rng(1).choice([1, 65_536, 65_537, 69_999], 500)
+    tokens = encode(ids.tolist(), True, 70_000)
+    assert sort_suffixes(tokens, 70_000).tolist() == naive(tokens, 70_000, 32)
+
+
+def test_a_text_of_one_token_is_sorted_by_length_then_place() -> None:
+    tokens = encode([0] * 5000)
+    order = sort_suffixes(tokens, VOCAB, depth=32)
+    # The separator is the largest id: the longer the run up to a place, the earlier it comes.
+    assert order[:3].tolist() == [32, 33, 34]
+    assert order[-3:].tolist() == [3, 2, 1]
+
+
+def test_buckets_hold_the_positions_of_each_token() -> None:
+    tokens = encode([2, 0, 0, 3, 2, 2])
+    buckets = count_first_tokens(tokens, VOCAB)
+    assert buckets.tolist() == [0, 2, 2, 5]
+    order = sort_suffixes(tokens, VOCAB, buckets=buckets)
+    for token in range(VOCAB):
+        assert set(tokens[order[buckets[token] : buckets[token + 1]]].tolist()) <= {token}
+
+
+def test_progress_ends_with_all() -> None:
+    seen: list[tuple[int, int]] = []
+    sort_suffixes(encode([0, 1, 2]), VOCAB, progress=lambda done, all_: seen.append((done, all_)))
+    assert seen[-1] == (3, 3)
+
+
+@pytest.mark.parametrize("tokens", [[], [0, VOCAB], [VOCAB, 0]])
+def test_texts_without_borders_are_refused(tokens: list[int]) -> None:
+    with pytest.raises(InputError, match="separator 3 first and last"):
+        sort_suffixes(np.array(tokens, dtype=np.uint16), VOCAB)
+    with pytest.raises(InputError, match="depth"):
+        sort_suffixes(encode([1]), VOCAB, depth=0)
+
+
+def test_scratch_does_not_grow_with_the_text() -> None:
+    """Beside the result, building needs memory for one run and one block."""
+    rng = np.random.default_rng(0)
+    separator = 1000
+    tokens = rng.integers(0, separator, 2_000_000).astype(np.uint16)
+    tokens[0] = tokens[-1] = separator
+    out = np.empty(int((tokens != separator).sum()), dtype=np.int32)
+    tracemalloc.start()
+    sort_suffixes(tokens, separator, out=out)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 24 * len(tokens)

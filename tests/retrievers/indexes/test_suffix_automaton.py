@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragspec.errors import InputError
+from ragspec.retrievers.indexes import suffix_automaton_numba as automaton_kernel
+from ragspec.retrievers.indexes.suffix_automaton import ROOT_STATE, SuffixAutomaton
+
+VOCAB = 4
+Text = list[int]
+texts = st.lists(st.integers(0, VOCAB - 1), max_size=24)
+
+
+def make(parts: Sequence[Text], grown: Text, cited: bool = False) -> SuffixAutomaton:
+    """The first texts behind borders, the last one open, then tokens one by one."""
+    automaton = SuffixAutomaton(VOCAB)
+    for text in parts[:-1]:
+        automaton.build(text, cited)
+        automaton.separate()
+    automaton.build(parts[-1])
+    automaton.extend(grown)
+    return automaton
+
+
+def ends(text: Sequence[int], part: Sequence[int]) -> list[int]:
+    """The last positions of all occurrences of `part`."""
+    n = len(part)
+    return [i + n - 1 for i in range(len(text) - n + 1) if list(text[i : i + n]) == list(part)]
+
+
+def longest_match(text: Sequence[int]) -> int:
+    """The length of the longest suffix that also ends before the last token."""
+    for n in range(len(text) - 1, 0, -1):
+        if len(ends(text, text[-n:])) > 1:
+            return n
+    return 0
+
+
+def parts_of(text: Sequence[int]) -> set[tuple[int, ...]]:
+    n = len(text)
+    return {tuple(text[i:j]) for i in range(n) for j in range(i + 1, n + 1)}
+
+
+@given(st.lists(texts, min_size=1, max_size=3), texts)
+def test_match_is_the_longest_suffix_that_occurred_before(parts: list[Text], grown: Text) -> None:
+    automaton = make(parts, grown)
+    state = automaton.match()
+    assert automaton.length[state] == longest_match(automaton.tokens)
+
+
+@given(st.lists(texts, min_size=1, max_size=2), texts, texts)
+def test_every_substring_is_found_and_nothing_else(
+    parts: list[Text], grown: Text, probe: Text
+) -> None:
+    automaton = make(parts, grown)
+    whole = automaton.tokens
+    for part in parts_of(whole):
+        assert automaton.find(part) > ROOT_STATE
+    expected = not probe or bool(ends(whole, probe))
+    assert (automaton.find(probe) >= 0) is expected
+
+
+@given(texts, texts)
+def test_counts_latest_ends_and_children_are_those_of_a_search(built: Text, grown: Text) -> None:
+    automaton = make([built], grown)
+    whole = automaton.tokens
+    for part in parts_of(whole):
+        state = automaton.find(part)
+        before = [end for end in ends(whole, part) if end < len(whole) - 1]
+        assert automaton.count[state] == len(before)
+        assert automaton.latest[state] == max(before, default=-1)
+        longest = whole[: max(ends(whole, part)) + 1][-automaton.length[state] :]
+        following = {whole[end + 1] for end in ends(whole, longest) if end + 1 < len(whole)}
+        assert {token for token, _ in automaton.children(state)} == following
+
+
+@given(st.lists(texts, min_size=2, max_size=3), texts)
+def test_no_match_crosses_a_border(parts: list[Text], grown: Text) -> None:
+    automaton = make(parts, grown)
+    pieces = [*parts[:-1], [*parts[-1], *grown]]
+    own = set().union(*(parts_of(piece) for piece in pieces))
+    for part in parts_of([token for piece in pieces for token in piece]):
+        assert (automaton.find(part) >= 0) is (part in own)
+    for state in range(len(automaton.length)):
+        assert all(token < VOCAB for token, _ in automaton.children(state))
+
+
+@given(st.lists(texts, min_size=1, max_size=2), texts, st.integers(0, 24), texts)
+def test_truncate_equals_never_having_grown(
+    parts: list[Text], grown: Text, drop: int, regrown: Text
+) -> None:
+    kept = grown[: max(len(grown) - drop, 0)]
+    automaton = make(parts, grown, cited=True)
+    base = len(automaton) - len(grown)
+    automaton.truncate(base + len(kept))
+    assert snapshot(automaton) == snapshot(make(parts, kept, cited=True))
+    automaton.extend(regrown)
+    assert snapshot(automaton) == snapshot(make(parts, kept + regrown, cited=True))
+
+
+def snapshot(automaton: SuffixAutomaton) -> tuple[object, ...]:
+    return (
+        automaton.tokens,
+        automaton.length,
+        automaton.link,
+        automaton.count,
+        automaton.latest,
+        automaton.cited,
+        automaton.first_token,
+        automaton.first_target,
+        automaton.more,
+        automaton.match(),
+    )
+
+
+def test_cited_keeps_the_end_inside_a_document() -> None:
+    automaton = SuffixAutomaton(VOCAB)
+    automaton.build([0, 1, 2], [False, True, True])
+    automaton.build([3, 1, 2, 3])
+    state = automaton.find([1, 2])
+    assert automaton.latest[state] == 5
+    assert automaton.cited[state] == 2
+
+
+def test_a_repeated_token_stays_linear_in_states() -> None:
+    automaton = SuffixAutomaton(VOCAB)
+    automaton.build([1] * 2000)
+    assert automaton.length[automaton.match()] == 1999
+    assert len(automaton.length) == 2001
+
+
+def test_what_was_built_cannot_be_truncated() -> None:
+    automaton = make([[0, 1]], [2, 3])
+    with pytest.raises(InputError, match="only the last 2"):
+        automaton.truncate(1)
+    with pytest.raises(InputError, match="build"):
+        automaton.build([0])
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@given(st.lists(texts, min_size=1, max_size=3), texts, st.integers(0, 24))
+def test_compiled_code_builds_the_same(
+    plain: bool, parts: list[Text], grown: Text, drop: int
+) -> None:
+    marked = [(part, [i % 3 == 1 for i in range(len(part))]) for part in parts]
+    expected, found = SuffixAutomaton(VOCAB), SuffixAutomaton(VOCAB)
+    expected.build_texts(marked, "numpy")
+    with pytest.MonkeyPatch.context() as patch:
+        if plain:
+            without_numba(patch)
+        found.build_texts(marked, "numba")
+    assert snapshot(found) == snapshot(expected)
+    for state, edges in expected.more.items():
+        assert list(found.more[state]) == list(edges)
+    for automaton in (expected, found):
+        automaton.extend(grown)
+        automaton.truncate(len(automaton) - min(drop, len(grown)))
+        automaton.extend(grown)
+    assert snapshot(found) == snapshot(expected)
+
+
+def without_numba(patch: pytest.MonkeyPatch) -> None:
+    """Let the compiled functions be plain Python, as they are where numba is not installed."""
+    for name in ("find", "add", "count_newest", "redirect", "fill", "spread"):
+        function = getattr(automaton_kernel, name)
+        patch.setattr(automaton_kernel, name, getattr(function, "py_func", function))
+
+
+def test_borders_lie_between_texts_and_not_behind_the_last() -> None:
+    expected = make([[0, 1], [2], [3, 0]], [])
+    found = SuffixAutomaton(VOCAB)
+    found.build_texts([([0, 1], False), ([2], False), ([3, 0], False)], "numpy")
+    assert snapshot(found) == snapshot(expected)
+    found.separate()
+    assert found.tokens == [0, 1, VOCAB, 2, VOCAB + 1, 3, 0, VOCAB + 2]
+
+
+def test_auto_takes_compiled_code_for_long_texts_where_it_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[int] = []
+    build = automaton_kernel.build
+
+    def counted(tokens: Sequence[int], document: Sequence[bool]) -> object:
+        calls.append(len(tokens))
+        return build(tokens, document)
+
+    monkeypatch.setattr(automaton_kernel, "build", counted)
+    for ready in (True, False):
+        monkeypatch.setattr(automaton_kernel, "compiled_already", lambda ready=ready: ready)
+        for length in (100, 5000):
+            automaton = SuffixAutomaton(VOCAB)
+            automaton.build_texts([([i % 3 for i in range(length)], False)])
+            assert len(automaton) == length
+    assert calls == [5000]
+    with pytest.raises(InputError, match="'auto', 'numba' or 'numpy'"):
+        SuffixAutomaton(VOCAB).build_texts([], "fast")  # type: ignore[arg-type]
+
+
+def test_warming_up_loads_the_compiled_code() -> None:
+    pytest.importorskip("numba")
+    automaton_kernel.warm_up()
+    assert automaton_kernel.compiled_already()

@@ -1,0 +1,285 @@
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragspec.acceptance.base import Step
+from ragspec.drafters.base import DraftContext, DraftRequest, DraftSession, SourceText
+from ragspec.retrievers.methods.context import ContextDrafter
+from ragspec.trees.draft_tree import PREDICTION, ROOT, DraftKind, DraftTree
+from ragspec.trees.operations import check, children, depths, paths
+from tests.support.identities import BATCHES, SAMPLINGS, check_identity
+
+VOCAB = 5
+tokens = st.integers(0, VOCAB - 1)
+STOP = 90
+NO_STARTS: frozenset[int] = frozenset()
+
+
+def context(prompt: Sequence[int], output: Sequence[int] = (), remaining: int = 50) -> DraftContext:
+    return DraftContext([*prompt, *output], len(prompt), remaining)
+
+
+def accepted(tree: DraftTree, truth: Sequence[int]) -> tuple[int, ...]:
+    """The nodes that the walk accepts where the target writes `truth`."""
+    below = children(tree.parents)
+    path: list[int] = []
+    at = ROOT
+    for token in truth:
+        hits = [node for node in below.get(at, []) if tree.tokens[node] == token]
+        if not hits:
+            break
+        at = hits[0]
+        path.append(at)
+    return tuple(path)
+
+
+def steps(session: DraftSession, prompt: Sequence[int], truth: Sequence[int], budget: int) -> int:
+    """How many steps it takes to write `truth`."""
+    place = context(prompt)
+    done = count = 0
+    while done < len(truth):
+        place.remaining = len(truth) - done
+        tree = session.propose(place, budget)
+        assert len(tree) <= budget
+        path = accepted(tree, truth[done : len(truth) - 1])
+        emitted = truth[done : done + len(path) + 1]
+        session.observe(Step(tree, path, tuple(emitted)))
+        place.tokens.extend(emitted)
+        done += len(emitted)
+        count += 1
+    return count
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> DraftRequest:
+    """Documents beside the prompt and in it."""
+    texts = draw(st.lists(st.lists(tokens, min_size=1, max_size=10), max_size=2))
+    prompt: list[int] = draw(st.lists(tokens, min_size=1, max_size=6))
+    spans = []
+    for number in range(draw(st.integers(0, 2))):
+        copied = draw(st.lists(tokens, min_size=1, max_size=8))
+        spans.append((len(prompt), len(prompt) + len(copied), 10 + number, 3))
+        prompt += copied + draw(st.lists(tokens, max_size=4))
+    return DraftRequest(
+        tuple(prompt),
+        VOCAB,
+        tuple(spans),
+        tuple(SourceText(tuple(text), i, 7 * i) for i, text in enumerate(texts)),
+    )
+
+
+@given(requests(), st.lists(tokens, max_size=10), st.integers(0, 12), st.integers(1, 6))
+def test_proposals_occur_in_the_text_and_name_their_origin(
+    request: DraftRequest, output: list[int], budget: int, remaining: int
+) -> None:
+    session = ContextDrafter(NO_STARTS).open(request)
+    tree = session.propose(context(request.prompt, output, remaining), budget)
+    check(tree, VOCAB)
+    assert len(tree) <= budget
+    assert depths(tree.parents).max(initial=0) <= remaining - 1
+    assert (np.diff(tree.reach) <= 0).all()
+    written = [*request.prompt, *output]
+    pieces = [list(text.tokens) for text in request.texts] + [written]
+    pairs = {pair for piece in pieces for pair in pairwise(piece)}
+    for path in paths(tree.parents):
+        spelled = [written[-1], *tree.tokens[list(path)].tolist()]
+        assert set(pairwise(spelled)) <= pairs
+    documents = {text.document: (text.offset, text.tokens) for text in request.texts}
+    for start, end, document, offset in request.spans:
+        documents[document] = (offset, request.prompt[start:end])
+    for token, (document, place) in zip(tree.tokens, tree.origin.tolist(), strict=True):
+        if document >= 0:
+            offset, text = documents[document]
+            assert 0 <= place - offset < len(text)
+            assert text[place - offset] == token
+
+
+@given(requests(), st.lists(tokens, max_size=10))
+def test_the_first_node_continues_the_longest_match(
+    request: DraftRequest, output: list[int]
+) -> None:
+    written = [*request.prompt, *output]
+    pieces = [list(text.tokens) for text in request.texts] + [written]
+    following: set[int] = set()
+    for n in range(len(written), 0, -1):
+        suffix = written[-n:]
+        for piece in pieces:
+            for i in range(len(piece) - n):
+                if piece[i : i + n] == suffix:
+                    following.add(piece[i + n])
+        if following:
+            break
+    tree = ContextDrafter(NO_STARTS).open(request).propose(context(request.prompt, output), 1)
+    assert set(tree.tokens.tolist()) <= following
+    assert len(tree) == bool(following)
+
+
+@given(requests(), st.lists(tokens, min_size=1, max_size=10), st.lists(tokens, max_size=10))
+def test_rollback_forgets_what_was_committed(
+    request: DraftRequest, output: list[int], other: list[int]
+) -> None:
+    session = ContextDrafter(NO_STARTS).open(request)
+    session.propose(context(request.prompt, output), 8)
+    session.rollback(len(output))
+    again = session.propose(context(request.prompt, other), 8)
+    fresh = ContextDrafter(NO_STARTS).open(request).propose(context(request.prompt, other), 8)
+    assert np.array_equal(again.tokens, fresh.tokens)
+    assert np.array_equal(again.parents, fresh.parents)
+    assert np.array_equal(again.origin, fresh.origin)
+
+
+def test_copying_a_document_takes_one_step_per_budget() -> None:
+    document = list(range(10, 50))
+    prompt = [1, *document, 2, 10]
+    request = DraftRequest(tuple(prompt), 100, spans=((1, 41, 0, 0),))
+    session = ContextDrafter().open(request)
+    assert steps(session, prompt, document[1:], budget=12) == 3
+
+
+def test_a_text_beside_the_prompt_is_copied_with_its_offset() -> None:
+    request = DraftRequest((5, 6), 100, texts=(SourceText((1, 5, 6, 7, 8), document=4, offset=20),))
+    tree = ContextDrafter().open(request).propose(context((5, 6)), 4)
+    assert tree.tokens.tolist() == [7, 8]
+    assert tree.origin.tolist() == [[4, 23], [4, 24]]
+    assert tree.sources == ("context",)
+    assert tree.kind is DraftKind.DETERMINISTIC
+
+
+def test_two_continuations_become_two_branches() -> None:
+    prompt = (1, 2, 3, 4, 9, 1, 2, 3, 5, 8, 1, 2, 3)
+    tree = ContextDrafter().open(DraftRequest(prompt, 100)).propose(context(prompt), 4)
+    roots = tree.tokens[tree.parents == ROOT].tolist()
+    assert sorted(roots[:2]) == [4, 5]
+
+
+def test_a_longer_match_has_more_reach() -> None:
+    prompt = (1, 2, 3, 4, 5, 6, 7)
+    session = ContextDrafter().open(DraftRequest(prompt, 100))
+    short = session.propose(context(prompt, (50, 3)), 1).reach[0]
+    session = ContextDrafter().open(DraftRequest(prompt, 100))
+    long = session.propose(context(prompt, (1, 2, 3)), 1).reach[0]
+    assert long > short > 0
+
+
+def test_reach_learns_from_what_the_target_refuses() -> None:
+    prompt = (1, 2, 3, 4)
+    session = ContextDrafter().open(DraftRequest(prompt, 100))
+    place = context(prompt)
+    seen = []
+    for turn in range(8):
+        place.tokens += [2, 60 + turn]
+        place.tokens += [2]
+        tree = session.propose(place, 1)
+        seen.append(float(tree.reach[0]))
+        session.observe(Step(tree, (), (80 + turn,)))
+        place.tokens.append(80 + turn)
+    assert seen[-1] < 0.5 * seen[0]
+
+
+def test_a_label_is_followed_by_the_sentence_that_the_question_asks_about() -> None:
+    first = [10, 11, 12, STOP, 20, 21, 22, STOP, 30, 31, 32, STOP]
+    second = [40, 41, STOP]
+    prompt = [70, 71, *first, 70, 72, *second, 31, 32, 80]
+    spans = ((2, 14, 0, 0), (16, 19, 1, 0))
+    request = DraftRequest(tuple(prompt), 100, spans=spans)
+    output = [70, 71]
+    tree = ContextDrafter().open(request).propose(context(prompt, output), 10)
+    offered = dict(zip(tree.tokens.tolist(), tree.origin.tolist(), strict=True))
+    assert offered[30] == [0, 8]
+    assert offered[31] == [0, 9]
+    without = ContextDrafter(NO_STARTS).open(request).propose(context(prompt, output), 10)
+    assert without.tokens[without.parents == ROOT].tolist() == [10]
+
+
+def test_a_label_known_from_a_text_beside_the_prompt_leads_on_into_the_document() -> None:
+    first = [10, 11, 12, STOP, 20, 21, 22, STOP]
+    second = [40, 41, STOP, 50, 51, STOP]
+    prompt = [60, 71, 72, *first, 60, 73, 72, *second, 20, 21, 80]
+    spans = ((3, 11, 0, 0), (14, 20, 1, 0))
+    layout = SourceText((21, 80, 70, 71, 72), PREDICTION, -2)
+    request = DraftRequest(tuple(prompt), 100, spans=spans, texts=(layout,))
+    tree = ContextDrafter().open(request).propose(context(prompt), 12)
+    drafted = [[int(tree.tokens[node]) for node in path] for path in paths(tree.parents)]
+    assert [70, 71, 72, 20] in [path[:4] for path in drafted]
+    origin = dict(zip(tree.tokens.tolist(), tree.origin.tolist(), strict=True))
+    assert origin[70][0] == PREDICTION
+    assert origin[20] == [0, 4]
+
+
+def test_nothing_is_drafted_where_nothing_fits() -> None:
+    prompt = (1, 2, 3, 1, 2)
+    session = ContextDrafter().open(DraftRequest(prompt, 100))
+    assert len(session.propose(context(prompt), 0)) == 0
+    assert len(session.propose(context(prompt, remaining=1), 5)) == 0
+    assert len(session.propose(context(prompt, (77,)), 5)) == 0
+
+
+def lookup_steps(prompt: Sequence[int], truth: Sequence[int], budget: int) -> int:
+    """Prompt lookup, three tokens then two, first match: what context drafting must beat."""
+    text = list(prompt)
+    done = count = 0
+    while done < len(truth):
+        draft: list[int] = []
+        for n in (3, 2):
+            at = next((i for i in range(len(text) - n) if text[i : i + n] == text[-n:]), None)
+            if at is not None:
+                draft = text[at + n : at + n + budget]
+                break
+        hits = 0
+        while hits < min(len(draft), len(truth) - done - 1) and draft[hits] == truth[done + hits]:
+            hits += 1
+        text.extend(truth[done : done + hits + 1])
+        done += hits + 1
+        count += 1
+    return count
+
+
+def test_fewer_steps_than_prompt_lookup_on_quoted_evidence(shared: Path) -> None:
+    with gzip.open(shared / "docqa" / "documents.jsonl.gz", "rt", encoding="utf-8") as lines:
+        documents = {record["doc_id"]: record for record in map(json.loads, lines)}
+    ids: dict[str, int] = {}
+
+    def encode(text: str) -> list[int]:
+        return [
+            ids.setdefault(part, len(ids)) for part in re.findall(r"\s?\w+|\s?[^\w\s]|\s", text)
+        ]
+
+    ours = theirs = 0
+    with open(shared / "docqa" / "items.jsonl", encoding="utf-8") as lines:
+        items = [json.loads(line) for line in lines]
+    for item in [item for item in items if item["tier"] == "wiki"][:8]:
+        head, document = encode("Context:\n[1] title\n"), encode(documents[item["doc_id"]]["text"])
+        prompt = head + document + encode(f"\n\nQuestion: {item['question']}\nEvidence:")
+        truth = encode(f" [1] {item['evidence']}\nAnswer: {item['answers'][0]}\n")
+        spans = ((len(head), len(head) + len(document), 0, 0),)
+        session = ContextDrafter().open(DraftRequest(tuple(prompt), 1 << 20, spans))
+        ours += steps(session, prompt, truth, 10)
+        theirs += lookup_steps(prompt, truth, 10)
+    assert ours <= 0.9 * theirs
+
+
+@given(st.lists(tokens, min_size=1, max_size=40), st.lists(tokens, max_size=10))
+def test_the_outlook_is_the_reach_of_the_best_draft_of_the_longest_match(
+    prompt: list[int], output: list[int]
+) -> None:
+    session = ContextDrafter(NO_STARTS).open(DraftRequest(tuple(prompt), VOCAB))
+    place = context(prompt, output)
+    outlook = session.outlook(place)
+    tree = session.propose(place, 1)
+    assert outlook == np.float32(tree.reach[0]) if len(tree) else outlook == 0.0
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("settings", SAMPLINGS)
+def test_the_text_is_that_of_plain_decoding(settings: str, batch: int) -> None:
+    check_identity(ContextDrafter(), settings, batch)

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragspec.acceptance.base import Step
+from ragspec.drafters.base import DraftContext, DraftRequest, SourceText
+from ragspec.errors import InputError, StoreError
+from ragspec.retrievers.methods.ngrams import NGramDrafter, NGramPool, ngrams_of
+from ragspec.sampling.top_tokens import Tops
+from ragspec.trees.draft_tree import ROOT, DraftTree
+from ragspec.trees.operations import check, depths, paths
+from tests.retrievers.neighbours.test_table import damages
+from tests.support.identities import BATCHES, SAMPLINGS, check_identity
+
+VOCAB = 30
+tokens = st.integers(0, 4)
+
+
+def at(tokens: Sequence[int], left: int = 50) -> DraftContext:
+    return DraftContext(list(tokens), 1, left)
+
+
+def request(*prompt: int, texts: tuple[SourceText, ...] = ()) -> DraftRequest:
+    return DraftRequest(prompt or (0,), VOCAB, texts=texts)
+
+
+def branches(tree: DraftTree) -> list[tuple[int, ...]]:
+    check(tree, VOCAB)
+    return [tuple(int(tree.tokens[node]) for node in path) for path in paths(tree.parents)]
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("settings", SAMPLINGS)
+def test_the_text_stays_as_it_is(settings: str, batch: int) -> None:
+    check_identity(NGramDrafter(), settings, batch)
+
+
+def test_a_full_list_forgets_what_was_seen_the_longest_ago() -> None:
+    pool = NGramPool(level=2, guess=3)
+    for last in (1, 2, 3, 1, 4):
+        pool.add((9, last))
+    assert pool.after(9) == [(4,), (1,), (3,)]
+    assert len(pool) == 3
+    assert (9, 1) in pool
+    assert (9, 2) not in pool
+    assert pool.after(8) == []
+
+
+@given(st.lists(st.lists(tokens, max_size=12), max_size=8), st.integers(2, 4), st.integers(1, 3))
+def test_the_common_ngrams_count_once_per_answer_and_come_first(
+    answers: list[list[int]], level: int, guess: int
+) -> None:
+    counts: Counter[tuple[int, ...]] = Counter()
+    for answer in answers:
+        counts.update({tuple(answer[i : i + level]) for i in range(len(answer) - level + 1)})
+    pool = NGramPool.common(answers, level=level, guess=guess)
+    for token in range(5):
+        known = sorted((n for ngram, n in counts.items() if ngram[0] == token), reverse=True)
+        found = [counts[token, *rest] for rest in pool.after(token)]
+        assert found == known[:guess]
+    fewer = NGramPool.common(answers, level=level, guess=100, most=2)
+    assert len(fewer) == min(2, len(counts))
+
+
+def test_an_answer_that_repeats_itself_does_not_win() -> None:
+    pool = NGramPool.common([[1, 2, 1, 2, 1, 2], [1, 3], [1, 3]], level=2)
+    assert pool.after(1) == [(3,), (2,)]
+
+
+@given(st.lists(tokens, max_size=20), st.integers(2, 5))
+def test_every_run_of_tokens_is_an_ngram(text: list[int], level: int) -> None:
+    expected = [tuple(text[i : i + level]) for i in range(max(0, len(text) - level + 1))]
+    assert list(ngrams_of(text, level)) == expected
+
+
+def test_the_prompt_and_the_texts_are_drafted_from() -> None:
+    texts = (SourceText((7, 20, 21)), SourceText((22, 7, 23, 24)))
+    drafter = NGramDrafter(level=3, guess=4)
+    session = drafter.open(request(7, 8, 9, 1, 7, texts=texts))
+    tree = session.propose(at([7, 8, 9, 1, 7]), 16)
+    assert branches(tree) == [(8, 9), (23, 24), (20, 21)]
+    assert tree.sources == ("ngrams",)
+
+
+def test_steps_without_a_hit_leave_no_gap() -> None:
+    text = [1, 2, 3]
+    session = NGramDrafter(level=3, guess=4, lookahead=False).open(request(*text))
+    for token in (11, 12, 13, 14, 11):  # every step emits one token, none was drafted
+        tree = session.propose(at(text), 16)
+        session.observe(Step(tree, (), (token,)))
+        text.append(token)
+    assert branches(session.propose(at(text), 16)) == [(12, 13)]
+    text += [12, 13, 14]
+    assert branches(session.propose(at([*text, 12]), 16)) == [(13, 14)]
+
+
+@given(st.lists(tokens, min_size=5, max_size=40), st.data())
+def test_every_ngram_of_the_text_is_in_the_pool_at_once(
+    text: list[int], data: st.DataObject
+) -> None:
+    level = data.draw(st.integers(2, 4))
+    session = NGramDrafter(level=level, guess=1000).open(request(text[0]))
+    done = 1
+    while done < len(text):
+        session.propose(at(text[:done]), 4)
+        assert all(ngram in session._pool for ngram in ngrams_of(text[:done], level))
+        done += data.draw(st.integers(1, 5))
+
+
+def test_ngrams_with_one_beginning_share_its_nodes() -> None:
+    pool = NGramPool(level=4, guess=4)
+    for ngram in ((1, 2, 3, 4), (1, 2, 3, 5), (1, 6, 7, 8)):
+        pool.add(ngram)
+    session = NGramDrafter(pool).open(request())
+    tree = session.propose(at([0, 1]), 16)
+    assert len(tree) == 7
+    assert sorted(branches(tree)) == [(2, 3, 4), (2, 3, 5), (6, 7, 8)]
+    reach = dict(zip(tree.tokens.tolist(), tree.reach.tolist(), strict=True))
+    assert reach[2] > reach[3] > reach[5] > reach[4]  # shared nodes are claimed for both
+    assert len(session.propose(at([0, 1]), 3)) == 3
+    assert depths(session.propose(at([0, 1], left=3), 16).parents).max() == 2
+
+
+def test_verified_branches_and_what_the_target_preferred_become_ngrams() -> None:
+    session = NGramDrafter(level=3, guess=4).open(request(1, 2))
+    session.propose(at([1, 2]), 4)
+    tree = DraftTree.build([5, 6, 8], [-1, 0, -1], "other")
+    top = Tops.of(torch.tensor([[9], [7], [10], [11]]))
+    session.observe(Step(tree, (), (9,), best=top))
+    known = {(1, 2, 9), (2, 5, 7), (5, 6, 10), (2, 8, 11)}
+    assert all(ngram in session._pool for ngram in known)
+    assert len(session._pool) == len(known)
+    more = Tops.of(torch.tensor([[13]]))
+    session.observe(Step(DraftTree.empty(), (), (12,), best=more))  # nothing proposed
+    assert (2, 9, 13) in session._pool
+
+
+def test_a_fixed_pool_is_never_changed() -> None:
+    pool = NGramPool.common([[1, 2, 3]], level=3)
+    session = NGramDrafter(pool, name="answers").open(request(4, 5, 6, 7))
+    tree = session.propose(at([4, 5, 6, 7, 1]), 4)
+    assert tree.sources == ("answers",)
+    session.observe(Step(tree, (), (9,), best=Tops.of(torch.tensor([[3], [3], [3]]))))
+    session.rollback(1)
+    session.propose(at([4, 5, 6, 7, 1]), 4)
+    assert len(pool) == 1
+    assert NGramDrafter(pool).top_logits == 0
+    assert NGramDrafter().top_logits == 1
+
+
+def test_a_rollback_is_as_if_the_text_had_never_been() -> None:
+    drafter = NGramDrafter(level=3)
+    session = drafter.open(request(1, 2, 3))
+    session.propose(at([1, 2, 3, 7, 8, 9]), 4)
+    session.rollback(3)
+    fresh = drafter.open(request(1, 2, 3))
+    for text in ([1, 2, 3], [1, 2, 3, 4, 2, 3], [1, 2, 3, 4, 7]):
+        one, two = session.propose(at(text), 9), fresh.propose(at(text), 9)
+        assert branches(one) == branches(two)
+
+
+def test_reach_learns_from_what_the_target_refuses() -> None:
+    text = [1, 2, 3, 1]
+    session = NGramDrafter(level=3, lookahead=False).open(request(*text))
+    seen = []
+    for turn in range(10):
+        tree = session.propose(at(text), 4)
+        seen.append(float(tree.reach[tree.parents == ROOT].sum()))
+        session.observe(Step(tree, (), (20 + turn % 10,)))
+        text += [20 + turn % 10, 1]
+    assert seen[-1] < 0.6 * seen[0]
+
+
+def test_tokens_that_the_target_lacks_are_not_drafted() -> None:
+    pool = NGramPool(level=3)
+    pool.add((1, 2, VOCAB))
+    tree = NGramDrafter(pool).open(request()).propose(at([1]), 4)
+    assert tree.tokens.tolist() == [2]
+
+
+def test_a_pool_comes_back_as_it_was(tmp_path: Path) -> None:
+    pool = NGramPool(level=3, guess=2)
+    pool.add_text([1, 2, 3, 1, 4, 5, 1, 6, 7])
+    pool.save(tmp_path / "p.store", model="m1")
+    again = NGramPool.open(tmp_path / "p.store", model="m1")
+    for each in (again, pool):
+        each.add((1, 9, 9))
+    assert [again.after(t) for t in range(9)] == [pool.after(t) for t in range(9)]
+    with pytest.raises(StoreError, match="another model"):
+        NGramPool.open(tmp_path / "p.store", model="m2")
+    NGramPool().save(tmp_path / "empty.store")
+    assert len(NGramPool.open(tmp_path / "empty.store")) == 0
+
+
+@pytest.mark.parametrize("file", ["CURRENT", "manifest.json", "ngrams.npy"])
+def test_damage_is_noticed(tmp_path: Path, file: str) -> None:
+    pool = NGramPool(level=3)
+    pool.add((1, 2, 3))
+    pool.save(tmp_path / "p.store")
+    (path,) = tmp_path.rglob(file)
+    for damaged in damages(path.read_bytes(), file):
+        path.write_bytes(damaged)
+        with pytest.raises(StoreError):
+            NGramPool.open(tmp_path / "p.store")
+
+
+def test_settings_are_checked() -> None:
+    for level, guess in ((1, 7), (5, 0)):
+        with pytest.raises(InputError, match="expected"):
+            NGramPool(level, guess)

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragspec.acceptance.base import Step
+from ragspec.drafters.base import DraftContext, DraftRequest, SourceText
+from ragspec.errors import InputError
+from ragspec.retrievers.methods.prompt_lookup import LookupDrafter, LookupSession
+from ragspec.trees.draft_tree import DraftTree
+from ragspec.trees.operations import check
+from tests.support.identities import BATCHES, SAMPLINGS, check_identity
+
+VOCAB = 5
+tokens = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30)
+
+
+def propose(prompt: list[int], budget: int = 10, left: int = 50, **knobs: Any) -> DraftTree:
+    session = LookupDrafter(**knobs).open(DraftRequest(tuple(prompt), 100))
+    return session.propose(DraftContext(list(prompt), len(prompt), left), budget)
+
+
+def searched(text: list[int], longest: int, shortest: int, n: int, place: str) -> list[int]:
+    """The naive search: every size, every place."""
+    for size in range(min(longest, len(text)), shortest - 1, -1):
+        at = [i for i in range(len(text) - size) if text[i : i + size] == text[-size:]]
+        if at:
+            start = at[0 if place == "first" else -1] + size
+            return text[start : start + n]
+    return []
+
+
+@given(tokens, st.integers(1, 4), st.integers(1, 4), st.sampled_from(["first", "last"]))
+def test_the_copy_is_that_of_a_naive_search(
+    text: list[int], longest: int, shortest: int, place: Literal["first", "last"]
+) -> None:
+    shortest = min(longest, shortest)
+    tree = propose(text, longest=longest, shortest=shortest, tokens=6, place=place)
+    check(tree, VOCAB)
+    assert tree.tokens.tolist() == searched(text, longest, shortest, 6, place)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_copy_is_that_of_transformers(size: int) -> None:
+    from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+    theirs = PromptLookupCandidateGenerator(
+        num_output_tokens=7, max_matching_ngram_size=size, max_length=1000
+    )
+    generator = torch.Generator().manual_seed(size)
+    for length in range(2, 60):
+        text = torch.randint(6, (length,), generator=generator)
+        found = theirs.get_candidates(text[None])[0][0, length:]
+        assert propose(text.tolist(), longest=size, tokens=7).tokens.tolist() == found.tolist()
+
+
+def test_whole_takes_only_places_that_enough_tokens_follow() -> None:
+    text = [1, 2, 3, 1, 2, 4, 5, 6, 7, 1, 2]
+    assert propose(text, tokens=4, place="last").tokens.tolist() == [4, 5, 6, 7]
+    assert propose(text, tokens=4, place="last", whole=True).tokens.tolist() == [4, 5, 6, 7]
+    assert propose([*text, 8, 1, 2], tokens=4, place="last").tokens.tolist() == [8, 1, 2]
+    found = propose([*text, 8, 1, 2], tokens=4, place="last", whole=True)
+    assert found.tokens.tolist() == [4, 5, 6, 7]
+
+
+def test_whole_ends_with_the_text_that_is_copied_from() -> None:
+    texts = (SourceText((5, 6, 1), 0), SourceText((5, 6, 2, 3, 4), 1))
+    session = LookupDrafter(tokens=3, whole=True).open(DraftRequest((8, 5, 6), 100, texts=texts))
+    tree = session.propose(DraftContext([8, 5, 6], 3, 50), 10)
+    assert tree.tokens.tolist() == [2, 3, 4]
+    shorter = LookupDrafter(tokens=1, whole=True).open(DraftRequest((8, 5, 6), 100, texts=texts))
+    assert shorter.propose(DraftContext([8, 5, 6], 3, 50), 10).tokens.tolist() == [1]
+
+
+def test_further_texts_are_copied_with_their_origin_and_never_run_into_each_other() -> None:
+    texts = (SourceText((7, 8, 9), 3, 40), SourceText((1, 2), 4))
+    request = DraftRequest((5, 7, 8), 100, texts=texts)
+    session = LookupDrafter().open(request)
+    tree = session.propose(DraftContext([5, 7, 8], 3, 50), 10)
+    assert tree.tokens.tolist() == [9]
+    assert tree.origin.tolist() == [[3, 42]]
+
+
+@given(tokens, tokens, tokens)
+def test_rollback_forgets(prompt: list[int], output: list[int], other: list[int]) -> None:
+    request = DraftRequest(tuple(prompt), VOCAB)
+    session = LookupDrafter().open(request)
+    session.propose(DraftContext([*prompt, *output], len(prompt), 50), 8)
+    session.observe(Step(DraftTree.empty(), (), (1,)))
+    session.rollback(len(output) + 1)
+    again = session.propose(DraftContext([*prompt, *other], len(prompt), 50), 8)
+    fresh = LookupDrafter().open(request)
+    expected = fresh.propose(DraftContext([*prompt, *other], len(prompt), 50), 8)
+    assert again.tokens.tolist() == expected.tokens.tolist()
+
+
+def test_it_keeps_to_the_budget_and_tells_its_match() -> None:
+    text = [1, 2, 3, 4, 5, 6, 1, 2]
+    assert len(propose(text, budget=2)) == 2
+    assert len(propose(text, left=3)) == 2
+    assert len(propose(text, left=1)) == len(propose(text, budget=0)) == 0
+    session = LookupDrafter().open(DraftRequest(tuple(text), 100))
+    assert isinstance(session, LookupSession)
+    session.propose(DraftContext(list(text), 8, 50), 4)
+    assert session.matched == 2
+
+
+def test_reach_never_rises_and_is_larger_for_longer_matches() -> None:
+    short, long = propose([1, 2, 3, 9, 2], 3), propose([1, 2, 3, 9, 1, 2], 1)
+    assert (short.reach[1:] <= short.reach[:-1]).all()
+    assert long.reach[0] > short.reach[0] > 0
+
+
+@pytest.mark.parametrize(
+    "knobs", [{"longest": 0}, {"shortest": 4}, {"tokens": 0}, {"place": "middle"}]
+)
+def test_wrong_knobs_are_told(knobs: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="expected"):
+        LookupDrafter(**knobs)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("settings", SAMPLINGS)
+def test_the_text_is_that_of_plain_decoding(settings: str, batch: int) -> None:
+    check_identity(LookupDrafter(), settings, batch)

@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragspec.acceptance.base import Step
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, SourceText
+from ragspec.drafters.model.drafter import ModelDrafter
+from ragspec.engine.engine import Engine
+from ragspec.errors import InputError, RuleError
+from ragspec.retrievers.methods.context import ContextDrafter
+from ragspec.retrievers.methods.prompt_lookup import LookupDrafter
+from ragspec.retrievers.methods.rasd import Rasd, RasdSession
+from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
+from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
+from ragspec.trees.operations import check
+from tests.support import tiny
+from tests.support.fixed import BrokenDrafter, FixedDrafter, fake_clock
+from tests.support.identities import BATCHES, SAMPLINGS, check_identity, target
+
+Paths = dict[tuple[int, ...], float]
+
+
+def propose(rasd: Rasd, budget: int = 16, vocab: int = 100) -> DraftTree:
+    tree = opened(rasd, vocab).propose(DraftContext([1, 2], 2, 50), budget)
+    check(tree, vocab)
+    return tree
+
+
+def opened(rasd: Rasd, vocab: int = 100) -> RasdSession:
+    return rasd.open(DraftRequest((1, 2), vocab))
+
+
+def spelled(tree: DraftTree) -> Paths:
+    """Return the reach of every path."""
+    found: list[tuple[int, ...]] = []
+    for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
+        found.append((token,) if parent == ROOT else (*found[parent], token))
+    return dict(zip(found, tree.reach.tolist(), strict=True))
+
+
+def model(tokens: Sequence[int], reach: Sequence[float], **more: Any) -> FixedDrafter:
+    return FixedDrafter(tokens, "model", reach=reach, kind=DraftKind.COUPLED, **more)
+
+
+def found(tokens: Sequence[int], reach: Sequence[float], **more: Any) -> FixedDrafter:
+    return FixedDrafter(tokens, "found", reach=reach, **more)
+
+
+def test_shared_prefixes_are_fused_and_the_tail_is_grafted() -> None:
+    tree = propose(Rasd(model([5, 6], [0.8, 0.4]), [found([5, 7, 8], [0.6, 0.5, 0.4])]))
+    assert set(spelled(tree)) == {(5,), (5, 6), (5, 7), (5, 7, 8)}
+    assert tree.kind is DraftKind.COUPLED
+
+
+def test_a_shared_node_keeps_the_larger_reach_and_the_origin_of_the_text() -> None:
+    text = found([5], [0.6], origin=(3, 40))
+    tree = propose(Rasd(model([5, 6], [0.8, 0.4]), [text]))
+    assert spelled(tree)[5,] == pytest.approx(0.8, abs=1e-6)
+    assert tree.origin[tree.tokens.tolist().index(5)].tolist() == [3, 40]
+
+
+def test_the_budget_keeps_the_nodes_of_largest_reach() -> None:
+    tree = propose(Rasd(model([5, 6], [0.8, 0.1]), [found([7, 8], [0.7, 0.6])]), budget=3)
+    assert set(spelled(tree)) == {(5,), (7,), (7, 8)}
+
+
+LAWS = [(ROOT, [5, 9, 7], [0.9, 0.05, 0.02]), (0, [6, 4], [0.7, 0.2])]
+
+
+def test_the_law_prunes_what_the_draft_model_would_not_say() -> None:
+    draft = model([5, 6], [0.9, 0.6], laws=LAWS)
+    text = found([5, 3, 8], [0.6, 0.5, 0.4])  # 3 is not among what follows 5
+    tree = propose(Rasd(draft, [text], grace=None))
+    assert set(spelled(tree)) == {(5,), (5, 6)}
+    text = found([7, 8], [0.6, 0.5])  # 7 is third, no law is known behind it
+    assert (7, 8) in spelled(propose(Rasd(draft, [text], grace=None)))
+
+
+def test_rank_and_probability_either_let_a_branch_live() -> None:
+    draft = model([5], [0.9], laws=LAWS)
+    text = found([7], [0.6])
+
+    def kept(**settings: Any) -> bool:
+        return (7,) in spelled(propose(Rasd(draft, [text], grace=None, **settings)))
+
+    assert kept(prune_rank=3, prune_probability=1.0)
+    assert not kept(prune_rank=2, prune_probability=0.03)
+    assert kept(prune_rank=2, prune_probability=0.02)
+    assert kept(prune_rank=0, prune_probability=0.0)
+
+
+def test_a_pruned_branch_keeps_a_share_of_its_reach() -> None:
+    draft = model([5, 6], [0.9, 0.6], laws=LAWS)
+    text = found([5, 3, 8], [0.6, 0.5, 0.4])
+    reach = spelled(propose(Rasd(draft, [text], grace=0.25)))
+    plain = spelled(propose(Rasd(draft, [text], prune_rank=0, prune_probability=0)))
+    assert reach[5, 3] == pytest.approx(0.25 * plain[5, 3])
+    assert reach[5, 3, 8] == pytest.approx(0.25 * plain[5, 3, 8])
+
+
+@pytest.mark.parametrize(("token", "grows"), [(3, True), (6, False)])
+def test_the_share_follows_what_the_target_accepts(token: int, grows: bool) -> None:
+    draft = model([5, 6], [0.9, 0.6], laws=LAWS)
+    session = opened(Rasd(draft, [found([5, 3, 8], [0.6, 0.5, 0.4])], grace=0.25))
+    before = session._grace.share
+    for _ in range(10):
+        tree = session.propose(DraftContext([1, 2], 2, 50), 8)
+        session.observe(Step(tree, (), (5, token)))
+    assert (session._grace.share > before) is grows
+    assert session.pruned == 10
+
+
+def test_without_laws_it_is_a_merge() -> None:
+    tree = propose(Rasd(found([5, 6], [0.8, 0.4]), [found([5, 7], [0.9, 0.5])]))
+    assert set(spelled(tree)) == {(5,), (5, 6), (5, 7)}
+    assert tree.kind is DraftKind.DETERMINISTIC
+
+
+def test_no_draft_at_all_leaves_the_texts() -> None:
+    tree = propose(Rasd(model([], []), [found([7, 8], [0.7, 0.6])]))
+    assert tree.tokens.tolist() == [7, 8]
+    assert tree.kind is DraftKind.COUPLED
+    assert len(propose(Rasd(model([], []), [found([], [])]))) == 0
+    tree = propose(Rasd(model([], [], laws=[(ROOT, [5], [0.9])]), [found([7, 8], [0.7, 0.6])]))
+    assert tree.tokens.tolist() == [7, 8]
+
+
+def test_a_sampled_drafter_is_judged_by_equality() -> None:
+    sampled = FixedDrafter([5, 5], "sampled", kind=DraftKind.SAMPLED, siblings=True)
+    rasd = Rasd(sampled, [found([7], [0.5])])
+    assert rasd.kind is DraftKind.COUPLED
+    assert sorted(propose(rasd).tokens.tolist()) == [5, 7]
+    with pytest.raises(RuleError):
+        Engine(tiny.model(), drafter=rasd, rule="multi-step")
+
+
+@pytest.mark.parametrize("broken", ["retriever", "drafter"])
+def test_one_that_fails_never_takes_the_others_along(broken: str) -> None:
+    good, bad = found([7, 8], [0.7, 0.6]), BrokenDrafter()
+    rasd = Rasd(good, [bad]) if broken == "retriever" else Rasd(bad, [good])
+    session = opened(rasd)
+    with pytest.warns(RuntimeWarning, match="'broken' is switched off"):
+        for _ in range(4):
+            tree = session.propose(DraftContext([1, 2], 2, 50), 8)
+            assert tree.tokens.tolist() == [7, 8]
+            session.observe(Step(tree, (), (7,)))
+    assert session.faults["broken"] == 3
+
+
+def test_laws_that_are_rubbish_are_a_fault_of_the_drafter() -> None:
+    draft = model([5], [0.9], laws=[(ROOT, [5, 6], [0.9])])
+    session = opened(Rasd(draft, [found([7], [0.6])]))
+    tree = session.propose(DraftContext([1, 2], 2, 50), 8)
+    assert set(spelled(tree)) == {(5,), (7,)}
+
+
+def test_a_source_that_stalls_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = fake_clock(monkeypatch)
+    late = found([9], [0.5], seconds=0.02, clock=clock)
+    session = opened(Rasd(model([7], [0.7]), [late], patience=0.01))
+    with pytest.warns(RuntimeWarning, match=r"'found' is switched off.*took 0.02 s"):
+        for _ in range(4):  # the first may take longer
+            tree = session.propose(DraftContext([1, 2], 2, 50), 8)
+            assert sorted(tree.tokens.tolist()) == [7, 9]
+    assert session.propose(DraftContext([1, 2], 2, 50), 8).tokens.tolist() == [7]
+    assert session.faults == {"found": 3}
+
+
+def test_everyone_hears_of_the_step_and_of_the_rollback() -> None:
+    draft, text = model([5], [0.9]), found([7], [0.7])
+    session = opened(Rasd(draft, [text]))
+    step = Step(session.propose(DraftContext([1, 2], 2, 50), 8), (), (7,))
+    session.observe(step)
+    session.rollback(1)
+    assert draft.heard == text.heard == [step, 1]
+
+
+@given(
+    st.lists(st.integers(0, 4), max_size=6),
+    st.lists(st.integers(0, 4), max_size=6),
+    st.lists(st.tuples(st.integers(-1, 5), st.permutations(range(5))), max_size=4),
+    st.integers(0, 8),
+)
+def test_any_trees_and_laws_give_a_tree(
+    drafted: list[int], copied: list[int], known: list[tuple[int, list[int]]], budget: int
+) -> None:
+    chances = [0.5, 0.3, 0.1, 0.005, 0.001]
+    laws = [(node, tokens, chances) for node, tokens in known]
+    rasd = Rasd(
+        model(drafted, [0.9**i for i in range(len(drafted))], laws=laws),
+        [found(copied, [0.8**i for i in range(len(copied))])],
+        prune_rank=2,
+    )
+    tree = propose(rasd, budget, vocab=5)
+    assert len(tree) <= budget
+    for node, parent in enumerate(tree.parents.tolist()):
+        assert parent == ROOT or tree.reach[node] <= tree.reach[parent] + 1e-6
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"retrievers": []},
+        {"retrievers": ContextDrafter()},
+        {"prune_rank": -1},
+        {"prune_probability": 2},
+        {"grace": 2.0},
+        {"patience": 0},
+    ],
+)
+def test_wrong_settings_are_told(settings: dict[str, Any]) -> None:
+    arguments: dict[str, Any] = {
+        "drafter": LookupDrafter(),
+        "retrievers": [ContextDrafter()],
+    } | settings
+    with pytest.raises(InputError, match="expected"):
+        Rasd(**arguments)
+
+
+def drafters() -> dict[str, Drafter]:
+    small = ModelDrafter(tiny.model(seed=1, dtype=torch.float64), worth=0.0)
+    sampled = ModelDrafter(small.model, mode="sampled", width=(2, 1))
+    return {
+        "model": Rasd(small, [ContextDrafter(), SuffixDrafter()]),
+        "paper": Rasd(ModelDrafter(target(), depth=2), [LookupDrafter()], grace=None),
+        "sampled": Rasd(sampled, [ContextDrafter()]),
+        "texts alone": Rasd(SuffixDrafter(), [ContextDrafter()]),
+    }
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("settings", SAMPLINGS)
+@pytest.mark.parametrize("method", drafters())
+def test_the_text_is_that_of_plain_decoding(method: str, settings: str, batch: int) -> None:
+    check_identity(drafters()[method], settings, batch)
+
+
+def test_its_name_stands_for_the_text_of_the_request_and_second_choices() -> None:
+    built = Engine(target(), drafter="rasd").drafter
+    assert isinstance(built, Rasd)
+    assert [each.name for each in built.drafters] == ["context", "recycling"]
+    assert forwards(built) < 40
+
+
+def test_texts_and_model_together_need_no_more_steps_than_either() -> None:
+    small = ModelDrafter(target(), depth=2, worth=0.0)
+    both = forwards(Rasd(small, [ContextDrafter()]))
+    assert both <= min(forwards(small), forwards(ContextDrafter()))
+
+
+def test_a_draft_model_that_knows_nothing_silences_texts_only_in_the_papers_form() -> None:
+    unlike = ModelDrafter(tiny.model(seed=1, dtype=torch.float64), depth=1, worth=0.0)
+    texts, paper = (
+        forwards(ContextDrafter()),
+        forwards(Rasd(unlike, [ContextDrafter()], grace=None)),
+    )
+    ours = forwards(Rasd(unlike, [ContextDrafter()]))
+    assert texts <= ours < paper
+
+
+def forwards(drafter: Drafter) -> int:
+    """Return the target's forwards for a text of which a spoiled copy is at hand."""
+    text = tiny.prompt(40, seed=5)
+    answer = Engine(target(), drafter=None).generate(text, max_new_tokens=40, ignore_eos=True)
+    spoiled = [(t + 1) % tiny.VOCAB if i % 7 == 3 else t for i, t in enumerate(answer.tokens)]
+    engine = Engine(target(), drafter=drafter, budget=12)
+    given = (SourceText(tuple(spoiled)),)
+    result = engine.generate(text, max_new_tokens=40, ignore_eos=True, texts=given)
+    assert result.tokens == answer.tokens
+    return int(result.report.forwards)

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, SourceText
+from ragspec.drafters.model.drafter import ModelDrafter
+from ragspec.errors import InputError
+from ragspec.retrievers.methods.context import ContextDrafter
+from ragspec.retrievers.methods.prompt_lookup import LookupDrafter
+from ragspec.retrievers.methods.sam_decoding import MatchDrafter, MatchSession, Select
+from ragspec.trees.draft_tree import DraftKind
+from ragspec.trees.operations import check
+from tests.support import tiny
+from tests.support.fixed import BrokenDrafter, FixedDrafter
+from tests.support.identities import BATCHES, SAMPLINGS, check_identity
+
+VOCAB = 5
+tokens = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30)
+
+
+def at(prompt: list[int], left: int = 50) -> DraftContext:
+    return DraftContext(list(prompt), len(prompt), left)
+
+
+def match(prompt: list[int], budget: int = 40, **knobs: Any) -> list[int]:
+    session = MatchDrafter(**knobs).open(DraftRequest(tuple(prompt), VOCAB))
+    tree = session.propose(at(prompt), budget)
+    check(tree, VOCAB)
+    found: list[int] = tree.tokens.tolist()
+    return found
+
+
+@given(tokens)
+def test_the_longest_match_is_continued_from_its_latest_place(text: list[int]) -> None:
+    expected: list[int] = []
+    for n in range(len(text) - 1, 0, -1):
+        ends = [i + n for i in range(len(text) - n) if text[i : i + n] == text[-n:]]
+        if ends:
+            # Behind the end of the text the copy itself is copied.
+            whole = list(text)
+            for i in range(1 + 4 * n):
+                whole.append(whole[ends[-1] + i])
+            expected = whole[len(text) :]
+            break
+    assert match(text) == expected[:40]
+
+
+def test_the_length_of_the_copy_follows_the_match() -> None:
+    text = [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 3, 4, 2, 1, 0, 2, 0, 3, 1, 1]
+    prompt = [*text, 4, 0]  # matches "4 0"
+    assert len(match(prompt)) == 9
+    assert len(match(prompt, factor=1.0, base=0.0)) == 2
+    assert len(match(prompt, tokens=3)) == 3
+    assert match(prompt, shortest=3) == []
+    assert len(match(prompt, budget=5)) == 5
+
+
+def test_a_copy_names_its_document_and_ends_with_it() -> None:
+    request = DraftRequest((5, 6, 7), 9, texts=(SourceText((6, 7, 8), 2, 10), SourceText((1,), 3)))
+    session = MatchDrafter().open(request)
+    tree = session.propose(at([5, 6, 7]), 8)
+    assert tree.tokens.tolist() == [8]
+    assert tree.origin.tolist() == [[2, 12]]
+    assert isinstance(session, MatchSession) and session.matched == 2
+
+
+def chosen(select: Select, prompt: list[int]) -> tuple[str, ...]:
+    session = select.open(DraftRequest(tuple(prompt), 100))
+    tree = session.propose(at(prompt), 8)
+    return tree.sources
+
+
+def test_the_longest_match_wins_and_discounts_count() -> None:
+    one, two = FixedDrafter([7], "one", matched=6), FixedDrafter([8], "two", matched=9)
+    assert chosen(Select([one, two]), [1, 2]) == ("one",)
+    assert chosen(Select([one, two], discount=2), [1, 2]) == ("two",)
+    assert chosen(Select([one, two], discounts=[4, 5]), [1, 2]) == ("two",)
+
+
+def test_the_fallback_drafts_where_no_match_is_long_enough() -> None:
+    short, other = FixedDrafter([7], "short", matched=4), FixedDrafter([8], "other")
+    assert chosen(Select([short], other), [1]) == ("other",)
+    assert chosen(Select([short], other, threshold=4), [1]) == ("short",)
+    assert chosen(Select([short]), [1]) == ("short",)
+    nothing = FixedDrafter([], "nothing")
+    assert chosen(Select([short], nothing), [1]) == ("short",)
+
+
+def test_the_choice_may_be_by_expected_accepted_tokens() -> None:
+    sure = FixedDrafter([7], "sure", reach=[0.9])
+    long = FixedDrafter([8, 9, 9], "long", reach=[0.5, 0.4, 0.3])
+    assert chosen(Select([sure, long], by="reach", discount=0), [1]) == ("long",)
+    model = FixedDrafter([6], "model")
+    assert chosen(Select([sure], model, by="reach", threshold=1.0), [1]) == ("model",)
+
+
+def test_a_source_without_a_match_length_is_told() -> None:
+    session = Select([FixedDrafter([7], "mute")]).open(DraftRequest((1,), 100))
+    with pytest.raises(InputError, match=r"'mute' does not tell.*by='reach'"):
+        session.propose(at([1]), 8)
+
+
+def test_a_source_that_fails_is_left_out() -> None:
+    good = FixedDrafter([7], "good", matched=6)
+    session = Select([BrokenDrafter(), good]).open(DraftRequest((1,), 100))
+    with pytest.warns(RuntimeWarning, match="switched off"):
+        for _ in range(4):
+            assert session.propose(at([1]), 8).sources == ("good",)
+    assert session.faults == {"broken": 3}
+
+
+def test_the_kind_is_coupled_where_one_drafter_is() -> None:
+    context = ContextDrafter()
+    assert Select([context]).kind is DraftKind.DETERMINISTIC
+    sampled = FixedDrafter([7, 7], "sampled", kind=DraftKind.SAMPLED, siblings=True)
+    select = Select([MatchDrafter()], sampled)
+    assert select.kind is DraftKind.COUPLED
+    tree = select.open(DraftRequest((1, 2), 100)).propose(at([1, 2]), 8)
+    assert tree.kind is DraftKind.COUPLED
+    assert tree.tokens.tolist() == [7]
+
+
+@pytest.mark.parametrize("arguments", [{"sources": []}, {"by": "x"}, {"discounts": [1]}])
+def test_wrong_settings_are_told(arguments: dict[str, Any]) -> None:
+    settings = {"sources": [LookupDrafter(), LookupDrafter()]} | arguments
+    with pytest.raises(InputError, match="expected"):
+        Select(**settings)
+    with pytest.raises(InputError, match="expected"):
+        MatchDrafter(tokens=0)
+
+
+def drafters() -> dict[str, Drafter]:
+    model = ModelDrafter(tiny.model(seed=1, dtype=torch.float64))
+    return {
+        "match": MatchDrafter(),
+        "sources": Select([MatchDrafter(), LookupDrafter()], discount=0),
+        "with a model": Select([MatchDrafter()], model, threshold=2),
+        "by reach": Select([MatchDrafter(), ContextDrafter()], model, by="reach", threshold=0.5),
+    }
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("settings", SAMPLINGS)
+@pytest.mark.parametrize("method", drafters())
+def test_the_text_is_that_of_plain_decoding(method: str, settings: str, batch: int) -> None:
+    check_identity(drafters()[method], settings, batch)

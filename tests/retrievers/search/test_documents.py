@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from ragspec.errors import DocumentError
+from ragspec.retrievers.corpus.index import CorpusIndex
+from ragspec.retrievers.search.documents import find_headings, load_document, load_documents
+from ragspec.retrievers.search.passage_index import PassageIndex
+from tests.support.toy_embedder import make_embedder
+
+
+def pdf_of(text: str) -> bytes:
+    """Return a one-page PDF, written by hand."""
+    stream = f"BT /F1 12 Tf 40 700 Td ({text}) Tj ET".encode()
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R "
+        b"/Resources << /Font << /F1 5 0 R >> >> >>",
+        b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
+        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    ]
+    out, places = b"%PDF-1.4\n", []
+    for number, body in enumerate(objects, 1):
+        places.append(len(out))
+        out += b"%d 0 obj\n%s\nendobj\n" % (number, body)
+    xref = b"".join(b"%010d 00000 n \n" % place for place in places)
+    head = b"xref\n0 6\n0000000000 65535 f \n" + xref
+    return out + head + b"trailer << /Size 6 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % len(out)
+
+
+def test_folder_is_read_recursively_sorted_without_hidden_files(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "config.txt").write_text("hidden")
+    (tmp_path / ".secret.txt").write_text("hidden")
+    (tmp_path / "b" / "two.md").write_text("# Second\n\nText.")
+    (tmp_path / "a.txt").write_text("First text.")
+    (tmp_path / "c.py").write_text("def f():\n    return 1\n")
+    found = load_documents(tmp_path)
+    assert [document.name for document in found.documents] == ["a.txt", "b/two.md", "c.py"]
+    assert found.documents[1].title == "Second"
+    assert found.documents[2].headings == ((0, "f"),)
+    assert found.skipped == ()
+
+
+def test_unusable_files_of_a_folder_are_skipped_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "good.txt").write_text("Text.")
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG")
+    (tmp_path / "report.docx").write_bytes(b"PK")
+    (tmp_path / "blob").write_bytes(bytes(range(256)) * 8)
+    (tmp_path / "broken.pdf").write_bytes(b"%PDF-1.4 nothing more")
+    (tmp_path / "empty.txt").write_text(" \n")
+    found = load_documents([tmp_path])
+    assert [document.name for document in found.documents] == ["good.txt"]
+    reasons = {Path(skipped.path).name: skipped.reason for skipped in found.skipped}
+    assert set(reasons) == {"picture.png", "report.docx", "blob", "broken.pdf", "empty.txt"}
+    assert "picture" in reasons["picture.png"]
+    assert "word-processor" in reasons["report.docx"]
+    assert "binary" in reasons["blob"]
+    assert "broken PDF" in reasons["broken.pdf"]
+    assert "no text" in reasons["empty.txt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.zip", b"PK", "archive"),
+        ("a.jsonl", b"{}", "data file"),
+        ("a.txt", b"\x00\x01\x02" * 50, "binary"),
+        ("a.txt", b"", "no text"),
+        ("a.pdf", b"hello", "no PDF"),
+        ("a.pdf", b"%PDF-1.7\n" + b"\x00" * 200, "broken PDF"),
+        ("a.html", b"<script>x()</script>", "no text"),
+    ],
+)
+def test_named_file_that_is_unusable_is_refused(
+    tmp_path: Path, name: str, data: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(DocumentError, match=message):
+        load_documents(tmp_path / name)
+
+
+def test_truncated_pdf_is_refused_or_read_but_never_crashes(tmp_path: Path) -> None:
+    whole = pdf_of("The quick brown fox.")
+    for size in range(20, len(whole), 37):
+        (tmp_path / "cut.pdf").write_bytes(whole[:size])
+        try:
+            load_document(tmp_path / "cut.pdf")
+        except DocumentError as error:
+            assert "cut.pdf" in str(error)
+
+
+def test_missing_path_empty_folder_no_path_and_too_large(tmp_path: Path) -> None:
+    with pytest.raises(DocumentError, match="missing"):
+        load_documents(tmp_path / "nowhere.txt")
+    with pytest.raises(DocumentError, match="holds no file"):
+        load_documents(tmp_path)
+    with pytest.raises(DocumentError, match="No path"):
+        load_documents([])
+    (tmp_path / "large.txt").write_text("word " * 100)
+    with pytest.raises(DocumentError, match="500 bytes, more than the limit of 99"):
+        load_documents(tmp_path / "large.txt", max_bytes=99)
+
+
+def test_folder_without_any_usable_file_names_the_first_reason(tmp_path: Path) -> None:
+    (tmp_path / "only.png").write_bytes(b"x")
+    with pytest.raises(DocumentError, match=r"1 skipped: .*only\.png"):
+        load_documents(tmp_path)
+
+
+def test_unreadable_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "locked.txt").write_text("Text.")
+    monkeypatch.setattr(Path, "read_bytes", refuse)  # the tests may run as root, who may read all
+    with pytest.raises(DocumentError, match=r"cannot be read \(Permission denied\)"):
+        load_documents(tmp_path / "locked.txt")
+
+
+def test_directory_in_place_of_a_file_and_special_files_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(DocumentError, match="not a regular file"):
+        load_document(tmp_path / "pipe.txt")
+
+
+def test_a_link_to_nothing_is_named_as_one(tmp_path: Path) -> None:
+    (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere.txt")
+    with pytest.raises(DocumentError, match=r"gone\.txt is a link to something that is missing"):
+        load_document(tmp_path / "gone.txt")
+    (tmp_path / "good.txt").write_text("Text.")
+    (skipped,) = load_documents(tmp_path).skipped
+    assert skipped.path == str(tmp_path / "gone.txt")
+    assert skipped.reason.startswith("is a link")  # the path stands before it
+
+
+def test_a_linked_folder_is_listed_as_skipped_and_read_where_it_is_named(tmp_path: Path) -> None:
+    docs, elsewhere = tmp_path / "docs", tmp_path / "elsewhere"
+    for folder in (docs, elsewhere):
+        folder.mkdir()
+        (folder / f"{folder.name}.txt").write_text("Text.")
+    (docs / "link").symlink_to(elsewhere)
+    (docs / "round.zip").symlink_to(docs)
+    (docs / ".hidden").symlink_to(elsewhere)
+    found = load_documents(docs)
+    assert [document.name for document in found.documents] == ["docs.txt"]
+    assert [skipped.path for skipped in found.skipped] == [
+        str(docs / "link"),
+        str(docs / "round.zip"),
+    ]
+    assert all(skipped.reason.startswith("is a link to a folder") for skipped in found.skipped)
+    (named,) = load_documents(docs / "link").documents
+    assert named.name == "elsewhere.txt"
+
+
+def test_an_index_among_the_documents_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "good.txt").write_text("Text.")
+    for _ in range(2):  # the second time one stands there already
+        found = load_documents(tmp_path)
+        assert [document.name for document in found.documents] == ["good.txt"]
+        assert found.skipped == ()
+        PassageIndex.build(found.documents, embedder=None).save(tmp_path / "good.idx")
+    with pytest.raises(DocumentError, match="is an index, expected documents"):
+        load_documents(tmp_path / "good.idx")
+    CorpusIndex.build([[1, 2]], None, tmp_path / "c.store", vocab_size=9).close()
+    with pytest.raises(DocumentError, match=r"is a store of text, .* with --store"):
+        load_documents(tmp_path / "c.store")
+
+
+def test_pdf_text_and_page_headings(tmp_path: Path) -> None:
+    (tmp_path / "a.pdf").write_bytes(pdf_of("Hello from a page."))
+    document = load_document(tmp_path / "a.pdf")
+    assert document.text.strip() == "Hello from a page."
+    assert document.headings == ((0, "a.pdf, page 1"),)
+
+
+def test_file_names_that_are_no_utf_8_can_be_searched_and_saved(tmp_path: Path) -> None:
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    for name, data in {
+        b"caf\xe9.txt": b"Coffee is made here.",
+        b"caf\xea.txt": b"Tea is made there.",
+        b"caf\xe9.pdf": pdf_of("Milk is made nowhere."),
+        b"caf\xe9.png": b"x",
+    }.items():
+        try:
+            Path(os.fsdecode(bytes(folder) + b"/" + name)).write_bytes(data)
+        except OSError:
+            pytest.skip("this file system takes UTF-8 names alone")
+    found = load_documents([folder, folder])
+    json.dumps(asdict(found), ensure_ascii=False).encode()
+    names = [document.name for document in found.documents]
+    assert len(set(names)) == 6 and names[:3] == ["caf?.pdf", "caf?.txt", str(folder / "caf?.txt")]
+    assert found.documents[0].headings == ((0, "caf?.pdf, page 1"),)
+    assert found.documents[1].title == "caf?.txt"
+    assert found.skipped[0].path == str(folder / "caf?.png")
+    embedder = str(make_embedder(tmp_path / "toy"))
+    PassageIndex.build(found.documents, embedder=embedder).save(tmp_path / "docs.idx")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "Größe – 5 µm\r\nZeile".encode(),
+        "Größe – 5 µm\r\nZeile".encode("utf-8-sig"),
+        "Größe – 5 µm\r\nZeile".encode("utf-16"),
+        "Größe – 5 µm\r\nZeile".encode("cp1252"),
+    ],
+)
+def test_encodings_and_line_ends(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "a.txt").write_bytes(data)
+    assert load_document(tmp_path / "a.txt").text == "Größe – 5 µm\nZeile"
+
+
+def test_equal_names_from_two_folders_are_kept_apart(tmp_path: Path) -> None:
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.txt").write_text(folder)
+    found = load_documents([tmp_path / "x", tmp_path / "y", tmp_path / "y"])
+    names = [document.name for document in found.documents]
+    assert len(set(names)) == 3
+    assert names[0] == "a.txt"
+
+
+def test_headings_of_markdown_and_rst() -> None:
+    markdown = "# One\n\ntext\n\n```\n# no heading\n```\n\nTwo\n===\n\n### Three ###\n"
+    found = find_headings(markdown, ".md")
+    assert [heading for _, heading in found] == ["One", "Two", "Three"]
+    assert markdown[found[2][0] :].startswith("### Three")
+    rst = "Title\n=====\n\ntext\n\nPart\n----\n"
+    assert [heading for _, heading in find_headings(rst, ".rst")] == ["Title", "Part"]
+    assert find_headings(markdown, ".txt") == []
+
+
+def test_bundled_guide_is_readable(root: Path) -> None:
+    found = load_documents(root / "ragspec" / "starter" / "guide")
+    assert len(found.documents) == 8
+    assert all(400 <= len(document.text.split()) <= 900 for document in found.documents)
+    assert all(document.title and document.headings for document in found.documents)
+    assert [Path(skipped.path).name for skipped in found.skipped] == ["questions.jsonl"]

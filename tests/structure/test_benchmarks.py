@@ -1,0 +1,151 @@
+"""The benchmark scripts run, on data made on the spot."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import tiny
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "benchmarks"
+WORDS = " ".join(f"word{i}" for i in range(300))
+
+
+def run(script: str, *arguments: str | Path) -> str:
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / script, *map(str, arguments)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def zipped(path: Path, value: Any) -> None:
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        json.dump(value, file)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a tiny model, its tokenizer, and data in the layout of the scripts."""
+    made = tmp_path_factory.mktemp("data")
+    copy.deepcopy(tiny.model("llama")).save_pretrained(made)
+    tiny.tokenizer().save_pretrained(made)
+    prompts = [{"ids": [5, 6, 7, 8, 9, 5, 6, 7]}, {"ids": [3, 4, 3, 4]}, {"ids": [1, 2]}]
+    (made / "prompts.json").write_text(json.dumps({"prompts": prompts}), encoding="utf-8")
+    zipped(made / "store.json.gz", [[5, 6, 7, 8, 40, 41], [3, 4, 50, 51]])
+    zipped(made / "history.json.gz", [{"prompt": [3, 4], "answer": [3, 4, 60]}])
+    (made / "docqa").mkdir()
+    document = {"doc_id": "d", "title": "Words", "text": WORDS}
+    zipped(made / "docqa" / "documents.jsonl.gz", document)
+    start = WORDS.index("word200 word201 word202")
+    item = {
+        "id": "1",
+        "split": "valid",
+        "tier": "words",
+        "doc_id": "d",
+        "question": "Which words?",
+        "answers": ["word201"],
+        "evidence": "word200 word201 word202",
+        "evidence_span": [start, start + 23],
+    }
+    (made / "docqa" / "items.jsonl").write_text(json.dumps(item), encoding="utf-8")
+    (made / "longdocs").mkdir()
+    with gzip.open(made / "longdocs" / "w.txt.gz", "wt", encoding="utf-8") as file:
+        file.write(WORDS)
+    index = {"name": "w", "file": "w.txt.gz", "title": "Words"}
+    (made / "longdocs" / "index.jsonl").write_text(json.dumps(index), encoding="utf-8")
+    task = {
+        "id": "w-0",
+        "doc": "w",
+        "query": "Quote it.",
+        "cue": "word200 word201",
+        "reference_span": [start + 16, start + 39],
+    }
+    (made / "longdocs" / "quote_tasks.jsonl").write_text(json.dumps(task), encoding="utf-8")
+    return made
+
+
+def test_probe(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    methods = "context,rest,context-all,suffix-history,auto"
+    printed = run(
+        *("probe.py", "--data", folder, "--json", out, "--limit", "2"),
+        *("--methods", methods, "--budgets", "4,auto", "--repeats", "2"),
+    )
+    rows = {(row["method"], row["budget"]): row for row in json.loads(out.read_text())["rows"]}
+    assert set(rows) == {("plain", 0)} | {(m, b) for m in methods.split(",") for b in (4, "auto")}
+    plain = rows["plain", 0]
+    assert plain["nodes"] == plain["tokens_per_forward"] == plain["ratio_plain"] == 1.0
+    for row in rows.values():
+        assert row["tokens"] == plain["tokens"]
+        assert row["equal"] == row["prompts"] == 2
+        assert row["forwards"] <= plain["forwards"]
+        assert row["budget"] == "auto" or row["nodes"] <= max(row["budget"], 1)
+        assert row["faults"] == {}
+    assert rows["auto", 4]["nodes"] > 1
+    assert "| auto | 4 |" in printed
+
+
+def test_probe_refuses_unknown_methods(folder: Path) -> None:
+    with pytest.raises(AssertionError, match="unknown method 'rets'"):
+        run("probe.py", "--data", folder, "--methods", "rets")
+
+
+def test_gold(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    printed = run(
+        *("gold.py", "--data", folder, "--model", folder, "--json", out),
+        *("--methods", "plain,lookup,context", "--window", "300"),
+    )
+    document = json.loads(out.read_text())
+    assert document["simulated"] is True
+    rows = {(row["category"], row["method"]): row for row in document["rows"]}
+    assert {category for category, _ in rows} == {"words", "quotation"}
+    for category in ("words", "quotation"):
+        assert rows[category, "plain"]["tokens_per_step"] == 1.0
+        assert rows[category, "context"]["tokens_per_step"] > 2.0
+        assert rows[category, "context"]["nodes"] <= 11
+    assert "| quotation |" in printed
+
+
+def test_text_categories(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    printed = run(
+        *("text.py", "--data", folder, "--model", folder, "--draft-model", "", "--json", out),
+        *("--categories", "quotation,code", "--items", "1", "--modes", "plain,context"),
+        *("--budget", "3", "--device", "cpu"),
+    )
+    rows = json.loads(out.read_text())["rows"]
+    expected = [(c, m) for c in ("quotation", "code") for m in ("plain", "context")]
+    assert [(row["category"], row["mode"]) for row in rows] == expected
+    assert all(row["equal_to_plain"] == 1.0 for row in rows)
+    assert "quotation" in printed
+
+
+def test_distractors(folder: Path, tmp_path: Path) -> None:
+    manual = " ".join(f"word{i % 40}" for i in range(500))
+    (tmp_path / "lm").mkdir()
+    (tmp_path / "longdocs").symlink_to(folder / "longdocs")
+    for name in ("train", "valid"):
+        row = {"kind": "docs", "doc": "manual/page", "text": manual}
+        zipped(tmp_path / "lm" / f"{name}.jsonl.gz", row)
+    out = tmp_path / "rows.json"
+    run("distractors.py", "--data", tmp_path, "--model", folder, "--json", out, "--budget", "6")
+    document = json.loads(out.read_text())
+    (row,) = document["rows"]
+    assert document["simulated"] is True
+    assert (document["others"], row["manual"]) == (1, "manual")
+    assert row["alone"] > 3.0
+    assert document["kept"] == row["kept"] == round(row["beside"] / row["alone"], 4)

@@ -1,0 +1,193 @@
+"""dev.py and what it relies on: stamps, stages, the pins, and the proof of the wheel."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.structure import wheel
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Return dev.py as a module whose checkout is a small folder of its own."""
+    spec = importlib.util.spec_from_file_location("dev", ROOT / "dev.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    (tmp_path / "constraints").mkdir()
+    (tmp_path / "constraints" / "tested.txt").write_text("a==1\n")
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").touch()
+    places = {
+        "ROOT": tmp_path,
+        "VENV": tmp_path / ".venv",
+        "PYTHON": tmp_path / ".venv" / "bin" / "python",
+        "STAMP": tmp_path / ".venv" / "stamp.json",
+        "CONSTRAINTS": tmp_path / "constraints" / "tested.txt",
+    }
+    for name, value in places.items():
+        monkeypatch.setattr(module, name, value)
+    return module
+
+
+@pytest.fixture
+def installs(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Count set-ups instead of making them; each entry tells whether .venv had moved."""
+    made: list[bool] = []
+    monkeypatch.setattr(dev, "make_venv", lambda moved: made.append(moved))
+    monkeypatch.setattr(dev, "must", lambda *command, why: None)
+    return made
+
+
+def test_a_second_set_up_installs_nothing(dev: ModuleType, installs: list[bool]) -> None:
+    dev.set_up()
+    dev.set_up()
+    assert installs == [False]
+
+
+@pytest.mark.parametrize("file", ["pyproject.toml", "constraints/tested.txt"])
+def test_a_changed_requirement_sets_up_again(
+    dev: ModuleType, installs: list[bool], file: str
+) -> None:
+    dev.set_up()
+    (dev.ROOT / file).write_text("changed")
+    dev.set_up()
+    assert installs == [False, False]
+
+
+def test_a_copied_checkout_makes_its_environment_anew(
+    dev: ModuleType, installs: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dev.set_up()
+    stamp = dev.STAMP.read_text().replace(str(dev.ROOT), "elsewhere")
+    dev.STAMP.write_text(stamp)
+    dev.set_up()
+    assert installs == [False, True]
+
+
+def test_a_failed_install_leaves_no_stamp(
+    dev: ModuleType, installs: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*command: str, why: str) -> None:
+        raise dev.Failure(why)
+
+    monkeypatch.setattr(dev, "must", fail)
+    with pytest.raises(dev.Failure, match="dependencies"):
+        dev.set_up()
+    assert not dev.STAMP.exists()
+
+
+def test_one_failed_stage_fails_the_run_and_the_rest_still_runs(
+    dev: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> str:
+        raise dev.Failure("3 failed, 9 passed in 1.0s")
+
+    stages: dict[str, Callable[[], str]] = {"first": fail, "second": lambda: "12 passed in 1.0s"}
+    assert dev.run_stages(stages) == 1
+    closing = capsys.readouterr().out.splitlines()[-2:]
+    assert closing[0].startswith("FAILED  first") and "3 failed, 9 passed" in closing[0]
+    assert closing[1].startswith("passed  second") and "12 passed" in closing[1]
+    assert dev.run_stages({"second": lambda: ""}) == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "code"), [("def test_it():\n    pass\n", 0), ("def test_it():\n    assert 0\n", 1)]
+)
+def test_the_summary_is_pytests_own(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch, body: str, code: int
+) -> None:
+    monkeypatch.setattr(dev, "PYTHON", sys.executable)
+    (dev.ROOT / "test_it.py").write_text(body)
+    if code:
+        with pytest.raises(dev.Failure, match=r"1 failed in [\d.]+s"):
+            dev.pytest(["test_it.py"])
+    else:
+        assert re.search(r"1 passed in [\d.]+s", dev.pytest(["test_it.py"]))
+
+
+def test_an_unknown_command_prints_the_usage() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "dev.py", "tset"], capture_output=True, encoding="utf-8"
+    )
+    assert done.returncode == 2
+    assert "dev.py test" in done.stdout
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell script")
+def test_continuous_integration_calls_dev_py() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert script.read_text().rstrip().endswith("exec python3 dev.py test")
+
+
+def test_the_pins_cover_and_satisfy_every_requirement() -> None:
+    pins = {}
+    for line in (ROOT / "constraints" / "tested.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            requirement = Requirement(line)
+            (pin,) = requirement.specifier
+            assert pin.operator == "==" and "+" not in pin.version, line
+            pins[canonicalize_name(requirement.name)] = pin.version
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for text in (*project["dependencies"], *extras["cpu"], *extras["demo"], *extras["dev"]):
+        requirement = Requirement(text)
+        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), text
+
+
+# --- the proof of the wheel ---------------------------------------------------------------------
+
+
+def test_the_wheel_must_hold_rooms_and_starter_files() -> None:
+    files = wheel.packaged_files()
+    assert {"ragspec/errors.py", "ragspec/py.typed", "ragspec/visual/__init__.py"} <= files
+    assert not [file for file in files if "__pycache__" in file]
+    assert any(file.startswith("ragspec/starter/") for file in files)
+
+
+@pytest.mark.parametrize(
+    ("held", "fault"),
+    [
+        (["ragspec/__init__.py", "pipelines/docqa.py"], r"foreign \['pipelines/docqa.py'\]"),
+        (["ragspec-0.1.0.dist-info/METADATA"], r"missing .*'ragspec/errors.py'"),
+    ],
+)
+def test_a_wheel_with_wrong_files_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: list[str], fault: str
+) -> None:
+    def build(*command: object) -> str:
+        with zipfile.ZipFile(tmp_path / "ragspec-0.1.0-py3-none-any.whl", "w") as archive:
+            for name in held:
+                archive.writestr(name, "")
+        return ""
+
+    monkeypatch.setattr(wheel, "run", build)
+    with pytest.raises(SystemExit, match=fault):
+        wheel.build(tmp_path)
+
+
+def test_an_answer_is_checked_for_its_citations() -> None:
+    text = "[1] The tower is 41 metres high."
+    good = {"answer_start": 4, "answer_end": len(text)}
+    wheel.check_answer({"answer": text, "citations": [good]})
+    with pytest.raises(SystemExit, match="not verbatim"):
+        wheel.check_answer({"answer": text, "citations": [good | {"answer_start": 0}]})
+    with pytest.raises(SystemExit, match="no answer"):
+        wheel.check_answer({"answer": " ", "citations": []})

@@ -1,0 +1,444 @@
+"""The house: who may import whom, sizes, packaging, light import, and words that have no place."""
+
+from __future__ import annotations
+
+import ast
+import json
+import statistics
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("retrievers", "visual", "pipelines")
+# Each layer may import those before it, and its own folder.
+LAYERS = (
+    ("errors", "registry", "storage"),
+    ("trees",),
+    ("sampling", "models"),
+    ("acceptance",),
+    ("budget", "reports"),
+    ("target",),
+    ("drafters",),
+    ("engine",),
+    ("bridge",),
+    ("retrievers", "visual"),
+    ("pipelines",),
+)
+LEVEL = {part: level for level, layer in enumerate(LAYERS) for part in layer}
+SCRIPTS = [
+    path
+    for folder in ("examples", "benchmarks", "training", "tests")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+]
+DOORS = ("__init__.py", "__main__.py")  # they name what they lead to, whatever its layer
+HEAVY = (
+    "transformers",
+    "sentence_transformers",
+    "datasets",
+    "faiss",
+    "diffusers",
+    "bm25s",
+    "pypdf",
+)
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def home_of(path: Path, root: Path = ROOT) -> tuple[str, ...]:
+    """Return the parts of the module's or folder's import name."""
+    parts = path.relative_to(root).with_suffix("").parts
+    parts = parts[:-1] if parts[-1] == "__init__" else parts
+    return parts if parts[0] == "ragspec" else ("ragspec", *parts)
+
+
+def modules_of(root: Path) -> dict[str, Path]:
+    """Return every module of the library by import name; the links to rooms are not followed."""
+    places = [*(root / "ragspec").glob("*"), *(root / room for room in ROOMS)]
+    files = [
+        path
+        for place in places
+        if not (place.name in ROOMS and place.parent.name == "ragspec")
+        for path in (place.rglob("*.py") if place.is_dir() else [place])
+        if path.suffix == ".py"
+    ]
+    return {".".join(home_of(path, root)): path for path in sorted(files)}
+
+
+MODULES = modules_of(ROOT)
+LIBRARY = list(MODULES.values())
+ALL = [*LIBRARY, *SCRIPTS, ROOT / "dev.py"]
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Yield every dotted name that a module imports, at any depth and under any guard."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def rooms_in(dotted: str) -> set[str]:
+    return {room for room in ROOMS if f"{dotted}.".startswith((f"ragspec.{room}.", f"{room}."))}
+
+
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# --- layers and circles -------------------------------------------------------------------------
+
+
+def part_of(dotted: str) -> str:
+    """Return the part of the library that a module belongs to, as LAYERS calls it."""
+    return dotted.split(".")[1] if "." in dotted else dotted
+
+
+def arrows(modules: dict[str, Path]) -> dict[str, set[str]]:
+    """Return which modules each module imports, doors left out."""
+    found: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        if path.name in DOORS:
+            continue
+        found[module] = set()
+        for dotted in imported(parse(path)):
+            while dotted.startswith("ragspec.") and dotted not in modules:
+                dotted = dotted.rpartition(".")[0]
+            if dotted in modules and dotted != module:
+                found[module].add(dotted)
+    return found
+
+
+def strangers(found: dict[str, set[str]]) -> list[str]:
+    """Return the imports of a layer that is not below; a door is named by its folder's layer."""
+    return [
+        f"{module} imports {other}"
+        for module, others in found.items()
+        for other in sorted(others)
+        if other != "ragspec"
+        and part_of(other) != part_of(module)
+        and LEVEL[part_of(other)] >= max(LEVEL[part_of(module)], 1)
+    ]
+
+
+def circles(found: dict[str, set[str]]) -> list[list[str]]:
+    """Return the groups that import each other, directly or not."""
+    reach = {one: set(others) for one, others in found.items()}
+    while True:
+        wider = {
+            one: others.union(*(reach.get(other, set()) for other in others))
+            for one, others in reach.items()
+        }
+        if wider == reach:
+            break
+        reach = wider
+    together = {
+        tuple(sorted(other for other in others | {one} if one in reach.get(other, set())))
+        for one, others in reach.items()
+        if one in others
+    }
+    return sorted(map(list, together))
+
+
+def folders_of(found: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Return the same arrows between folders, save those between a folder and what lies in it.
+
+    Modules directly below `ragspec` stay themselves.
+    """
+
+    def nested(one: str, other: str) -> bool:
+        return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+    def folder(module: str) -> str:
+        above = module.rpartition(".")[0]
+        return module if above in ("", "ragspec") else above
+
+    between: dict[str, set[str]] = {}
+    for module, others in found.items():
+        ours = between.setdefault(folder(module), set())
+        theirs = {folder(other) for other in others}
+        ours |= {each for each in theirs if not nested(each, folder(module))}
+    return between
+
+
+def test_imports_go_to_lower_layers_only() -> None:
+    assert strangers(arrows(MODULES)) == []
+
+
+def test_nothing_imports_in_a_circle() -> None:
+    """Lazy imports and those for type checkers are counted, between files and between folders."""
+    assert circles(arrows(MODULES)) == []
+    assert circles(folders_of(arrows(MODULES))) == []
+
+
+def test_every_part_has_a_layer() -> None:
+    parts = {part_of(module) for module in MODULES} - {"ragspec", "__main__"}
+    assert parts == set(LEVEL)
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "caught"),
+    [
+        ("ragspec.trees.operations", "from ragspec.engine.engine import Engine", 1),
+        ("ragspec.trees.operations", "def f():\n    import ragspec.sampling.noise", 1),
+        ("ragspec.retrievers.methods.rasd", "from ragspec.visual import VQTokenizer", 1),
+        ("ragspec.retrievers.methods.rasd", "from ragspec.pipelines.docqa.docqa import DocQA", 1),
+        ("ragspec.visual.checks", "from ragspec.retrievers import Hit", 1),
+        ("ragspec.trees.operations", "from ragspec.errors import InputError", 0),
+        ("ragspec.pipelines.methods", "from ragspec.visual import VQTokenizer", 0),
+    ],
+)
+def test_the_check_of_the_layers_can_fail(
+    tmp_path: Path, module: str, code: str, caught: int
+) -> None:
+    (tmp_path / "bad.py").write_text(code, encoding="utf-8")
+    assert len(strangers(arrows(MODULES | {module: tmp_path / "bad.py"}))) == caught
+
+
+def test_the_check_of_circles_can_fail(tmp_path: Path) -> None:
+    code = "if TYPE_CHECKING:\n    from ragspec.engine.engine import Engine"
+    (tmp_path / "bad.py").write_text(code, encoding="utf-8")
+    bad = arrows(MODULES | {"ragspec.engine.rows": tmp_path / "bad.py"})
+    assert any("ragspec.engine.rows" in circle for circle in circles(bad))
+    of_folders = {"ragspec.a.x": {"ragspec.b.y"}, "ragspec.b.z": {"ragspec.a.w"}}
+    assert circles(of_folders) == []
+    assert circles(folders_of(of_folders)) == [["ragspec.a", "ragspec.b"]]
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=name)
+def test_the_library_imports_no_script_and_no_bare_room(path: Path) -> None:
+    for dotted in imported(parse(path)):
+        outside = dotted.split(".")[0]
+        assert outside not in (*ROOMS, "tests", "examples", "benchmarks", "training"), dotted
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for m, p in MODULES.items() if part_of(m) not in ROOMS and p.name not in DOORS],
+    ids=name,
+)
+def test_only_the_registry_names_a_room(path: Path) -> None:
+    if path.name == "registry.py":
+        return
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = node.value
+            is_name = text.replace(".", "").replace(":", "").replace("_", "").isalnum()
+            assert not (is_name and rooms_in(text.split(":")[0])), f"{name(path)} names {text!r}"
+
+
+# --- sizes --------------------------------------------------------------------------------------
+
+
+def functions(path: Path) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def test_the_usual_function_is_short() -> None:
+    assert statistics.median(size for path in LIBRARY for _, size in functions(path)) <= 10
+
+
+# --- packaging ----------------------------------------------------------------------------------
+
+
+def test_every_folder_is_packaged_under_its_import_name() -> None:
+    setuptools = pyproject()["tool"]["setuptools"]
+    folders = {".".join(home_of(path.parent / "__init__.py")) for path in LIBRARY}
+    assert sorted(setuptools["packages"]) == sorted(folders)
+    assert setuptools["package-dir"] == {f"ragspec.{room}": room for room in ROOMS}
+    for path in LIBRARY:
+        assert (path.parent / "__init__.py").is_file(), f"{name(path.parent)} is no package"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_link_to_a_room_is_relative(room: str) -> None:
+    link = ROOT / "ragspec" / room
+    if link.is_file() and not link.is_symlink():
+        pytest.skip("checked out without symbolic links")
+    assert link.is_symlink()
+    assert link.readlink() == Path("..") / room
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (ROOT / "ragspec" / "py.typed").is_file()
+    assert "py.typed" in pyproject()["tool"]["setuptools"]["package-data"]["ragspec"]
+
+
+def test_the_version_is_said_once() -> None:
+    import ragspec
+
+    assert ragspec.__version__ == pyproject()["project"]["version"]
+    assert ragspec.__version__ in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_bundled_files_stay_small() -> None:
+    sizes = {p: p.stat().st_size for p in (ROOT / "ragspec" / "starter").rglob("*") if p.is_file()}
+    assert sum(sizes.values()) <= 40e6
+    assert not [name(path) for path, size in sizes.items() if size > 15e6]
+    foreign = {p.suffix for p in sizes} & {".pt", ".pth", ".bin", ".pkl", ".pickle"}
+    assert not foreign, "weights come as safetensors"
+
+
+# --- light import and public names --------------------------------------------------------------
+
+
+def loaded_by(modules: list[str], wanted: tuple[str, ...]) -> dict[str, str]:
+    """Return which of the `wanted` top modules a fresh interpreter loads, and who brought them."""
+    code = f"""
+import importlib, json, sys
+blame = {{}}
+for module in {modules!r}:
+    importlib.import_module(module)
+    for found in set({wanted!r}) & set(sys.modules):
+        blame.setdefault(found, module)
+print(json.dumps(blame))
+"""
+    return dict(json.loads(python(code).splitlines()[-1]))
+
+
+def test_import_ragspec_loads_nothing_heavy() -> None:
+    rooms = tuple(f"ragspec.{room}" for room in ROOMS)
+    assert loaded_by(["ragspec"], ("torch", "numpy", "typer", "pydantic", *HEAVY, *rooms)) == {}
+
+
+def test_the_command_line_starts_without_models() -> None:
+    assert loaded_by(["ragspec.pipelines.cli.app"], ("torch", *HEAVY)) == {}
+
+
+def test_no_module_loads_a_heavy_library_when_imported() -> None:
+    """Only the modules that subclass a library's own classes may load it, and their users.
+
+    The image pipeline is one of diffusers', so it is left out here.
+    """
+    left_out = ("ragspec.__main__", "ragspec.visual.pipeline.pipeline")
+    modules = [module for module in MODULES if module not in left_out]
+    assert loaded_by(modules, HEAVY[1:]) == {}
+    assert loaded_by([name for name in modules if ".retrievers." in name], HEAVY) == {}
+
+
+PACKAGES = [module for module, path in MODULES.items() if path.name == "__init__.py"]
+# What users import by these paths today; they stay.
+PROMISED = {
+    "ragspec": {"Engine", "Sampling", "Generation", "Report", "RagspecError", "load_model"},
+    "ragspec.bridge": {"Speculation", "generate", "speculative"},
+    "ragspec.pipelines": {"Answer", "Citation", "DocQA", "Prompt", "build_prompt"},
+    "ragspec.pipelines.cli": {"main"},
+    "ragspec.retrievers": {"AutoDrafter", "ContextDrafter", "CorpusIndex", "PassageIndex", "Rasd"},
+    "ragspec.visual": {"ImagePipeline", "JacobiDrafter", "load_llamagen", "VQTokenizer"},
+}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_door_opens(package: str) -> None:
+    """What checkers are told, what is loaded on use and what is listed are the same names."""
+    door = import_module(package)
+    typed = {
+        dotted.rpartition(".")[2]: dotted.rpartition(".")[0]
+        for dotted in imported(parse(MODULES[package]))
+        if dotted.startswith("ragspec.") and dotted != "ragspec.registry.door"
+    }
+    assert typed == door._WHERE
+    assert set(door.__all__) - {"__version__"} == set(typed)
+    assert door.__all__ == sorted(door.__all__)
+    inside = {module.rpartition(".")[2] for module in MODULES if module.startswith(f"{package}.")}
+    assert not inside & set(typed), "a name for both a module and what it holds"
+    for public in door.__all__:
+        assert getattr(door, public) is not None
+    assert set(door.__all__) <= set(dir(door))
+    with pytest.raises(AttributeError, match="no attribute 'Engin'"):
+        door.Engin  # noqa: B018
+
+
+@pytest.mark.parametrize("module", PROMISED)
+def test_promised_names_stay(module: str) -> None:
+    for public in PROMISED[module]:
+        assert getattr(import_module(module), public) is not None
+
+
+# --- words that have no place -------------------------------------------------------------------
+
+
+def sins(tree: ast.AST, file: str) -> Iterator[str]:
+    """Yield what the house rules forbid in the library."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            yield f"global {', '.join(node.names)}"
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if node.value.split(":")[0] in ("cuda", "mps") and file != "device.py":
+                yield f"device literal {node.value!r}"
+        elif isinstance(node, ast.Call):
+            yield from call_sins(ast.unparse(node.func), node)
+    for dotted in imported(tree):
+        if dotted.split(".")[0] in ("pickle", "dill", "cloudpickle", "marshal", "shelve"):
+            yield f"import {dotted}"
+
+
+def call_sins(function: str, node: ast.Call) -> Iterator[str]:
+    keywords = {k.arg: k.value for k in node.keywords if k.arg}
+    if function in ("eval", "exec", "os.system", "torch.manual_seed", "random.seed"):
+        yield f"{function}()"
+    if function.startswith(("np.random.", "numpy.random.")) and "default_rng" not in function:
+        yield f"{function}(): a global generator"
+    if function == "torch.load" and ast.unparse(keywords.get("weights_only", node)) != "True":
+        yield "torch.load without weights_only=True"
+    for switch in ("trust_remote_code", "allow_pickle", "shell"):
+        if switch in keywords and ast.unparse(keywords[switch]) != "False":
+            yield f"{switch}={ast.unparse(keywords[switch])}"
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=name)
+def test_nothing_forbidden_is_used(path: Path) -> None:
+    assert list(sins(parse(path), path.name)) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "eval('1')",
+        "load(trust_remote_code=True)",
+        "load(trust_remote_code=flag)",
+        "x.to('cuda')",
+        "x.to('cuda:0')",
+        "torch.load(p)",
+        "np.load(p, allow_pickle=True)",
+        "def f():\n    global x\n    x = 1",
+        "np.random.rand(3)",
+        "torch.manual_seed(0)",
+    ],
+)
+def test_the_check_of_forbidden_words_can_fail(code: str) -> None:
+    assert list(sins(ast.parse(code), "x.py"))
+
+
+def test_no_file_names_a_folder_of_this_machine() -> None:
+    here = [str(folder) for folder in (ROOT, Path.home()) if len(folder.parts) > 1]
+    files = [*ALL, *ROOT.glob("*.md"), *ROOT.glob("*.toml"), *(ROOT / "ragspec").rglob("*.md")]
+    for path in files:
+        text = path.read_text(encoding="utf-8")
+        assert not [folder for folder in here if f"{folder}/" in text], name(path)

@@ -1,0 +1,80 @@
+"""README: every Python snippet runs, every command exists, every link leads somewhere.
+
+The snippets run in their order in one namespace, in a folder of their own with `manuals/`, a copy
+of the bundled guide, in it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+GUIDE = ROOT / "ragspec" / "starter" / "guide"
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(*languages: str) -> list[str]:
+    text = README.read_text(encoding="utf-8")
+    return [body for language, body in FENCE.findall(text) if language in languages]
+
+
+def test_every_python_snippet_runs(tmp_path: Path) -> None:
+    snippets = blocks("python", "py")
+    assert snippets, "README shows no Python"
+    shutil.copytree(GUIDE, tmp_path / "manuals", ignore=shutil.ignore_patterns("*.jsonl"))
+    script = tmp_path / "readme_snippets.py"
+    script.write_text("\n".join(snippets), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, script],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def commands() -> list[str]:
+    """Return the sub-commands of `ragspec` that the console blocks of README use."""
+    lines = "\n".join(blocks("bash", "console", "sh", "shell", "text")).splitlines()
+    found = (re.match(r"(?:\$ )?(?:python3? -m )?ragspec ([a-z-]+)", line) for line in lines)
+    return sorted({match[1] for match in found if match})
+
+
+@pytest.mark.parametrize("command", commands() if README.exists() else [])
+def test_every_command_exists(command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ragspec", command, "--help"],
+        capture_output=True,
+        encoding="utf-8",
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def test_every_link_leads_somewhere() -> None:
+    for text in (README, ROOT / "CONTRIBUTING.md"):
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text.read_text(encoding="utf-8")):
+            if not re.match(r"[a-z]+:", target):
+                assert (ROOT / target).exists(), f"{text.name} links to {target}"
+
+
+def test_every_file_in_the_tree_of_readme_exists() -> None:
+    named = set(
+        re.findall(
+            r"`((?:ragspec|retrievers|visual|pipelines|examples)/[\w./]+)`",
+            README.read_text(encoding="utf-8"),
+        )
+    )
+    missing = [name for name in sorted(named) if not (ROOT / name).exists()]
+    assert not missing

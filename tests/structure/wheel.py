@@ -1,0 +1,136 @@
+"""Build the wheel, install it in a clean environment, and answer a question with it there.
+
+Standard library only; `dev.py test` runs it with the Python of .venv. Exits non-zero with the
+reason when the wheel lacks a file, holds a foreign one, or does not do the main job alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("retrievers", "visual", "pipelines")
+
+WHERE = """
+import pathlib, sys, ragspec, ragspec.retrievers, ragspec.visual, ragspec.pipelines
+for module in (ragspec, ragspec.retrievers, ragspec.visual, ragspec.pipelines):
+    file = pathlib.Path(module.__file__).resolve()
+    if not file.is_relative_to(pathlib.Path(sys.prefix).resolve()):
+        sys.exit(f"{module.__name__} came from {file}, not from the wheel in {sys.prefix}")
+print("ragspec", ragspec.__version__, "from", pathlib.Path(ragspec.__file__).parent)
+"""
+
+NOTES = """# The lighthouse at Grey Point
+
+The lighthouse at Grey Point was built in 1871 by the engineer Ada Thornton. Its lamp burned whale
+oil until 1902, when the keepers changed to paraffin. The tower is 41 metres high.
+
+The keepers grew potatoes behind the tower and sold them in the harbour on Fridays.
+"""
+
+
+def run(*command: str | Path, cwd: Path = ROOT) -> str:
+    """Return what a command wrote to stdout; end the run with all it wrote when it fails."""
+    shown = [str(part) for part in command]
+    done = subprocess.run(shown, cwd=cwd, capture_output=True, encoding="utf-8", check=False)
+    if done.returncode:
+        sys.exit(f"exit code {done.returncode} from {shown}\n{done.stdout}\n{done.stderr}")
+    return done.stdout
+
+
+def packaged_files(root: Path = ROOT) -> set[str]:
+    """Return the paths that a wheel of the checkout must hold: the core, starter and rooms."""
+    homes = {root / room: Path("ragspec", room) for room in ROOMS}
+    homes |= {
+        p: Path("ragspec", p.name) for p in (root / "ragspec").iterdir() if p.name not in ROOMS
+    }
+    files = (
+        (path, home / path.relative_to(place))
+        for place, home in homes.items()
+        for path in (place.rglob("*") if place.is_dir() else [place])
+    )
+    names = {packed.as_posix() for path, packed in files if path.is_file()}
+    return {name for name in names if "__pycache__" not in name}
+
+
+def build(folder: Path) -> Path:
+    """Build the sdist, and from it the wheel, without network; return the wheel, its list checked.
+
+    Going through the sdist also proves that one, and leaves no `build` folder in the checkout.
+    """
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT)
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if not name.endswith("/")}
+    missing = sorted(packaged_files() - held)
+    foreign = sorted(n for n in held if not re.match(r"ragspec(/|-[^/]*\.dist-info/)", n))
+    if missing or foreign:
+        sys.exit(f"{wheel.name}: missing {missing}, foreign {foreign}")
+    return wheel
+
+
+def install(wheel: Path, folder: Path) -> Path:
+    """Return the bin folder of a new environment with the wheel and no way to the checkout.
+
+    Its dependencies are those of .venv, by a .pth line. Such a line adds a folder but does not
+    read the .pth files in it, so the editable install of .venv stays out.
+    """
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    bin_folder = folder / ("Scripts" if os.name == "nt" else "bin")
+    python = bin_folder / Path(sys.executable).name
+    options = ("install", "-q", "--no-deps", "--no-index")
+    run(sys.executable, "-m", "pip", "--python", python, *options, wheel)
+    ask = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    dependencies = run(sys.executable, "-c", ask)
+    packages = Path(run(python, "-c", ask).strip())
+    (packages / "dependencies.pth").write_text(dependencies, encoding="utf-8")
+    return bin_folder
+
+
+def lay_out(desk: Path) -> None:
+    """Write the documents, and a user's own package that must not get in the way."""
+    (desk / "notes").mkdir(parents=True)
+    (desk / "notes" / "lighthouse.md").write_text(NOTES, encoding="utf-8")
+    (desk / "pipelines").mkdir()
+    (desk / "pipelines" / "__init__.py").write_text("raise RuntimeError('not yours')\n")
+
+
+def check_answer(answer: dict[str, Any]) -> None:
+    """End the run where the answer is empty or a citation is not verbatim."""
+    text = answer.get("answer")
+    if not isinstance(text, str) or not text.strip():
+        sys.exit(f"no answer in {answer}")
+    for citation in answer["citations"]:
+        quoted = text[citation["answer_start"] : citation["answer_end"]]
+        if not quoted or quoted not in NOTES:
+            sys.exit(f"the citation {citation} of {text!r} is not verbatim")
+
+
+def main() -> None:
+    """Build, install, ask; print one line for each."""
+    with tempfile.TemporaryDirectory(prefix="ragspec-wheel-") as name:
+        folder = Path(name).resolve()
+        wheel = build(folder / "dist")
+        print(f"built {wheel.name}, {wheel.stat().st_size / 1e6:.1f} MB", flush=True)
+        bin_folder = install(wheel, folder / "env")
+        desk = folder / "desk"
+        lay_out(desk)
+        python = bin_folder / Path(sys.executable).name
+        print(run(python, "-P", "-c", WHERE, cwd=desk).strip(), flush=True)
+        question = "Who built the lighthouse at Grey Point?"
+        command = (bin_folder / "ragspec", "ask", question, "--docs", "notes", "--json")
+        answer = json.loads(run(*command, cwd=desk))
+        check_answer(answer)
+        print(f"{question} {answer['answer'].strip()!r} ({answer['label']})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Tiny code-books and drafts over them, for the tests of relaxed acceptance."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ragspec.acceptance.base import Rule
+from ragspec.sampling.noise import NoiseStream
+from ragspec.trees.draft_tree import DraftKind
+from ragspec.visual.acceptance.codebook import CodeNeighbours
+from tests.support.enumeration import enumerate_outcomes
+from tests.support.laws import Grow, Laws, Place, generate, grow, judged
+
+Law = NDArray[np.float64]
+
+
+def codebook(codes: int, width: int = 3, seed: int = 0) -> torch.Tensor:
+    """Return a random code-book [V, d] whose rows have very different lengths."""
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(codes, width)) * rng.uniform(0.2, 5.0, size=(codes, 1))
+    return torch.from_numpy(rows).float()
+
+
+def neighbours(codes: int, k: int, seed: int = 0) -> CodeNeighbours:
+    return CodeNeighbours.build(codebook(codes, seed=seed), k)
+
+
+def likeliest(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
+    """Return the draft's best codes: deterministic candidates."""
+    best: list[int] = q.topk(k).indices.tolist()
+    return best
+
+
+def with_the_targets_noise(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
+    scores = q.log() + noise.gumbel(place.index, torch.arange(len(q)))
+    best: list[int] = scores.topk(k).indices.tolist()
+    return best
+
+
+def fixed(*widths: int) -> Grow:
+    """Return how a tree of deterministic candidates is grown."""
+    return partial(grow, widths=widths, draw=likeliest, kind=DraftKind.DETERMINISTIC)
+
+
+def coupled(*widths: int) -> Grow:
+    """Return how a tree of candidates with the target's noise is grown."""
+    return partial(grow, widths=widths, draw=with_the_targets_noise, kind=DraftKind.COUPLED)
+
+
+def sampled(*widths: int) -> Grow:
+    """Return how a tree of independent draws is grown."""
+    return partial(grow, widths=widths)
+
+
+def law_after(laws: Laws, context: Sequence[int] = ()) -> Law:
+    found: Law = laws.target(tuple(context)).numpy()
+    return found
+
+
+def variation(p: Law, q: Law) -> float:
+    return float(np.abs(p - q).sum() / 2)
+
+
+def chi_square(found: Law, expected: Law) -> float:
+    """Return the p-value of counts [V] against expected ones; cells below 5 are merged."""
+    small = expected < 5
+    if small.any():
+        found = np.append(found[~small], found[small].sum())
+        expected = np.append(expected[~small], expected[small].sum())
+    kept = expected > 0
+    score = float(((found - expected)[kept] ** 2 / expected[kept]).sum())
+    freedom = torch.tensor((int(kept.sum()) - 1) / 2)
+    return float(torch.special.gammaincc(freedom, torch.tensor(score / 2)))
+
+
+def broken(module: ModuleType, old: str, new: str) -> ModuleType:
+    """Return a module made of another's source with one place changed."""
+    assert module.__file__ is not None
+    source = Path(module.__file__).read_text(encoding="utf-8")
+    assert old in source, f"{module.__name__} no longer contains {old!r}: mend this mutant"
+    made = ModuleType(f"broken_{module.__name__.replace('.', '_')}")
+    sys.modules[made.__name__] = made
+    try:
+        exec(compile(source.replace(old, new), made.__name__, "exec"), made.__dict__)
+    finally:
+        del sys.modules[made.__name__]
+    return made
+
+
+def first_law(rule: Rule, laws: Laws, tree: Grow) -> Law:
+    """Return the exact law of the first code that one step emits."""
+    outcomes = enumerate_outcomes(lambda noise: generate(rule, laws, noise, tree))
+    found = np.zeros(laws.vocab)
+    for text, weight in outcomes.items():
+        found[text[0]] += weight
+    return found
+
+
+def first_excess(rule: Rule, laws: Laws, tree: Grow, seed: int = 0) -> float:
+    noise = NoiseStream(seed)
+    return judged(rule, tree(laws, noise, ()), laws, noise).excess[0]

@@ -1,0 +1,37 @@
+"""Small corpora for the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ragspec.retrievers.corpus.index import CorpusIndex
+from ragspec.retrievers.indexes.segment import Segment
+
+VOCAB = 97
+
+
+def rows(n: int, length: int = 12, seed: int = 0) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [row.tolist() for row in rng.integers(0, 90, (n, length))]
+
+
+def build(path: Path, documents: Sequence[Any] = (), **options: Any) -> CorpusIndex:
+    return CorpusIndex.build(
+        documents, None, path, vocab_size=VOCAB, **{"accelerator": "numpy", **options}
+    )
+
+
+def reopen(path: Path, **options: Any) -> CorpusIndex:
+    return CorpusIndex.open(path, **{"accelerator": "numpy", **options})
+
+
+def held(segments: Sequence[Segment]) -> list[list[int]]:
+    return [document.tolist() for segment in segments for document in segment.documents()]
+
+
+def text_of(store: CorpusIndex, scope: str = "global") -> list[list[int]]:
+    return held(store.segments(scope))

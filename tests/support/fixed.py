@@ -1,0 +1,98 @@
+"""Drafters for tests of drafters that hold others: always the same tree, or nothing but faults."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from ragspec.acceptance.base import Step
+from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.trees.draft_tree import DraftKind, DraftTree
+
+
+@dataclass
+class FixedDrafter:
+    """Proposes one tree: a chain of the tokens, or siblings, or by parents.
+
+    matched: what its session tells; None for sessions that tell nothing. laws: likewise. seconds:
+    by which the clock (see `fake_clock`) goes on at every draft.
+    """
+
+    tokens: Sequence[int]
+    name: str = "fixed"
+    reach: Sequence[float] | None = None
+    kind: DraftKind = DraftKind.DETERMINISTIC
+    matched: int | None = None
+    laws: list[tuple[int, list[int], list[float]]] | None = None
+    siblings: bool = False
+    parents: Sequence[int] | None = None
+    origin: tuple[int, int] = (-1, -1)
+    heard: list[object] = field(default_factory=list)
+    seconds: float = 0.0
+    needs_hidden: bool = False
+    clock: list[float] = field(default_factory=lambda: [0.0])
+
+    def open(self, request: DraftRequest) -> FixedSession:
+        session = FixedSession(self)
+        if self.matched is not None:
+            session.matched = self.matched  # type: ignore[attr-defined]
+        if self.laws is not None:
+            laws = self.laws
+            session.laws = lambda: laws  # type: ignore[attr-defined]
+        return session
+
+
+class FixedSession:
+    def __init__(self, drafter: FixedDrafter) -> None:
+        self.drafter = drafter
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        self.drafter.clock[0] += self.drafter.seconds
+        drafter, n = self.drafter, min(len(self.drafter.tokens), budget)
+        parents = list(range(-1, n - 1)) if drafter.parents is None else drafter.parents[:n]
+        return DraftTree.build(
+            drafter.tokens[:n],
+            [-1] * n if drafter.siblings else parents,
+            drafter.name,
+            reach=None if drafter.reach is None else drafter.reach[:n],
+            origin=np.asarray([drafter.origin] * n, dtype=np.int64),
+            kind=drafter.kind,
+        )
+
+    def observe(self, step: Step) -> None:
+        self.drafter.heard.append(step)
+
+    def rollback(self, n: int) -> None:
+        self.drafter.heard.append(n)
+
+
+def fake_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Let the time that a fusion sees stand still; the one number returned is that time."""
+    now = [0.0]
+    monkeypatch.setattr("ragspec.drafters.fuse.perf_counter", lambda: now[0])
+    return now
+
+
+@dataclass
+class BrokenDrafter:
+    """Raises at every turn."""
+
+    name: str = "broken"
+    kind: DraftKind = DraftKind.DETERMINISTIC
+
+    def open(self, request: DraftRequest) -> BrokenSession:
+        return BrokenSession()
+
+
+class BrokenSession:
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        raise RuntimeError("as always")
+
+    def observe(self, step: Step) -> None:
+        raise RuntimeError("as always")
+
+    def rollback(self, n: int) -> None:
+        raise RuntimeError("as always")

@@ -1,0 +1,81 @@
+"""Tiny targets that a feature head can learn in seconds, heads for them, and what heads should say.
+
+A random model hardly lets itself be guessed; one layer does that looks little at what came before.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from ragspec.drafters.eagle.head import FeatureHead
+from ragspec.drafters.eagle.training import HeadTraining, train_head
+from ragspec.target.causal import CausalTarget
+from ragspec.visual.models.target import ImageTarget
+from tests.support import image_models, tiny
+
+VOCAB = 24
+TRAINING = HeadTraining(steps=100, batch_size=16, length=40, learning_rate=1e-2, seed=1)
+
+
+@cache
+def model(dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
+    """Return a text model of one layer, 32 wide; the same weights in every dtype."""
+    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64}
+    made = copy.deepcopy(tiny.model("llama", vocab_size=VOCAB, seed=seed, **sizes))
+    with torch.no_grad():
+        made.model.layers[0].self_attn.o_proj.weight *= 0.1
+    return made.to(dtype)
+
+
+@cache
+def trained() -> FeatureHead:
+    """Return a head that was trained for `model` on random tokens."""
+    texts = [tiny.prompt(40, vocab_size=VOCAB, seed=seed) for seed in range(128)]
+    return train_head(CausalTarget(model(torch.float32)), texts, TRAINING)
+
+
+def fresh(target: CausalTarget, seed: int = 0) -> FeatureHead:
+    """Return an untrained head."""
+    return FeatureHead.fresh(target, torch.Generator().manual_seed(seed)).to(target.dtype).eval()
+
+
+def picture_target(scale: float = 3.0) -> ImageTarget:
+    """Return a tiny image target in float64, with guidance."""
+    return image_models.target(image_models.model("class"), scale)
+
+
+def states(target: CausalTarget, tokens: Sequence[int]) -> torch.Tensor:
+    """Return what the output head reads at every token: [copies, T, H]."""
+    with target.open(1, len(tokens)) as session:
+        session.keep_hidden()
+        session.read_prompts([list(tokens)], 0)
+        return session.hidden[0]
+
+
+def laws_below(
+    head: FeatureHead,
+    target: CausalTarget,
+    tokens: Sequence[int],
+    path: Sequence[int],
+    first: int = 0,
+) -> torch.Tensor:
+    """Return the head's logits after the text and after each token of a draft [D + 1, V].
+
+    Worked out without a cache: every token is read again for every logit. first: position of the
+    first state that is known.
+    """
+    known = states(target, tokens)[:, first:-1]
+    found = []
+    for depth in range(len(path) + 1):
+        text = torch.tensor([[*tokens[first + 1 :], *path[:depth]]])
+        with torch.no_grad():
+            guessed = head(target.embed(text), known)[:, -1:]
+            position = torch.tensor([[len(tokens) + depth - 1]])
+            found.append(target.head_logits(guessed, position)[0, 0])
+        known = torch.cat([known, guessed], 1)
+    return torch.stack(found)

@@ -1,0 +1,93 @@
+"""Tiny image models with random weights, and plain decoding of codes without any cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
+from ragspec.visual.models.llamagen import LlamaGenConfig, LlamaGenModel
+from ragspec.visual.models.target import ConditionTable, ImageTarget
+
+BOOK, SIDE, CLASSES, LENGTH, FEATURES = 24, 4, 3, 3, 6
+
+
+@cache
+def model(condition: str = "class", seed: int = 0, layers: int = 2, book: int = BOOK) -> Any:
+    """Return a float64 model of 4 x 4 codes, 16 wide; the same object for equal calls.
+
+    Tests share the object, so whoever changes it must work on `copy.deepcopy`.
+    """
+    config = LlamaGenConfig(
+        vocab_size=book,
+        hidden_size=16,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        intermediate_size=32,
+        grid_size=SIDE,
+        condition=condition,
+        num_classes=CLASSES,
+        condition_length=1 if condition == "class" else LENGTH,
+        caption_dim=FEATURES,
+        initializer_range=0.4,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = LlamaGenModel(config)
+    return made.double().eval()
+
+
+def given(made: Any) -> torch.Tensor:
+    """Return three conditions: the class labels, or three captions' features."""
+    if made.config.condition == "class":
+        return torch.arange(CLASSES)
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(CLASSES, LENGTH, FEATURES, generator=generator, dtype=torch.float64)
+
+
+def table(made: Any) -> ConditionTable:
+    """Return the conditions of `given`, and that of none."""
+    with torch.no_grad():
+        return ConditionTable.of_rows(made.condition(given(made)), made.unconditional(1)[0])
+
+
+def target(made: Any, scale: float = 3.0, **settings: Any) -> ImageTarget:
+    """Return the model as a target with its three conditions."""
+    return ImageTarget(made, table(made), scale, **settings)
+
+
+def guided(made: Any, row: int, codes: Sequence[int], scale: float = 3.0) -> torch.Tensor:
+    """Return the guided logits after these codes, by two forwards over everything: [n + 1, V]."""
+    ids = torch.tensor([list(codes)], dtype=torch.int64)
+    with torch.no_grad():
+        own = made.condition(given(made)[row : row + 1])
+        pair = [
+            made(ids, condition_embeds=each).logits[0, own.shape[1] - 1 :]
+            for each in (own, made.unconditional(1))
+        ]
+    combined: torch.Tensor = pair[1] + scale * (pair[0] - pair[1])
+    return combined
+
+
+def plain(
+    made: Any,
+    row: int,
+    sampling: Sampling,
+    seed: int = 0,
+    *,
+    sample: int = 0,
+    scale: float = 3.0,
+    count: int = SIDE * SIDE,
+) -> list[int]:
+    """Return the codes that plain decoding draws, without a cache and one row at a time."""
+    law = TokenLaw(sampling, NoiseStream(seed, sample), 0)
+    codes: list[int] = []
+    for index in range(count):
+        logits = guided(made, row, codes, scale)[-1:]
+        codes.append(int(law.select(law.process(logits, codes, [[]]), [index])))
+    return codes

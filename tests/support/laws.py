@@ -1,0 +1,249 @@
+"""A target and a draft model that are nothing but random laws, and what rules make of them.
+
+Small enough that the law of everything a rule can write is known, to be compared with what
+enumeration or many samples give.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from ragspec.acceptance.base import Rule, Verdict
+from ragspec.sampling.noise import NoiseStream, Stream
+from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
+from tests.support.enumeration import Outcomes, Tokens, enumerate_outcomes
+
+
+@dataclass(frozen=True)
+class Laws:
+    """A tiny target and draft model: random laws that depend on all tokens so far.
+
+    alike: 1 makes draft and target agree, 0 leaves them unrelated. zeros: each law lacks about
+    one token of V, as after top-k. greedy: the target's law is its mode alone. end: the token
+    that ends a text; after it both models know of nothing else.
+    """
+
+    vocab: int
+    seed: int
+    alike: float = 0.3
+    zeros: bool = False
+    greedy: bool = False
+    end: int | None = None
+    cache: dict[tuple[str, Tokens], torch.Tensor] = field(default_factory=dict, compare=False)
+
+    def target(self, context: Tokens) -> torch.Tensor:
+        """Return p after the context, f64 [V]."""
+        p = self._law("target", context)
+        if self.end in context:
+            return p
+        return torch.nn.functional.one_hot(p.argmax(), self.vocab).double() if self.greedy else p
+
+    def draft(self, context: Tokens) -> torch.Tensor:
+        """Return q after the context, f64 [V]."""
+        return self._law("draft", context)
+
+    def _law(self, model: str, context: Tokens) -> torch.Tensor:
+        if (model, context) not in self.cache:
+            rng = np.random.default_rng([self.seed, len(model), *context])
+            if self.end is not None and self.end in context:
+                return torch.eye(self.vocab, dtype=torch.float64)[self.end]
+            weights = rng.dirichlet(np.ones(self.vocab))
+            if model == "draft":
+                mix = self.alike * self._law("target", context).numpy()
+                weights = mix + (1 - self.alike) * weights
+            if self.zeros:
+                weights[rng.integers(self.vocab)] = 0.0
+            self.cache[model, context] = torch.from_numpy(weights / weights.sum())
+        return self.cache[model, context]
+
+
+@dataclass
+class LawTarget:
+    """A target of which only the laws exist; implements TargetView for one tree."""
+
+    laws: Laws
+    tree: DraftTree
+    context: Tokens
+    noise: NoiseStream
+
+    def __post_init__(self) -> None:
+        self._texts = texts(self.tree)
+
+    def index(self, node: int) -> int:
+        return len(self.context) + len(self._texts[node])
+
+    def token(self, node: int) -> int:
+        scores = self.probabilities(node).log()
+        if not self.laws.greedy:
+            scores = scores + self.noise.gumbel(self.index(node), torch.arange(self.laws.vocab))
+        return int(torch.argmax(scores))
+
+    def probabilities(self, node: int) -> torch.Tensor:
+        return self.laws.target((*self.context, *self._texts[node]))
+
+    def choices(self, nodes: Sequence[int], k: int) -> list[list[int]]:
+        raise NotImplementedError("no rule asks for more than one")
+
+    def ends(self, node: int) -> bool:
+        return int(self.tree.tokens[node]) == self.laws.end
+
+
+def texts(tree: DraftTree) -> dict[int, Tokens]:
+    """Return the tokens from the root down to each node, the root's own being none."""
+    found: dict[int, Tokens] = {ROOT: ()}
+    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+        found[node] = (*found[int(parent)], int(token))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where children are drawn: the step's first index, the children's index, their parent."""
+
+    root: int
+    index: int
+    parent: int
+
+
+Draw = Callable[[NoiseStream, Place, torch.Tensor, int], list[int]]
+"""Noise, place, law q [V], number of children -> their tokens in the order of the draws."""
+
+
+def draw_independent(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
+    """Draw k tokens from q by its cumulative sums. No value of noise serves two draws."""
+    bounds = q.cumsum(0).tolist()
+    last = int(q.nonzero()[-1])
+    tokens = []
+    for rank in range(k):
+        number = noise.uniform(place.root, Stream.DRAFT, (place.parent + 1) * 64 + rank)
+        tokens.append(next((x for x in range(last) if number < bounds[x]), last))
+    return tokens
+
+
+def draw_distinct(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
+    """Draw up to k tokens from q without replacement, as the k best of log q + Gumbel noise."""
+    lanes = torch.arange(len(q)) + (place.parent + 1) * len(q)
+    scores = q.log() + noise.gumbel(place.root, lanes, Stream.DRAFT)
+    best: list[int] = torch.topk(scores, min(k, int((q > 0).sum())))[1].tolist()
+    return best
+
+
+def grow(
+    laws: Laws,
+    noise: NoiseStream,
+    context: Tokens,
+    widths: Sequence[int],
+    draw: Draw = draw_independent,
+    kind: DraftKind = DraftKind.SAMPLED,
+) -> DraftTree:
+    """Return a tree below the context in which each node of depth d has widths[d] children."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    level: list[tuple[int, Tokens]] = [(ROOT, context)]
+    rows = [laws.draft(context)]
+    for width in widths:
+        following: list[tuple[int, Tokens]] = []
+        for parent, text in level:
+            place = Place(len(context), len(text), parent)
+            for token in draw(noise, place, laws.draft(text), width):
+                following.append((len(tokens), (*text, token)))
+                tokens.append(token)
+                parents.append(parent)
+                rows.append(laws.draft((*text, token)))
+        level = following
+    return DraftTree.build(tokens, parents, "drawn", kind=kind, q=torch.stack(rows))
+
+
+Grow = Callable[[Laws, NoiseStream, Tokens], DraftTree]
+
+
+def generate(rule: Rule, laws: Laws, noise: NoiseStream, grow: Grow, steps: int = 1) -> Tokens:
+    """Return what some steps of draft and verdict emit."""
+    context: Tokens = ()
+    for _ in range(steps):
+        if laws.end in context:
+            break
+        tree = grow(laws, noise, context)
+        verdict = rule.judge(tree, LawTarget(laws, tree, context, noise))
+        context = (*context, *emitted(tree, verdict))
+    return context
+
+
+def emitted(tree: DraftTree, verdict: Verdict) -> Tokens:
+    """Return the tokens of a verdict, after a check that its path starts below the root."""
+    parents = [int(tree.parents[node]) for node in verdict.path]
+    assert parents == [ROOT, *verdict.path][: len(parents)], f"broken path {verdict.path}"
+    last = () if verdict.token is None else (verdict.token,)
+    return (*(int(tree.tokens[node]) for node in verdict.path), *last)
+
+
+def judged(rule: Rule, tree: DraftTree, laws: Laws, noise: NoiseStream) -> Verdict:
+    """Return the rule's verdict on a tree below an empty context."""
+    return rule.judge(tree, LawTarget(laws, tree, (), noise))
+
+
+def deviation(outcomes: Outcomes, laws: Laws, length: int) -> float:
+    """Return the total variation between the first `length` tokens and the target's own law.
+
+    Shorter outcomes go on by the target's law. Also asserts that no run, be its probability
+    zero, emitted a token that the target forbids.
+    """
+    found = np.zeros((laws.vocab,) * length)
+    expected = np.zeros_like(found)
+    for text in itertools.product(range(laws.vocab), repeat=length):
+        expected[text] = _likelihood(laws, (), text)
+    for outcome, weight in outcomes.items():
+        assert _likelihood(laws, (), outcome) > 0.0, f"{outcome} has no probability"
+        start = outcome[:length]
+        for rest in itertools.product(range(laws.vocab), repeat=length - len(start)):
+            found[start + rest] += weight * _likelihood(laws, start, rest)
+    return float(np.abs(found - expected).sum() / 2)
+
+
+def _likelihood(laws: Laws, start: Tokens, rest: Tokens) -> float:
+    """Return the target's probability of `rest` after `start`."""
+    likelihood = 1.0
+    for place, token in enumerate(rest):
+        likelihood *= float(laws.target(start + rest[:place])[token])
+    return likelihood
+
+
+def law_deviation(
+    rule: Rule, laws: Laws, grow: Grow, length: int, steps: int = 1, reuse: bool = False
+) -> float:
+    """Return how far the output's exact law lies from the target's, as a total variation."""
+    outcomes = enumerate_outcomes(lambda noise: generate(rule, laws, noise, grow, steps), reuse)
+    assert abs(sum(outcomes.values()) - 1.0) < 1e-12
+    return deviation(outcomes, laws, length)
+
+
+def mean_length(rule: Rule, laws: Laws, grow: Grow) -> float:
+    """Return the expected number of tokens that one step emits."""
+    outcomes = enumerate_outcomes(lambda noise: generate(rule, laws, noise, grow))
+    return sum(weight * len(outcome) for outcome, weight in outcomes.items())
+
+
+def sampled_deviation(
+    rule: Rule,
+    laws: Laws,
+    grow: Grow,
+    length: int,
+    samples: int,
+    noise: Callable[[int], NoiseStream] = NoiseStream,
+) -> tuple[float, float]:
+    """Return (total variation over real noise, bound that chance alone exceeds once in 10^6).
+
+    The bound is the mean plus McDiarmid's deviation. Each seed is one sample.
+    """
+    outcomes: defaultdict[Tokens, float] = defaultdict(float)
+    for seed in range(samples):
+        outcomes[generate(rule, laws, noise(seed), grow, steps=length)[:length]] += 1 / samples
+    cells = laws.vocab**length
+    bound = 0.5 * ((cells - 1) / samples) ** 0.5 + (np.log(1e6) / (2 * samples)) ** 0.5
+    return deviation(dict(outcomes), laws, length), float(bound)

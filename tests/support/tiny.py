@@ -1,0 +1,151 @@
+"""Tiny real models and tokenizers with random weights, made once per test run.
+
+They are for tests of equality and law, never of speed: random models loop.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+VOCAB = 97
+EOS = "<eos>"
+
+# What an architecture needs beside the common sizes; the whole zoo is in `support.architectures`.
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 8},
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512},
+    "qwen3_next": {
+        "head_dim": 16,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
+}
+
+
+def model(
+    architecture: str = "llama",
+    *,
+    vocab_size: int = VOCAB,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    **overrides: Any,
+) -> Any:
+    """Return a causal model of 2 layers, 64 wide, in eval mode; the same object for equal calls.
+
+    Tests share the object, so whoever changes it must work on `copy.deepcopy`.
+    """
+    return _model(architecture, vocab_size, seed, dtype, tuple(sorted(overrides.items())))
+
+
+@cache
+def _model(
+    architecture: str,
+    vocab_size: int,
+    seed: int,
+    dtype: torch.dtype,
+    overrides: tuple[tuple[str, Any], ...],
+) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    settings: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 96,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.3,  # the usual 0.02 gives nearly flat laws
+        "bos_token_id": vocab_size - 1,
+        "eos_token_id": vocab_size - 1,
+        "pad_token_id": vocab_size - 1,
+        "tie_word_embeddings": False,
+    }
+    settings |= ARCHITECTURES.get(architecture, {}) | dict(overrides)
+    config = AutoConfig.for_model(architecture, **settings)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return made.eval()
+
+
+@cache
+def tokenizer(*, chat: bool = False) -> Any:
+    """Return a tokenizer of 97 ids: 95 printable ASCII characters, the line break, and EOS.
+
+    One character is one token, so `decode(encode(text)) == text` and offsets are plain; other
+    characters are dropped. `chat` adds a chat template.
+    """
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    characters = [chr(code) for code in range(32, 127)] + ["\n"]
+    vocabulary = {character: i for i, character in enumerate(characters)}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.decoder = decoders.Fuse()
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=EOS,
+        pad_token=EOS,
+        clean_up_tokenization_spaces=False,
+        model_max_length=512,
+    )
+    if chat:
+        made.chat_template = (
+            "{% for message in messages %}<{{ message['role'] }}> {{ message['content'] }}\n"
+            "{% endfor %}{% if add_generation_prompt %}<assistant> {% endif %}"
+        )
+    return made
+
+
+TEXT = (
+    "A draft model proposes several tokens and the target model checks them all at once. "
+    "The tokens that the target would have chosen itself are kept; the first that it would not "
+    "have chosen is replaced, and the rest of the draft is thrown away.\n\n"
+    "Where does a draft come from? From the prompt, from a document that was retrieved for the "
+    "question, from an earlier answer, or from a smaller model. A tree of drafts holds several "
+    "continuations of one text, and one forward pass reads the whole tree.\n\n"
+    "Evidence: [1] the verified tokens are the same, whatever the draft was.\nAnswer: the same\n"
+)
+
+
+@cache
+def bpe_tokenizer(vocab_size: int = 320) -> Any:
+    """Return a byte-level BPE tokenizer trained on `TEXT`: tokens of several characters."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[EOS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator([TEXT], trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=EOS,
+        pad_token=EOS,
+        clean_up_tokenization_spaces=False,
+        model_max_length=512,
+    )
+
+
+def prompt(length: int = 24, *, vocab_size: int = VOCAB, seed: int = 0) -> list[int]:
+    """Return random token ids [length] without EOS (the last id)."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(vocab_size - 1, (length,), generator=generator).tolist()

@@ -1,0 +1,287 @@
+"""The scripts that made the starter image models: data, tokenizer, training, export, sheets."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.visual.models.vq import VQTokenizer
+
+module = importlib.import_module
+pytestmark = pytest.mark.usefixtures("training_path")
+ROOT = Path(__file__).resolve().parents[2]
+EMBEDDER = ROOT / "ragspec" / "starter" / "embedder"
+SMALL = {
+    "target": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
+    "draft": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1},
+}
+
+
+@pytest.fixture
+def made_up(tmp_path: Path) -> Path:
+    """Write two sets of rectangles in the layout of the real ones; returns the shared folder."""
+    folder = tmp_path / "data" / "images"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for kind, count, ground in (("emoji", 24, 255), ("tiles", 40, 0)):
+        images = np.full((count, 32, 32, 3), ground, dtype=np.uint8)
+        for image in images:
+            top, left = rng.integers(4, 14, 2)
+            image[top : top + 14, left : left + 14] = rng.integers(40, 220, 3)
+        names = np.array([f"{'red' if n % 2 else 'blue'} square {n}" for n in range(count)])
+        fields: dict[str, Any] = {"images": images, "names": names}
+        if kind == "emoji":
+            fields["is_tone_variant"] = np.arange(count) % 4 == 3
+            fields["subgroup"] = (np.arange(count) % 2).astype(np.uint8)
+            fields["subgroup_names"] = np.array(["cold-shape", "warm-shape"])
+        else:
+            fields["label"] = (np.arange(count) % 32).astype(np.uint8)
+            fields["class_names"] = np.array([f"class {n}" for n in range(32)])
+        np.savez(folder / f"{kind}32.npz", **fields)
+    return tmp_path
+
+
+def test_sets_are_read_and_split(made_up: Path) -> None:
+    data = module("image_data")
+    emoji = data.read_pictures(made_up, "emoji")
+    assert len(emoji) == 18 and len(data.read_pictures(made_up, "emoji", tones=True)) == 24
+    assert emoji.images.shape == (18, 3, 32, 32) and not emoji.classes
+    assert float(emoji.images.min()) >= -1 and float(emoji.images[:, :, 0].min()) == 1
+    tiles = data.read_pictures(made_up, "tiles")
+    assert tiles.labels.tolist() == [n % 32 for n in range(40)] and len(tiles.classes) == 32
+    kept, held = data.split(tiles)
+    assert (len(kept), len(held)) == (30, 10)
+    assert sorted(kept.names + held.names) == sorted(tiles.names)
+    assert [name for name in kept.names if name in held.names] == []
+    assert data.split(tiles)[1].names == held.names
+
+
+@pytest.mark.parametrize(("kind", "ground"), [("emoji", 1.0), ("tiles", -1.0)])
+def test_augmentation_keeps_the_ground_and_the_picture(
+    made_up: Path, kind: str, ground: float
+) -> None:
+    data = module("image_data")
+    images = data.read_pictures(made_up, kind).images
+    rng = torch.Generator().manual_seed(5)
+    changed = data.augment(images, ground, rng)
+    assert changed.shape == images.shape and float(changed.abs().max()) <= 1
+    assert bool((changed[:, :, 0, :] == ground).all()), "the edge is ground"
+    drawn = [(picture != ground).any(1).sum((1, 2)) for picture in (images, changed)]
+    assert torch.equal(drawn[0], drawn[1]), "a rectangle keeps its size"
+    assert not torch.equal(changed, images)
+    still = data.augment(images, ground, rng, strength=0.0)
+    mirrored, kept = (
+        torch.isclose(still, other, atol=1e-6).flatten(1).all(1)
+        for other in (images.flip(3), images)
+    )
+    assert bool((mirrored | kept).all())
+    assert bool(mirrored.any())
+
+
+def test_conditions_are_labels_or_token_vectors(made_up: Path) -> None:
+    data = module("image_data")
+    tiles = data.read_pictures(made_up, "tiles")
+    assert torch.equal(data.conditions(tiles, EMBEDDER), tiles.labels)
+    features = data.conditions(data.read_pictures(made_up, "emoji"), EMBEDDER)
+    assert features.shape == (18, data.CAPTION_LENGTH, 224)
+    assert bool(features[:, 0].any()) and not bool(features[:, -1].any())
+
+
+def tokenizer_trainer(seed: int = 1) -> Any:
+    script = module("image_tokenizer")
+    torch.manual_seed(seed)
+    return script.Trainer(script.build_model(codes=32, widths=(8, 8, 8)), seed, 2e-3)
+
+
+def test_the_tokenizer_learns_and_uses_its_book(
+    made_up: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, data = module("image_tokenizer"), module("image_data")
+    monkeypatch.setattr(script, "WARM_UP", 20)
+    trainer = tokenizer_trainer()
+    images = data.read_pictures(made_up, "tiles").images[:8]
+    losses = [trainer.update(images, 1.0)["loss"] for _ in range(80)]
+    assert losses[-1] < 0.6 * losses[0]
+    tokenizer = trainer.tokenizer()
+    assert torch.allclose(tokenizer.codebook(), trainer.book, atol=1e-6), "the trained book"
+    assert len(tokenizer.encode(images).unique()) > 4
+    assert script.codes_in_use(tokenizer, [data.read_pictures(made_up, "tiles")]) <= 32
+
+
+def test_unused_codes_move_to_badly_served_latents() -> None:
+    trainer = tokenizer_trainer()
+    latents = torch.nn.functional.normalize(torch.randn(64, 8), dim=-1)
+    trainer.book[:] = -latents.mean(0) / latents.mean(0).norm()
+    trainer.book[0] = latents[0]
+    codes = (latents @ trainer.book.T).argmax(-1)
+    trainer.counts[:] = 0.0
+    trainer.move_codes(latents, codes, restart=True)
+    moved = (latents @ trainer.book[2:].T).amax(0)
+    assert bool((moved > 0.999).all()), "each now lies on a latent"
+
+
+def test_the_tokenizer_run_resumes(
+    made_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, data = module("image_tokenizer"), module("image_data")
+    monkeypatch.setattr(script, "WARM_UP", 2)
+    parts = {name: data.read_pictures(made_up, "tiles") for name in script.SHARES}
+    straight = tokenizer_trainer()
+    for _ in range(5):
+        straight.update(script.batch(parts, 8, straight.rng), 1.0)
+    first = tokenizer_trainer()
+    for _ in range(3):
+        first.update(script.batch(parts, 8, first.rng), 1.0)
+    first.save(tmp_path / "last.pt")
+    second = tokenizer_trainer(seed=9)
+    second.load(tmp_path / "last.pt")
+    for _ in range(2):
+        second.update(script.batch(parts, 8, second.rng), 1.0)
+    assert second.step == straight.step == 5
+    assert torch.equal(second.book, straight.book)
+    for ours, theirs in zip(second.model.parameters(), straight.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_frozen_tokenizer_keeps_its_codes(made_up: Path) -> None:
+    trainer = tokenizer_trainer()
+    images = module("image_data").read_pictures(made_up, "tiles").images
+    trainer.freeze()
+    before = trainer.tokenizer()
+    for _ in range(3):
+        trainer.update(images[:8], 1.0)
+    after = trainer.tokenizer()
+    assert torch.equal(before.encode(images), after.encode(images))
+    codes = before.encode(images)
+    assert not torch.equal(before.decode(codes), after.decode(codes))
+
+
+# --- targets and drafts --------------------------------------------------------------------------
+
+
+def pair_trainer(made_up: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> Any:
+    script, data = module("image_train"), module("image_data")
+    monkeypatch.setattr(module("image_model"), "SHAPES", SMALL)
+    monkeypatch.setattr(script, "BATCH", 8)
+    tokenizer = VQTokenizer(module("image_tokenizer").build_model(widths=(8, 8, 8)))
+    parts = data.split(data.read_pictures(made_up, kind))
+    rows, held = (script.Rows(tokenizer, part, EMBEDDER) for part in parts)
+    return script.Trainer(kind, rows, held, 1, torch.tensor([[6e-3, 1e-2], [6e-3, 1e-2]]))
+
+
+@pytest.mark.parametrize("kind", ["emoji", "tiles"])
+def test_target_and_draft_learn(made_up: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    torch.manual_seed(0)
+    trainer = pair_trainer(made_up, monkeypatch, kind)
+    lines = [trainer.update(1.0) for _ in range(25)]
+    for name in ("target", "draft"):
+        assert lines[-1][name] < lines[0][name] - 0.5
+    figures = trainer.measure()
+    assert 0 < figures["overlap"] <= 1 and 0 <= figures["agree"] <= 1
+    assert 0 < figures["entropy"] < 6.94
+
+
+def test_rare_classes_are_drawn_more_often(made_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = pair_trainer(made_up, monkeypatch, "tiles").rows
+    sizes = torch.bincount(rows.given)[rows.given]
+    assert torch.allclose(rows.odds, sizes.float().rsqrt())
+    codes, given = rows.draw(6, torch.Generator().manual_seed(0))
+    assert codes.shape == (6, 64) and codes.dtype == torch.int64 and given.shape == (6,)
+
+
+def test_dropped_conditions_are_not_seen(made_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = pair_trainer(made_up, monkeypatch, "tiles")
+    codes, _ = trainer.rows.draw(2, trainer.rng)
+    codes = codes[:1].expand(2, -1)
+    given = torch.tensor([3, 20])
+    with torch.no_grad():
+        seen = trainer.target.logits(codes, given, torch.tensor([False, False])).chunk(2)
+        unseen = trainer.target.logits(codes, given, torch.tensor([True, True])).chunk(2)
+    assert torch.equal(unseen[0], unseen[1])
+    assert not torch.equal(seen[0], seen[1])
+
+
+def test_some_names_are_replaced_by_those_of_the_subgroup(
+    made_up: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = pair_trainer(made_up, monkeypatch, "emoji").rows
+    assert set(rows.pictures.groups) == {"cold shape", "warm shape"}
+    groups = module("image_data").captions(["cold shape", "warm shape"], EMBEDDER)
+    monkeypatch.setattr(rows, "encode", lambda images: images)
+    given = rows.draw(200, torch.Generator().manual_seed(0))[1]
+    replaced = (given[:, None] == groups).all((2, 3)).any(1).float().mean()
+    assert 0.05 < float(replaced) < 0.3
+    assert rows.pictures.part(torch.tensor([1])).groups == [rows.pictures.groups[1]]
+
+
+def test_the_run_resumes(made_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    straight = pair_trainer(made_up, monkeypatch, "tiles")
+    first = pair_trainer(made_up, monkeypatch, "tiles")
+    second = pair_trainer(made_up, monkeypatch, "tiles")
+    for one in (first, second):
+        one.rows = straight.rows  # the same tokenizer
+    for _ in range(4):
+        straight.update(1.0)
+    for _ in range(2):
+        first.update(1.0)
+    first.save(tmp_path / "tiles.pt")
+    second.load(tmp_path / "tiles.pt")
+    for _ in range(2):
+        second.update(1.0)
+    assert second.step == 4
+    for name in ("target", "draft"):
+        for key, master in getattr(straight, name).masters.items():
+            assert torch.equal(getattr(second, name).masters[key], master), key
+
+
+def test_export_writes_the_running_mean(
+    made_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export = module("image_export")
+    trainer = pair_trainer(made_up, monkeypatch, "tiles")
+    monkeypatch.setattr(export, "SHAPES", SMALL)
+    trainer.update(1.0)
+    trainer.save(tmp_path / "tiles.pt")
+    classes = [f"class {number}" for number in range(32)]
+    export.export("tiles", tmp_path / "tiles.pt", tmp_path / "out", classes)
+    llamagen = importlib.import_module("ragspec.visual.models.llamagen").LlamaGenModel
+    for name in SMALL:
+        model = llamagen.from_pretrained(tmp_path / "out" / name, dtype="auto")
+        assert model.dtype == torch.bfloat16 and model.config.id2label[31] == "class 31"
+        for key, value in model.named_parameters():
+            assert torch.equal(value, getattr(trainer, name).mean[key].to(torch.bfloat16))
+    sums = export.checksums(tmp_path / "out")
+    assert set(sums) >= {"target/config.json", "target/model.safetensors", "draft/config.json"}
+    with pytest.raises(ValueError, match="does not fit"):
+        export.load_checkpoint("emoji", "target", tmp_path / "tiles.pt", [])
+
+
+def test_drawing_is_one_law_however_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    sheet, build = module("image_sheet"), module("image_model")
+    torch.manual_seed(0)
+    model = build.build_model("tiles", "draft", grid_size=2, vocab_size=16).eval()
+    given = torch.tensor([0, 5, 5])
+    drawn = [
+        sheet.draw(model, given, 1.5, 1.0, 8, torch.Generator().manual_seed(4)) for _ in range(2)
+    ]
+    assert torch.equal(drawn[0][0], drawn[1][0])
+    codes, entropy = drawn[0]
+    assert codes.shape == entropy.shape == (3, 4)
+    assert float(entropy.max()) <= np.log(8) + 1e-6
+    found = sheet.agreement(model, model, given, codes)
+    assert found == pytest.approx({"overlap": 1.0, "first_choice": 1.0}, abs=1e-5)
+
+
+@pytest.mark.parametrize("script", ["tokenizer", "train", "export", "sheet", "card"])
+def test_scripts_explain_themselves(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", [script, "--help"])
+    with pytest.raises(SystemExit) as stopped:
+        module(f"image_{script}").main()
+    assert stopped.value.code == 0 and "usage" in capsys.readouterr().out

@@ -1,0 +1,39 @@
+"""The script that trains the benchmark's feature networks, on pictures made on the spot."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from ragspec.visual.evaluation.frechet import FeatureNet
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_network_is_written_for_each_set(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "images"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for kind, name, classes in (("tiles", "label", 3), ("emoji", "subgroup", 5)):
+        labels = rng.integers(0, classes, 300).astype(np.uint8)
+        images = (rng.integers(0, 40, (300, 32, 32, 3)) + 40 * labels[:, None, None, None]) % 256
+        arrays = {"images": images.astype(np.uint8), name: labels}
+        np.savez(folder / f"{kind}32.npz", allow_pickle=False, **arrays)
+    done = subprocess.run(
+        [
+            *(sys.executable, ROOT / "training" / "image_features.py", "--steps", "3"),
+            *("--shared", tmp_path, "--out", tmp_path / "out"),
+        ],
+        capture_output=True,
+        encoding="utf-8",
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "on held-out pictures" in done.stdout
+    for kind, classes in (("tiles", 3), ("emoji", 5)):
+        net = FeatureNet.load(tmp_path / "out" / kind / "features.safetensors")
+        assert net.head.out_features == classes

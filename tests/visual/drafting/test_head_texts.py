@@ -1,0 +1,108 @@
+"""Pictures become texts of codes below the ids of what they are of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.errors import InputError
+from ragspec.visual.drafting.head_texts import code_texts, read_codes
+from tests.support import heads, image_models
+
+CODES = torch.arange(64).view(4, 16) % image_models.BOOK
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+@pytest.mark.parametrize("condition", ["class", "features"])
+def test_a_picture_stands_below_its_own_condition(condition: str) -> None:
+    model = image_models.model(condition)
+    given = image_models.given(model)[[2, 0, 2, 1]]
+    target, texts = code_texts(model, CODES, given, seeded(), dropped=0.0)
+    assert target.copies == 1
+    length = target.condition_length
+    assert [text[length:] for text in texts] == CODES.tolist()
+    assert texts[0][:length] == texts[2][:length] != texts[1][:length]
+    with torch.no_grad():
+        expected = model.condition(given)
+    for text, wanted in zip(texts, expected, strict=True):
+        target.check_prompt(text)
+        torch.testing.assert_close(target.embed(torch.tensor([text[:length]]))[0], wanted)
+
+
+@pytest.mark.parametrize("condition", ["class", "features"])
+def test_some_conditions_are_left_out(condition: str) -> None:
+    model = image_models.model(condition)
+    count = 400
+    given = image_models.given(model)[torch.arange(count) % 3]
+    codes = CODES[:1].expand(count, -1)
+    target, texts = code_texts(model, codes, given, seeded(), dropped=0.25)
+    bare = target.prompt(3)
+    assert 60 < sum(text[: len(bare)] == bare for text in texts) < 140
+    with torch.no_grad():
+        torch.testing.assert_close(target.embed(torch.tensor([bare]))[0], model.unconditional(1)[0])
+
+
+def test_they_show_the_guided_target_of_the_same_model() -> None:
+    """What a head learns here it is asked for there: it fits the target with guidance."""
+    from ragspec.drafters.eagle.head import check_head
+
+    made, _ = code_texts(image_models.model(), CODES, torch.tensor([0, 1, 2, 0]), seeded())
+    check_head(heads.fresh(made), image_models.target(image_models.model(), 3.0))
+
+
+@pytest.mark.parametrize(
+    ("codes", "given"),
+    [
+        (CODES.float(), torch.zeros(4).long()),
+        (CODES[0], torch.zeros(16).long()),
+        (torch.zeros(2, 17).long(), torch.zeros(2).long()),
+        (CODES[:0], torch.zeros(0).long()),
+        (CODES, torch.zeros(3).long()),
+        (CODES + image_models.BOOK, torch.zeros(4).long()),
+        (CODES - 1, torch.zeros(4).long()),
+        (CODES, torch.full((4,), 9)),
+    ],
+)
+def test_what_the_model_was_not_made_for_is_refused(
+    codes: torch.Tensor, given: torch.Tensor
+) -> None:
+    with pytest.raises(InputError, match="expected"):
+        code_texts(image_models.model(), codes, given, seeded())
+
+
+def test_a_file_of_arrays_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "codes.npz"
+    np.savez(path, codes=CODES.numpy().astype(np.uint16), labels=np.array([0, 1, 2, 0], np.uint8))
+    codes, labels = read_codes(path)
+    assert torch.equal(codes, CODES)
+    assert labels.tolist() == [0, 1, 2, 0]
+    np.savez(path, codes=CODES.numpy(), features=np.ones((4, 3, 6)))
+    assert read_codes(path)[1].dtype == torch.float32
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "codes.npz"
+    for arrays in ({"codes": CODES.numpy()}, {"labels": np.zeros(4)}, {}):
+        np.savez(path, **arrays)
+        with pytest.raises(InputError, match="expected the arrays"):
+            read_codes(path)
+    for content in (b"no arrays", b"", b"PK\x03\x04 no archive"):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r"cannot be read .*numpy\.savez") as caught:
+            read_codes(path)
+        assert "pickle" not in str(caught.value)
+    np.save(tmp_path / "one.npy", CODES.numpy())
+    (tmp_path / "one.npy").rename(path)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_codes(path)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_codes(tmp_path / "nowhere.npz")
+    np.savez(path, codes=np.array([{}], dtype=object), labels=np.zeros(1))
+    with pytest.raises(InputError, match="cannot be read"):
+        read_codes(path)

@@ -1,0 +1,298 @@
+"""Jacobi drafts: the coupled form leaves every code as it is, the sampled form leaves the law."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.acceptance.base import Step
+from ragspec.acceptance.rejection import ChainRejection
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
+from ragspec.engine.engine import Engine
+from ragspec.errors import InputError, RuleError
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
+from ragspec.trees.draft_tree import DraftKind, DraftTree
+from ragspec.trees.operations import check
+from ragspec.visual.drafting.jacobi import _RATES, _SECOND, JacobiDrafter, JacobiSession
+from tests.support import image_models, tiny
+from tests.support.enumeration import Tokens, enumerate_outcomes
+from tests.support.fixed import FixedDrafter
+from tests.support.identities import BATCHES, PROMPTS, SAMPLINGS, check_identity, target
+from tests.support.laws import Laws, LawTarget, deviation, emitted
+
+PROMPT = (7, 7)
+
+
+def session(drafter: JacobiDrafter, vocab: int = 50, noise: NoiseStream | None = None) -> Any:
+    law = TokenLaw(Sampling(temperature=1.0), noise or NoiseStream(0), len(PROMPT))
+    return drafter.open(DraftRequest(PROMPT, vocab, law=law))
+
+
+def at(codes: list[int], left: int = 50) -> DraftContext:
+    return DraftContext([*PROMPT, *codes], len(PROMPT), left)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("settings", SAMPLINGS)
+@pytest.mark.parametrize(("width", "branches"), [(None, 0), (4, 0), (None, 2)])
+def test_the_coupled_form_writes_what_plain_decoding_writes(
+    width: int | None, branches: int, settings: str, batch: int
+) -> None:
+    drafter = JacobiDrafter(6, width=width, branches=branches)
+    check_identity(drafter, settings, batch, copies=False)
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.mark.parametrize("start", ["left", "above"])
+def test_pictures_stay_as_they_are(scale: float, start: Any) -> None:
+    made = image_models.target(image_models.model("features"), scale)
+    sampling = Sampling(temperature=1.0, top_k=12, seed=3)
+    drafter = JacobiDrafter(5, width=image_models.SIDE, start=start)
+    engine = Engine(made, drafter=drafter, budget=5)
+    for row in range(image_models.CLASSES):
+        drawn = engine.generate(made.prompt(row), sampling, max_new_tokens=16, ignore_eos=True)
+        assert drawn.tokens == image_models.plain(made.model, row, sampling, 3, scale=scale)
+        assert not drawn.report.faults
+    sampled = JacobiDrafter(5, "sampled", width=image_models.SIDE)
+    drawn = Engine(made, drafter=sampled, budget=5, rule="rejection").generate(
+        made.prompt(0), sampling, max_new_tokens=16, ignore_eos=True
+    )
+    assert len(drawn.tokens) == 16
+    assert not drawn.report.faults
+
+
+@pytest.mark.parametrize("drafter", [JacobiDrafter(8), [JacobiDrafter(5), "context"]])
+def test_it_saves_forwards_where_laws_hardly_depend_on_the_last_codes(drafter: Any) -> None:
+    model = faint()
+    options: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True}
+    sampling = Sampling(temperature=1.0, seed=4)
+    plain = Engine(model, drafter=None).generate(PROMPTS[0], sampling, **options)
+    drafted = Engine(model, drafter=drafter, budget=8).generate(PROMPTS[0], sampling, **options)
+    assert drafted.tokens == plain.tokens
+    assert len(drafted.steps) < 0.7 * len(plain.steps)
+
+
+def faint() -> Any:
+    """Return a model whose laws depend a little on the text."""
+    import copy
+
+    made = copy.deepcopy(target())
+    with torch.no_grad():
+        made.lm_head.weight *= 0.1
+    return made
+
+
+def test_the_sampled_form_is_of_use_too() -> None:
+    engine = Engine(faint(), drafter=JacobiDrafter(8, "sampled"), budget=8, rule="rejection")
+    result = engine.generate(
+        PROMPTS[0], Sampling(temperature=1.0, seed=4), max_new_tokens=40, ignore_eos=True
+    )
+    assert len(result.steps) < 30
+    assert {step.tree.kind for step in result.steps[1:] if len(step.tree)} == {DraftKind.SAMPLED}
+    assert result.label == "exact-for(law)"
+
+
+def written(laws: Laws, noise: NoiseStream, drafter: JacobiDrafter, steps: int) -> Tokens:
+    """Return what some steps of drafter, rejection rule and observation emit on a toy target."""
+    law = TokenLaw(Sampling(temperature=1.0), noise)
+    opened: JacobiSession = drafter.open(DraftRequest((), laws.vocab, law=law))
+    context: Tokens = ()
+    rule = ChainRejection()
+    for number in range(steps):
+        room = DraftContext(list(context) or [0], 0 if context else 1, 50)
+        tree = opened.propose(room, 4) if number else DraftTree.empty(DraftKind.SAMPLED)
+        view = LawTarget(laws, tree, context, noise)
+        verdict = rule.judge(tree, view)
+        fresh = emitted(tree, verdict)
+        if number:
+            # After the verdict the view still speaks of the text before it.
+            opened.observe(Step(tree, verdict.path, fresh, view=view))
+        context = (*context, *fresh)
+    return context
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("window", "steps", "length"), [(1, 4, 4), (2, 3, 4), (2, 4, 3)])
+def test_the_sampled_form_keeps_the_law(seed: int, window: int, steps: int, length: int) -> None:
+    """By enumeration; no number of the noise serves two draws, in one step or across steps."""
+    laws = Laws(2 if window == 2 else 3, seed)
+    drafter = JacobiDrafter(window, "sampled")
+    outcomes = enumerate_outcomes(lambda noise: written(laws, noise, drafter, steps))
+    assert abs(sum(outcomes.values()) - 1.0) < 1e-9
+    assert len(outcomes) > laws.vocab**2
+    assert deviation(outcomes, laws, length) < 1e-9
+
+
+def test_a_stale_law_passed_off_as_another_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check of the law can fail: a q that is not what the code was drawn from biases it."""
+    propose = JacobiSession.propose
+
+    def lying(self: JacobiSession, context: DraftContext, budget: int) -> DraftTree:
+        tree = propose(self, context, budget)
+        if tree.q is not None:
+            tree.q[: len(tree)] = 1.0 / tree.q.shape[1]
+        return tree
+
+    monkeypatch.setattr(JacobiSession, "propose", lying)
+    laws = Laws(3, 0)
+    drafter = JacobiDrafter(1, "sampled")
+    outcomes = enumerate_outcomes(lambda noise: written(laws, noise, drafter, 3))
+    assert deviation(outcomes, laws, 3) > 1e-3
+
+
+def test_sampled_codes_follow_the_law_of_plain_sampling() -> None:
+    """End to end, through engine, processors and budget: a chi-square over the third code."""
+    model = tiny.model("llama", vocab_size=8, dtype=torch.float64)
+    sampling = Sampling(temperature=1.0, top_k=5, n=400, seed=2)
+    engine = Engine(model, drafter=JacobiDrafter(3, "sampled"), budget=3, rule="rejection")
+    results = engine.generate([1, 2, 3], sampling, max_new_tokens=4, ignore_eos=True)
+    plain = Engine(model, drafter=None)
+    expected = np.zeros(8)
+    law = TokenLaw(Sampling(temperature=1.0, top_k=5), NoiseStream(0))
+
+    def after(text: list[int]) -> np.ndarray[Any, Any]:
+        with torch.no_grad():
+            logits = plain.model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1:]
+        return law.probabilities(logits)[0].numpy()
+
+    for a, weight in enumerate(after([1, 2, 3])):
+        if weight:
+            for b, then in enumerate(after([1, 2, 3, a])):
+                if then:
+                    expected += weight * then * after([1, 2, 3, a, b])
+    found = np.bincount([result.tokens[2] for result in results], minlength=8)
+    likely = expected > 0.01
+    chi = ((found - 400 * expected)[likely] ** 2 / (400 * expected[likely])).sum()
+    assert chi < 24.3  # 7 degrees of freedom, one in a thousand
+    assert found[expected == 0.0].sum() == 0
+
+
+def test_fresh_positions_start_from_the_left_or_from_above() -> None:
+    codes = [1, 2, 3, 4, 5]  # rows of three: 1 2 3 / 4 5
+    left = session(JacobiDrafter(4, width=3)).propose(at(codes), 9)
+    assert left.tokens.tolist() == [5, 4, 4, 4]  # 4 5 [5] / [4] [4] [4]: a row begins from above
+    above = session(JacobiDrafter(4, width=3, start="above")).propose(at(codes), 9)
+    assert above.tokens.tolist() == [3, 4, 5, 3]
+    text = session(JacobiDrafter(3)).propose(at(codes), 9)
+    assert text.tokens.tolist() == [5, 5, 5]
+    first = session(JacobiDrafter(3, width=3, start="above")).propose(at([9]), 9)
+    assert first.tokens.tolist() == [9, 9, 9]
+
+
+def test_windows_end_with_budget_and_picture() -> None:
+    opened = session(JacobiDrafter(8))
+    assert len(opened.propose(at([1]), 3)) == 3
+    assert len(opened.propose(at([1], left=5), 9)) == 4
+    assert len(opened.propose(at([1], left=1), 9)) == 0
+    sampled = session(JacobiDrafter(8, "sampled"))
+    assert len(sampled.propose(at([1], left=1), 9)) == 0
+
+
+class Told:
+    """A view that answers 100 + node, and next best 50, 49, ... + node."""
+
+    noise = NoiseStream(0)
+
+    def choices(self, nodes: list[int], k: int) -> list[list[int]]:
+        return [[100 + node, *range(50 + node, 51 + node - k, -1)] for node in nodes]
+
+
+def test_codes_behind_the_text_come_from_the_last_forward() -> None:
+    opened = session(JacobiDrafter(4), vocab=200)
+    tree = opened.propose(at([1]), 9)
+    assert tree.tokens.tolist() == [1, 1, 1, 1]
+    opened.observe(Step(tree, (0,), (1, 5), view=Told()))  # type: ignore[arg-type]
+    # Indices 3 and 4 were thought of at nodes 1, 2 and 3 (indices 3, 4, 5); 6 is fresh.
+    following = opened.propose(at([1, 1, 5]), 9)
+    assert following.tokens.tolist() == [101, 102, 103, 103]
+
+
+def test_next_best_codes_stand_beside_the_chain_where_there_is_room() -> None:
+    opened = session(JacobiDrafter(3, branches=1), vocab=200)
+    tree = opened.propose(at([1]), 9)
+    assert len(tree) == 3, "nothing is known of fresh positions"
+    opened.observe(Step(tree, (), (7,), view=Told()))  # type: ignore[arg-type]
+    for budget, size in ((9, 6), (4, 4), (3, 3)):
+        tree = opened.propose(at([1, 7]), budget)
+        check(tree, 200)
+        assert tree.tokens.tolist()[:3] == [100, 101, 102], "the chain as without branches"
+        assert len(tree) == size and tree.kind is DraftKind.COUPLED
+    tree = opened.propose(at([1, 7]), 9)
+    assert list(zip(tree.parents.tolist()[3:], tree.tokens.tolist()[3:], strict=True)) == [
+        (-1, 50),
+        (0, 51),
+        (1, 52),
+    ]
+    before = float(tree.reach[3])
+    opened.observe(Step(tree, (3,), (50, 9), view=Told()))  # type: ignore[arg-type]
+    assert opened._seconds[0] > _SECOND
+    assert before == pytest.approx((1.0 - _RATES[1]) * _SECOND)
+
+
+def test_branches_save_forwards() -> None:
+    model, lengths = faint(), []
+    for branches in (0, 2):
+        engine = Engine(model, drafter=JacobiDrafter(5, branches=branches), budget=9)
+        sampling = Sampling(temperature=1.0, n=8, seed=4)
+        drawn = engine.generate(PROMPTS[0], sampling, max_new_tokens=40, ignore_eos=True)
+        lengths.append(sum(len(row.steps) for row in drawn))
+    assert lengths[1] < 0.97 * lengths[0]
+
+
+def test_it_finds_its_codes_among_those_of_others() -> None:
+    opened = session(JacobiDrafter(3), vocab=200)
+    opened.propose(at([1]), 9)
+    mixed = DraftTree.build([8, 1, 9, 1, 4], [-1, -1, 0, 1, 3], "mixed", kind=DraftKind.COUPLED)
+    opened.observe(Step(mixed, (), (8,), view=Told()))  # type: ignore[arg-type]
+    assert opened.propose(at([1, 8]), 9).tokens.tolist() == [101, 103, 103]
+
+
+def test_without_a_view_and_after_a_rollback_it_starts_afresh() -> None:
+    for forget in (False, True):
+        opened = session(JacobiDrafter(2), vocab=200)
+        tree = opened.propose(at([1]), 9)
+        view: Any = Told() if forget else None
+        opened.observe(Step(tree, (), (5,), view=view))
+        if forget:
+            opened.rollback(1)
+        assert opened.propose(at([1, 6]), 9).tokens.tolist() == [6, 6]
+
+
+def test_reach_follows_what_came_true() -> None:
+    opened = session(JacobiDrafter(3), vocab=200)
+    before = opened.propose(at([1]), 9).reach.tolist()
+    codes = [1]
+    for _ in range(10):
+        tree = opened.propose(at(codes), 9)
+        opened.observe(Step(tree, (0, 1, 2), (1, 1, 1, 1)))
+        codes += [1, 1, 1, 1]
+    after = opened.propose(at(codes), 9).reach.tolist()
+    assert all(late > early for early, late in zip(before, after, strict=True))
+    assert after == sorted(after, reverse=True)
+
+
+def test_a_fused_sampled_window_is_refused() -> None:
+    drafters: list[str | Drafter] = [JacobiDrafter(4, "sampled"), FixedDrafter([1])]
+    with pytest.raises(RuleError):
+        Engine(target(), drafter=drafters, budget=4, rule="rejection")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"window": 0},
+        {"form": "greedy"},
+        {"width": 0},
+        {"start": "right"},
+        {"branches": -1},
+        {"form": "sampled", "branches": 1},
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="expected"):
+        JacobiDrafter(**settings)

@@ -1,0 +1,201 @@
+"""Checkpoints in the published layouts, written here from models of known weights."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from ragspec.errors import InputError, ModelError
+from ragspec.visual.models.llamagen_checkpoint import load_llamagen
+from tests.support import image_models
+
+SIZES: dict[str, Any] = {"grid_size": image_models.SIDE, "num_attention_heads": 2}
+
+
+def published(model: Any) -> dict[str, torch.Tensor]:
+    """Return a model's weights by the names of the published files."""
+    named = {
+        "tok_embeddings.weight": model.embed_tokens.weight,
+        "norm.weight": model.norm.weight,
+        "output.weight": model.lm_head.weight,
+    }
+    if model.config.condition == "class":
+        named["cls_embedding.embedding_table.weight"] = model.class_embedding.weight
+    else:
+        named["cls_embedding.cap_proj.fc1.weight"] = model.caption.fc1.weight
+        named["cls_embedding.cap_proj.fc2.weight"] = model.caption.fc2.weight
+        named["cls_embedding.uncond_embedding"] = model.caption.unconditional
+    for i, layer in enumerate(model.layers):
+        w1, w3 = layer.feed_forward.gate_up_proj.weight.chunk(2)
+        named |= {
+            f"layers.{i}.attention.wqkv.weight": layer.attention.qkv_proj.weight,
+            f"layers.{i}.attention.wo.weight": layer.attention.o_proj.weight,
+            f"layers.{i}.feed_forward.w1.weight": w1,
+            f"layers.{i}.feed_forward.w2.weight": layer.feed_forward.down_proj.weight,
+            f"layers.{i}.feed_forward.w3.weight": w3,
+            f"layers.{i}.attention_norm.weight": layer.attention_norm.weight,
+            f"layers.{i}.ffn_norm.weight": layer.ffn_norm.weight,
+        }
+    return {name: value.detach().clone().contiguous() for name, value in named.items()}
+
+
+def check(found: Any, model: Any) -> None:
+    """Check that a loaded model draws what the one it was written from draws."""
+    ids = torch.arange(9)[None]
+    with torch.no_grad():
+        pair = [m(ids, condition_embeds=m.unconditional(1)).logits for m in (found, model)]
+    assert torch.equal(*pair)
+    weights = model.state_dict()
+    assert found.state_dict().keys() == weights.keys()
+    assert all(torch.equal(value, weights[name]) for name, value in found.state_dict().items())
+    assert not found.training
+
+
+@pytest.mark.parametrize("condition", ["class", "features"])
+@pytest.mark.parametrize("place", ["model", "module", "state_dict", "ema", None])
+def test_weights_are_found_wherever_they_lie(
+    place: str | None, condition: str, tmp_path: Path
+) -> None:
+    model = image_models.model(condition)
+    weights = published(model) | {"freqs_cis": torch.zeros(17, 4, 2)}
+    content = weights if place is None else {place: OrderedDict(weights), "steps": 7}
+    torch.save(content, tmp_path / "c.pt")
+    check(load_llamagen(tmp_path / "c.pt", **SIZES), model)
+
+
+def test_safetensors_and_prefixes(tmp_path: Path) -> None:
+    model = image_models.model()
+    save_file(
+        {f"_orig_mod.{k}": v for k, v in published(model).items()}, tmp_path / "c.safetensors"
+    )
+    check(load_llamagen(tmp_path / "c.safetensors", **SIZES), model)
+
+
+def test_a_rotary_table_tells_grid_and_heads(tmp_path: Path) -> None:
+    for condition, length in (("class", 1), ("features", 3)):
+        model = image_models.model(condition)
+        table = torch.zeros(length + image_models.SIDE**2, 4, 2)  # heads 8 wide
+        torch.save({"model": published(model) | {"freqs_cis": table}}, tmp_path / "c.pt")
+        check(load_llamagen(tmp_path / "c.pt"), model)
+
+
+def test_a_file_of_the_training_script_is_refused_until_it_is_allowed(tmp_path: Path) -> None:
+    model, file = image_models.model(), tmp_path / "c.pt"
+    settings = argparse.Namespace(image_size=64, downsample_size=16, gpt_model="GPT-B")
+    torch.save({"model": published(model), "args": settings}, file)
+    with pytest.raises(ModelError, match=r"argparse\.Namespace.*allow_namespace=True"):
+        load_llamagen(file, num_attention_heads=2)
+    check(load_llamagen(file, num_attention_heads=2, allow_namespace=True), model)
+    with pytest.raises(ModelError, match=r"argparse\.Namespace"):  # once is not for ever
+        load_llamagen(file, num_attention_heads=2)
+
+
+def test_foreign_files_are_refused(tmp_path: Path) -> None:
+    file, weights = tmp_path / "c.pt", published(image_models.model())
+    torch.save({"model": {"encoder.conv_in.weight": torch.zeros(2)}}, file)
+    with pytest.raises(ModelError, match=r"holds encoder\.conv_in\.weight; expected tok_embed"):
+        load_llamagen(file)
+    torch.save(weights | {"layers.0.attention.bias": torch.zeros(1)}, file)
+    with pytest.raises(ModelError, match=r"also holds layers\.0\.attention\.bias"):
+        load_llamagen(file, **SIZES)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "output.weight",
+        "norm.weight",
+        "layers.1.feed_forward.w3.weight",
+        "layers.0.attention.wqkv.weight",
+        "layers.1.attention.wo.weight",
+        "cls_embedding.embedding_table.weight",
+    ],
+)
+def test_weights_that_lack_are_told(name: str, tmp_path: Path) -> None:
+    weights = published(image_models.model())
+    del weights[name]
+    torch.save({"model": weights}, tmp_path / "c.pt")
+    with pytest.raises(ModelError, match=r"lacks|do not fit"):
+        load_llamagen(tmp_path / "c.pt", **SIZES)
+
+
+def test_weights_of_two_models_are_told(tmp_path: Path) -> None:
+    weights = published(image_models.model())
+    weights["layers.1.attention.wo.weight"] = torch.zeros(16, 20)
+    torch.save({"model": weights}, tmp_path / "c.pt")
+    with pytest.raises(ModelError, match="do not fit together"):
+        load_llamagen(tmp_path / "c.pt", **SIZES)
+
+
+def test_sizes_that_cannot_be_known_are_asked_for(tmp_path: Path) -> None:
+    torch.save({"model": published(image_models.model())}, tmp_path / "c.pt")
+    with pytest.raises(InputError, match="num_attention_heads"):
+        load_llamagen(tmp_path / "c.pt", grid_size=4)
+    with pytest.raises(InputError, match="16 for pictures of 256"):
+        load_llamagen(tmp_path / "c.pt", num_attention_heads=2)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5, "4", -12, True])
+@pytest.mark.parametrize("name", ["grid_size", "num_attention_heads"])
+def test_sizes_are_counts(name: str, size: Any, tmp_path: Path) -> None:
+    torch.save({"model": published(image_models.model())}, tmp_path / "c.pt")
+    with pytest.raises(InputError, match=f"{name} is .*; expected a whole number"):
+        load_llamagen(tmp_path / "c.pt", **SIZES | {name: size})
+
+
+@pytest.mark.parametrize("heads", [3, 32])
+def test_heads_that_do_not_divide_the_width_are_refused(heads: int, tmp_path: Path) -> None:
+    torch.save({"model": published(image_models.model())}, tmp_path / "c.pt")
+    with pytest.raises(InputError, match=f"{heads} heads"):
+        load_llamagen(tmp_path / "c.pt", grid_size=4, num_attention_heads=heads)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("tok_embeddings.weight", [16]),
+        ("tok_embeddings.weight", [24, 0]),
+        ("layers.0.feed_forward.w1.weight", [16]),
+        ("layers.1.feed_forward.w3.weight", [32, 20]),
+        ("layers.0.attention.wqkv.weight", [16]),
+        ("layers.0.attention.wqkv.weight", [9, 16]),
+        ("norm.weight", [16, 1]),
+    ],
+)
+def test_weights_of_another_shape_are_told(name: str, shape: list[int], tmp_path: Path) -> None:
+    weights = published(image_models.model())
+    weights[name] = torch.zeros(shape)
+    torch.save({"model": weights}, tmp_path / "c.pt")
+    with pytest.raises(ModelError, match=r"do not fit together.*expected"):
+        load_llamagen(tmp_path / "c.pt", **SIZES)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 16, 18])
+def test_a_rotary_table_of_no_square_is_refused(rows: int, tmp_path: Path) -> None:
+    weights = published(image_models.model()) | {"freqs_cis": torch.zeros(rows, 4, 2)}
+    torch.save({"model": weights}, tmp_path / "c.pt")
+    with pytest.raises((ModelError, InputError), match="grid_size"):
+        load_llamagen(tmp_path / "c.pt", num_attention_heads=2)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_that_are_not_finite_are_refused(value: float, tmp_path: Path) -> None:
+    weights = published(image_models.model())
+    weights["output.weight"][3, 5] = value
+    torch.save({"model": weights}, tmp_path / "c.pt")
+    with pytest.raises(ModelError, match=r"c\.pt holds lm_head\.weight .* not finite"):
+        load_llamagen(tmp_path / "c.pt", **SIZES)
+
+
+def test_a_dtype_may_be_asked_for(tmp_path: Path) -> None:
+    model = copy.deepcopy(image_models.model()).bfloat16()
+    torch.save({"model": published(model)}, tmp_path / "c.pt")
+    assert load_llamagen(tmp_path / "c.pt", **SIZES).dtype == torch.bfloat16
+    assert load_llamagen(tmp_path / "c.pt", **SIZES, dtype=torch.float32).dtype == torch.float32

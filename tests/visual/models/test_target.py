@@ -1,0 +1,268 @@
+"""Image targets: what guidance and trees give is what plain decoding without a cache gives."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.drafters.model.drafter import ModelDrafter
+from ragspec.drafters.synthetic import SyntheticDrafter
+from ragspec.engine.engine import Engine
+from ragspec.errors import InputError, PromptTooLongError, SamplingError, TokenizerMismatchError
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
+from ragspec.trees.draft_tree import DraftTree
+from ragspec.visual.models.target import ConditionTable, ImageTarget
+from tests.support import image_models
+
+ALL = image_models.SIDE**2
+SAMPLED = Sampling(temperature=1.0, top_k=12, seed=3)
+CONDITIONS = pytest.mark.parametrize("condition", ["class", "features"])
+
+
+def draw(engine: Engine, rows: Any, sampling: Sampling = SAMPLED, count: int = ALL) -> Any:
+    target = engine.target
+    assert isinstance(target, ImageTarget)
+    asked = rows if isinstance(rows, list) else [rows]
+    prompts: Any = [target.prompt(row) for row in asked]
+    prompts = prompts if isinstance(rows, list) else prompts[0]
+    return engine.generate(prompts, sampling, max_new_tokens=count, ignore_eos=True)
+
+
+def spoiled(truth: dict[tuple[int, ...], list[int]]) -> list[SyntheticDrafter]:
+    return [SyntheticDrafter(0.6, truth, seed) for seed in range(3)]
+
+
+@CONDITIONS
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_plain_decoding_equals_two_forwards_over_everything(condition: str, scale: float) -> None:
+    model = image_models.model(condition)
+    engine = Engine(image_models.target(model, scale), None, drafter=None)
+    for row in range(image_models.CLASSES):
+        assert draw(engine, row).tokens == image_models.plain(model, row, SAMPLED, 3, scale=scale)
+
+
+@CONDITIONS
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_trees_draw_what_plain_decoding_draws(condition: str, scale: float) -> None:
+    target = image_models.target(image_models.model(condition), scale)
+    truth = {
+        tuple(target.prompt(row)): image_models.plain(target.model, row, SAMPLED, 3, scale=scale)
+        for row in range(image_models.CLASSES)
+    }
+    engine = Engine(target, None, drafter=spoiled(truth), budget=9)
+    for row in range(image_models.CLASSES):
+        drawn = draw(engine, row)
+        assert drawn.tokens == truth[tuple(target.prompt(row))]
+        assert any(len(set(step.tree.parents)) < len(step.tree) for step in drawn.steps)  # branches
+        assert len(drawn.steps) < ALL // 2 + 2
+        assert drawn.label == "exact"
+
+
+@CONDITIONS
+def test_rows_of_a_batch_and_samples_of_a_prompt_do_not_disturb_each_other(condition: str) -> None:
+    model = image_models.model(condition)
+    target = image_models.target(model)
+    sampling = Sampling(temperature=1.0, seed=[4, 5, 6], n=2)
+    truth = {
+        tuple(target.prompt(row)): image_models.plain(model, row, sampling, 4 + row)
+        for row in range(image_models.CLASSES)
+    }
+    engine = Engine(target, None, drafter=spoiled(truth), budget=6)
+    for row, samples in enumerate(draw(engine, [0, 1, 2], sampling)):
+        for number, drawn in enumerate(samples):
+            expected = image_models.plain(model, row, sampling, 4 + row, sample=number)
+            assert drawn.tokens == expected
+
+
+@CONDITIONS
+@pytest.mark.parametrize("draft_scale", [1.0, 3.0])
+def test_a_smaller_model_drafts(condition: str, draft_scale: float) -> None:
+    """The draft model is a target too, with conditions and guidance of its own."""
+    model = image_models.model(condition)
+    small = image_models.target(image_models.model(condition, 7, layers=1), draft_scale)
+    drafter = ModelDrafter(small, depth=3, width=2, worth=0.0)
+    engine = Engine(image_models.target(model), None, drafter=drafter, budget=6)
+    drawn = draw(engine, 1)
+    assert drawn.tokens == image_models.plain(model, 1, SAMPLED, 3)
+    assert drawn.report.label == "exact"
+    assert sum(len(step.tree) for step in drawn.steps) > ALL  # it did draft
+
+
+def test_a_model_that_drafts_for_itself_is_always_right() -> None:
+    model = image_models.model("features")
+    drafter = ModelDrafter(image_models.target(model), depth=5, width=1, worth=0.0)
+    drawn = draw(Engine(image_models.target(model), None, drafter=drafter, budget=5), 0)
+    assert drawn.tokens == image_models.plain(model, 0, SAMPLED, 3)
+    assert len(drawn.steps) == 1 + -(-(ALL - 1) // 6)  # the prefill draws one code alone
+
+
+def test_a_draft_model_may_be_named_as_one() -> None:
+    model = image_models.model()
+    small = image_models.target(image_models.model(seed=7, layers=1))
+    engine = Engine(image_models.target(model), None, None, draft_model=small, budget=6)
+    assert draw(engine, 2).tokens == image_models.plain(model, 2, SAMPLED, 3)
+    other = image_models.target(image_models.model(book=30))
+    with pytest.raises(TokenizerMismatchError, match="30 token ids and the target 24"):
+        Engine(image_models.target(model), None, None, draft_model=other)
+
+
+def test_logits_of_a_tree_are_those_of_its_paths() -> None:
+    """Two rows of unequal length, before and after an accepted path was moved down."""
+    model = image_models.model("features")
+    target = image_models.target(model)
+    tree = DraftTree.build([5, 6, 7, 8, 9], [-1, -1, 0, 2, 1], "test")
+    paths = [(0,), (1,), (0, 2), (0, 2, 3), (1, 4)]
+    texts = [(0, [3, 4, 5]), (2, [1])]
+    with target.open(2, 8) as session:
+        pending = [target.prompt(row) + text for row, text in texts]
+        for _ in range(2):
+            logits = session.verify(pending, [tree, tree])
+            for i, (row, text) in enumerate(texts):
+                for node, path in enumerate(paths):
+                    whole = text + [int(tree.tokens[step]) for step in path]
+                    expected = image_models.guided(model, row, whole)[-1]
+                    torch.testing.assert_close(logits[i, node + 1], expected)
+            session.commit([(1, 4), (0,)])
+            texts = [(0, [3, 4, 5, 6, 9, 2]), (2, [1, 5, 2])]
+            pending = [[2], [2]]
+
+
+def test_guidance_is_combined_before_processors() -> None:
+    """A top-k over the conditional law and one over the guided law keep different codes."""
+    model, scale = image_models.model(), 5.0
+    greedy = Sampling(temperature=1.0, top_k=2, logit_bias={4: 2.0}, seed=8)
+    engine = Engine(image_models.target(model, scale), None, drafter=None)
+    drawn = draw(engine, 0, greedy, 6).tokens
+    assert drawn == image_models.plain(model, 0, greedy, 8, scale=scale, count=6)
+    for index, code in enumerate(drawn):
+        law = image_models.guided(model, 0, drawn[:index], scale)[-1]
+        law[4] += 2.0
+        assert code in law.topk(2).indices
+
+
+def test_a_pair_costs_one_forward_and_scale_one_no_pair() -> None:
+    assert image_models.target(image_models.model(), 1.0).copies == 1
+    target = image_models.target(image_models.model(), 2.0)
+    with target.open(3, 4) as session:
+        session.verify([target.prompt(0)] * 3, [DraftTree.empty()] * 3)
+        assert session.cache.layers[0].keys.shape[0] == 6
+
+
+def test_guidance_may_end_early() -> None:
+    model = image_models.model()
+    sampling = Sampling(temperature=0.0)
+    target = image_models.target(model, guidance_interval=(0, 5))
+    truth = image_models.plain(model, 1, sampling, count=5)
+    while len(truth) < ALL:
+        truth.append(int(image_models.guided(model, 1, truth, 1.0)[-1].argmax()))
+    known = {tuple(target.prompt(1)): truth}
+    for drafter in (None, spoiled(known)):
+        assert draw(Engine(target, None, drafter=drafter, budget=6), 1, sampling).tokens == truth
+
+
+def test_fewer_condition_positions_leave_the_codes_where_they_were() -> None:
+    """Their queries and keys vanish, so a masked condition position may as well be left out."""
+    model = image_models.model("features")
+    full = image_models.table(model)
+    short = ConditionTable(full.embeddings[[0, 1, 9, 10]], torch.tensor([2, 3, 2, 3]), 2)
+    target = ImageTarget(model, short, 3.0)
+    assert target.max_length == ALL + 2
+    drawn = draw(Engine(target, None, drafter=None), 0, count=3).tokens
+    with torch.no_grad():
+        positions = torch.arange(1, 5)[None]
+        pair = [
+            model(
+                torch.tensor([drawn[:2]]),
+                condition_embeds=full.embeddings[rows][None],
+                position_ids=positions,
+            ).logits[0, 1:]
+            for rows in ([0, 1], [9, 10])
+        ]
+    law = pair[1] + 3.0 * (pair[0] - pair[1])
+    assert TokenLaw(SAMPLED, NoiseStream(3), 0).select(law, [0, 1, 2]).tolist() == drawn
+
+
+def test_codes_may_be_given() -> None:
+    """A prompt of a condition and the first codes goes on from there."""
+    model = image_models.model()
+    target = image_models.target(model)
+    greedy = Sampling(temperature=0.0)
+    truth = image_models.plain(model, 2, greedy)
+    engine = Engine(target, None, drafter=None)
+    rest = engine.generate(target.prompt(2) + truth[:6], greedy, max_new_tokens=ALL - 6)
+    assert rest.tokens == truth[6:]
+
+
+def test_what_a_feature_head_reads_and_gives() -> None:
+    model = image_models.model("features")
+    target = image_models.target(model)
+    tokens = torch.tensor([[*target.prompt(1), 4, 5]])
+    embedded = target.embed(tokens)
+    assert embedded.shape == (2, 5, 16)
+    torch.testing.assert_close(embedded[0, :3], image_models.table(model).embeddings[3:6])
+    torch.testing.assert_close(embedded[1, :3], image_models.table(model).embeddings[9:12])
+    with torch.no_grad():
+        states = model(
+            inputs_embeds=embedded, output_hidden_states=True, use_cache=False
+        ).hidden_states[-1]
+        guided = target.head_logits(states, torch.arange(5)[None])
+    torch.testing.assert_close(guided[0, 2:], image_models.guided(model, 1, [4, 5]))
+
+
+def test_codes_beyond_the_picture_are_refused() -> None:
+    engine = Engine(image_models.target(image_models.model()), None, drafter=None)
+    with pytest.raises(PromptTooLongError, match="17"):
+        draw(engine, 0, count=ALL + 1)
+
+
+@pytest.mark.parametrize("prompt", [[5], [24, 25], [24, 5, 25], [5, 24]])
+def test_prompts_without_their_condition_are_refused(prompt: list[int]) -> None:
+    engine = Engine(image_models.target(image_models.model()), None, drafter=None)
+    with pytest.raises(InputError, match="condition ids"):
+        engine.generate(prompt, max_new_tokens=2)
+    with pytest.raises(InputError, match="expected 0 to 27"):
+        engine.generate([28], max_new_tokens=2)
+
+
+@pytest.mark.parametrize("settings", [{"repetition_penalty": 1.2}, {"no_repeat_ngram_size": 2}])
+def test_penalties_that_count_the_prompt_are_refused(settings: dict[str, Any]) -> None:
+    engine = Engine(image_models.target(image_models.model()), None, drafter=None)
+    with pytest.raises(SamplingError, match="frequency_penalty"):
+        draw(engine, 0, Sampling(temperature=1.0, **settings))
+    assert len(draw(engine, 0, Sampling(temperature=1.0, frequency_penalty=0.5)).tokens) == ALL
+
+
+def test_bad_targets_are_refused() -> None:
+    model = image_models.model()
+    known = image_models.table(model)
+    scales: list[Any] = [-1.0, math.nan, math.inf, None, "2"]
+    for scale in scales:
+        with pytest.raises(InputError, match="guidance_scale"):
+            ImageTarget(model, known, scale)
+    intervals: list[Any] = [(4, 4), (-1, 3), (3,), (0, 1, 2), 3, (0, 2.5), "ab"]
+    for interval in intervals:
+        with pytest.raises(InputError, match="guidance_interval"):
+            ImageTarget(model, known, 2.0, interval)
+    for lost in (math.nan, math.inf):
+        embeddings = known.embeddings.clone()
+        embeddings[1, 3] = lost
+        with pytest.raises(InputError, match="NaN or infinite"):
+            ImageTarget(model, ConditionTable(embeddings, known.partners, 1))
+    with pytest.raises(InputError, match="partners"):
+        ImageTarget(model, ConditionTable(known.embeddings, known.partners[:2], 1))
+    with pytest.raises(InputError, match="shape"):
+        ImageTarget(model, ConditionTable(known.embeddings[:, :4], known.partners, 1))
+    with pytest.raises(InputError, match="expected 1 to 1"):
+        ImageTarget(model, ConditionTable(known.embeddings, known.partners, 2))
+
+
+def test_its_cost_can_be_measured_past_the_last_code() -> None:
+    target = image_models.target(image_models.model())
+    assert target.time_forward(64, 1) > 0.0
+    engine = Engine(target, None, drafter="context", budget="auto")
+    assert draw(engine, 0).tokens == image_models.plain(target.model, 0, SAMPLED, 3)

@@ -1,0 +1,215 @@
+"""Published tokenizer files against a plain decoder and encoder that read the same names."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from ragspec.errors import ModelError, UnsupportedModelError
+from ragspec.visual.models.llamagen_checkpoint import load_llamagen
+from ragspec.visual.models.vq import VQTokenizer
+from ragspec.visual.models.vq_checkpoint import load_llamagen_vq
+from ragspec.visual.pipeline.pipeline import ImagePipeline
+from tests.support import image_models
+from tests.support.plain_vq import CODES, DIM, LATENT, Plain, Weights, published
+from tests.visual.models.test_llamagen_checkpoint import SIZES
+from tests.visual.models.test_llamagen_checkpoint import published as published_generator
+
+
+def saved(path: Path, weights: Weights | None = None, **more: Any) -> Path:
+    """Write a file as the published ones are."""
+    torch.save({"model": published() if weights is None else weights, **more}, path)
+    return path
+
+
+def some_codes() -> torch.Tensor:
+    return torch.randint(CODES, (2, 4, 4), generator=torch.Generator().manual_seed(1))
+
+
+def test_codes_become_the_pixels_of_the_published_layers(tmp_path: Path) -> None:
+    weights = published()
+    tokenizer = VQTokenizer.from_pretrained(saved(tmp_path / "vq.pt", weights), torch.float64)
+    assert (tokenizer.vocab_size, tokenizer.reduction, tokenizer.image_size) == (CODES, 4, 256)
+    expected = Plain(weights).decode(some_codes())
+    assert expected.shape == (2, 3, 16, 16)
+    assert float(expected.std()) > 0.1 and float((expected.abs() < 1).double().mean()) > 0.8
+    made = tokenizer.decode(some_codes())
+    assert torch.allclose(made.double(), expected.clamp(-1, 1), atol=1e-5)
+    half = VQTokenizer.from_pretrained(tmp_path / "vq.pt").decode(some_codes())
+    assert torch.allclose(half.double(), expected.clamp(-1, 1), atol=1e-4)
+
+
+def test_pictures_become_the_codes_of_the_published_layers(tmp_path: Path) -> None:
+    weights = published()
+    tokenizer = VQTokenizer.from_pretrained(saved(tmp_path / "vq.pt", weights), torch.float64)
+    dice = torch.Generator().manual_seed(2)
+    images = torch.rand(3, 3, 16, 16, generator=dice, dtype=torch.float64) * 2 - 1
+    codes = tokenizer.encode(images)
+    assert torch.equal(codes, Plain(weights).encode(images))
+    assert len(set(codes.flatten().tolist())) > 3
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("decoder.mid.1.q", "decoder.mid.1.k"),
+        ("decoder.mid.0.conv1", "decoder.mid.2.conv1"),
+        ("decoder.conv_blocks.0.attn.0.v", "decoder.conv_blocks.0.attn.1.v"),
+        ("decoder.conv_blocks.1.res.1.norm2", "decoder.conv_blocks.1.res.2.norm2"),
+    ],
+)
+def test_the_comparison_catches_two_layers_that_are_taken_for_each_other(
+    one: str, other: str, tmp_path: Path
+) -> None:
+    weights = published()
+    expected = Plain(weights).decode(some_codes()).clamp(-1, 1)
+    for part in ("weight", "bias"):
+        a, b = f"{one}.{part}", f"{other}.{part}"
+        weights[a], weights[b] = weights[b], weights[a]
+    made = VQTokenizer.from_pretrained(saved(tmp_path / "vq.pt", weights)).decode(some_codes())
+    assert float((made - expected).abs().max()) > 1e-3
+
+
+def test_saved_in_the_layout_of_diffusers_it_decodes_the_same(tmp_path: Path) -> None:
+    from diffusers import VQModel
+
+    tokenizer = VQTokenizer.from_pretrained(saved(tmp_path / "vq.pt"))
+    tokenizer.save_pretrained(tmp_path / "folder", dtype=torch.float32)
+    expected = tokenizer.decode(some_codes())
+    again = VQTokenizer.from_pretrained(tmp_path / "folder")
+    assert torch.allclose(again.decode(some_codes()), expected, atol=1e-5)
+    model = VQModel.from_pretrained(tmp_path / "folder")
+    with torch.no_grad():  # which does not make codes unit length
+        made = model.decode(some_codes(), force_not_quantize=True, shape=(2, 4, 4, DIM)).sample
+    assert torch.allclose(made.clamp(-1, 1), expected, atol=1e-5)
+
+
+def test_two_published_files_make_a_pipeline(tmp_path: Path) -> None:
+    torch.save({"model": published_generator(image_models.model())}, tmp_path / "c2i.pt")
+    model = load_llamagen(tmp_path / "c2i.pt", **SIZES)
+    tokenizer = VQTokenizer.from_pretrained(saved(tmp_path / "vq.pt"))
+    pipe = ImagePipeline(model, tokenizer, "jacobi")
+    pipe.set_progress_bar_config(disable=True)
+    out = pipe(class_labels=[0, 2], generator=torch.Generator().manual_seed(0), output_type="pt")
+    assert out.images.shape == (2, 3, 16, 16)
+    expected = Plain(published()).decode(out.codes).clamp(-1, 1) / 2 + 0.5
+    assert torch.allclose(out.images.double(), expected, atol=1e-4)
+    model.save_pretrained(tmp_path / "target")
+    beside = ImagePipeline.from_pretrained(
+        tmp_path / "target", None, tokenizer=tmp_path / "vq.pt", device="cpu"
+    )
+    assert beside.tokenizer.vocab_size == CODES
+
+
+def test_files_of_the_training_script_tell_the_size_of_their_pictures(tmp_path: Path) -> None:
+    settings = argparse.Namespace(image_size=512, vq_model="VQ-16")
+    file = saved(tmp_path / "vq.pt", args=settings, optimizer={"state": {}}, steps=3)
+    with pytest.raises(ModelError, match="allow_namespace=True"):
+        VQTokenizer.from_pretrained(file)
+    assert VQTokenizer.from_pretrained(file, allow_namespace=True).image_size == 512
+
+
+def test_the_running_mean_is_taken_where_there_is_one(tmp_path: Path) -> None:
+    mean = published()
+    plain = {name: value * 2 for name, value in mean.items()}
+    made = load_llamagen_vq(saved(tmp_path / "vq.pt", plain, ema=mean), torch.float64)
+    assert torch.equal(made.quantize.embedding.weight, mean["quantize.embedding.weight"].double())
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    weights = published()
+    weights["decoder.conv_in.bias"][0] = torch.nan
+    with pytest.raises(ModelError, match=r"vq\.pt holds decoder\.conv_in\.bias .* not finite"):
+        VQTokenizer.from_pretrained(saved(tmp_path / "vq.pt", weights))
+
+
+def test_a_generator_is_told_from_a_tokenizer(tmp_path: Path) -> None:
+    torch.save({"model": published_generator(image_models.model())}, tmp_path / "c2i.pt")
+    with pytest.raises(ModelError, match="open it with load_llamagen"):
+        VQTokenizer.from_pretrained(tmp_path / "c2i.pt")
+    with pytest.raises(ModelError, match="holds no tensors; expected encoder, decoder"):
+        load_llamagen_vq(saved(tmp_path / "vq.pt", {}))
+
+
+def without(name: str) -> Callable[[Weights], Any]:
+    return lambda weights: weights.pop(name)
+
+
+def with_one(name: str, *shape: int) -> Callable[[Weights], Any]:
+    return lambda weights: weights.update({name: torch.zeros(shape)})
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (without("decoder.mid.1.q.bias"), r"lacks decoder\.mid_block\.attentions\.0\.to_q\.bias"),
+        (without("quantize.embedding.weight"), "is no LlamaGen tokenizer"),
+        (without("encoder.conv_in.weight"), "is no LlamaGen tokenizer"),
+        (without("encoder.conv_blocks.1.res.0.conv1.weight"), r"also holds.*conv_blocks\.1"),
+        (without("encoder.conv_blocks.2.attn.0.q.weight"), r"also holds.*conv_blocks\.2\.attn"),
+        (with_one("decoder.extra.weight", 3), r"also holds decoder\.extra\.weight"),
+        (with_one("ema.weight", 3), r"also holds ema\.weight"),
+        (with_one("encoder.down.0.block.0.conv1.bias", 32), "holds twice"),
+        (with_one("quantize.embedding.weight", 3), "is no LlamaGen tokenizer"),
+        (with_one("decoder.mid.1.q.weight", 64, 64, 3, 3), r"\[64, 576\] in place of \[64, 64\]"),
+        (with_one("decoder.mid.1.q.weight"), "in place of"),
+        (with_one("post_quant_conv.weight", LATENT, 4, 1, 1), "in place of"),
+        (with_one("encoder.conv_blocks.0.res.0.conv1.weight", 48, 32, 3, 3), "multiples of 32"),
+        (with_one("encoder.conv_blocks.0.res.0.conv1.weight", 0, 32, 3, 3), "multiples of 32"),
+    ],
+)
+def test_every_weight_is_accounted_for(
+    change: Callable[[Weights], Any], told: str, tmp_path: Path
+) -> None:
+    weights = published()
+    change(weights)
+    with pytest.raises(ModelError, match=told):
+        VQTokenizer.from_pretrained(saved(tmp_path / "vq.pt", weights))
+
+
+def janus() -> Any:
+    """Return a tiny tokenizer of Janus with random weights."""
+    from transformers import JanusVQVAE, JanusVQVAEConfig
+
+    sizes = {"base_channels": 32, "channel_multiplier": [1, 2], "num_res_blocks": 1}
+    book = {"latent_channels": LATENT, "embed_dim": DIM, "num_embeddings": CODES, "num_patches": 4}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = JanusVQVAE(JanusVQVAEConfig(**sizes, **book))
+        for weight in model.parameters():
+            spread = 0.3 if weight.ndim == 1 else 1 / math.sqrt(weight[0].numel())
+            weight.data = torch.randn_like(weight) * spread
+    return model.eval()
+
+
+def test_the_tokenizer_of_janus_decodes_as_it_does_itself(tmp_path: Path) -> None:
+    model = janus()
+    tokenizer = VQTokenizer(model)
+    assert (tokenizer.image_size, tokenizer.grid_size, tokenizer.reduction) == (8, 4, 2)
+    with torch.no_grad():
+        expected = model.decode(some_codes().flatten(1)).clamp(-1, 1)
+    assert torch.allclose(tokenizer.decode(some_codes()), expected, atol=1e-5)
+    assert all(weight.requires_grad for weight in model.parameters()), "left as it was found"
+    tokenizer.save_pretrained(tmp_path, dtype=torch.float32)
+    again = VQTokenizer.from_pretrained(tmp_path)
+    assert torch.allclose(again.decode(some_codes()), expected, atol=1e-5)
+    model.quantize.embedding.weight.data = functional.normalize(model.quantize.embedding.weight)
+    images = expected.clone()
+    with torch.no_grad():  # over a book of unit length both look for the same nearest one
+        found = model.encode(images, return_dict=True).image_tokens
+    assert torch.equal(VQTokenizer(model).encode(images).flatten(), found)
+
+
+def test_tokenizers_of_another_layout_are_refused() -> None:
+    from transformers import Emu3VQVAE, Emu3VQVAEConfig
+
+    config = Emu3VQVAEConfig(base_channels=32, channel_multiplier=[1, 2], num_res_blocks=1)
+    with pytest.raises(UnsupportedModelError, match=r"without config\.block_out_channels"):
+        VQTokenizer(Emu3VQVAE(config))

@@ -1,0 +1,111 @@
+"""Files of weights: what is read from them, and that nothing in them is run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from ragspec.errors import ModelError, ModelNotFoundError
+from ragspec.visual.models.weights_file import PLACES, read_checkpoint
+
+WEIGHTS = {"norm.weight": torch.ones(3), "output.weight": torch.ones(2, 3)}
+
+
+@pytest.mark.parametrize("place", [*PLACES, None])
+def test_weights_are_found_wherever_they_lie(place: str | None, tmp_path: Path) -> None:
+    file = tmp_path / "c.pt"
+    torch.save({place: WEIGHTS, "steps": 7} if place else WEIGHTS | {"steps": 7}, file)
+    found, settings = read_checkpoint(file)
+    assert found.keys() == WEIGHTS.keys() and settings is None
+    save_file({f"_orig_mod.module.{k}": v for k, v in WEIGHTS.items()}, tmp_path / "c.safetensors")
+    assert read_checkpoint(tmp_path / "c.safetensors")[0].keys() == WEIGHTS.keys()
+
+
+def test_settings_are_opened_where_that_is_allowed(tmp_path: Path) -> None:
+    file, told = tmp_path / "c.pt", argparse.Namespace(image_size=64)
+    torch.save({"model": WEIGHTS, "args": told}, file)
+    for _ in range(2):  # once is not for ever
+        with pytest.raises(ModelError, match=r"argparse\.Namespace.*allow_namespace=True"):
+            read_checkpoint(file)
+        assert read_checkpoint(file, allow_namespace=True)[1] == told
+
+
+class Hostile:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.path,))
+
+
+@pytest.mark.parametrize("allow", [True, False])
+def test_other_objects_are_never_opened(allow: bool, tmp_path: Path) -> None:
+    mark, file = tmp_path / "was run", tmp_path / "c.pt"
+    settings = argparse.Namespace(hook=Hostile(mark))
+    for content in (
+        {"model": WEIGHTS, "hook": Hostile(mark)},
+        {"model": WEIGHTS, "args": settings},
+    ):
+        torch.save(content, file)
+        with pytest.raises(ModelError, match=r"expected tensors and plain containers"):
+            read_checkpoint(file, allow)
+    assert not mark.exists()
+
+
+class Command:
+    """Runs a command when it is unpickled, by a module that torch blocks."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.system, ("true",))
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_nobody_is_told_how_to_run_what_a_file_holds(tmp_path: Path) -> None:
+    file = tmp_path / "c.pt"
+    torch.save({"model": Command()}, file)
+    contents = {
+        file.read_bytes(): "holds posix.system; expected tensors",
+        pickle.dumps(Command(), protocol=2): "holds posix.system; expected tensors",
+        pickle.dumps(Command(), protocol=4): "(UnpicklingError); expected what torch.save",
+        b"": "(EOFError)",
+        b"some text\n": "cannot be read",
+    }
+    for content, told in contents.items():
+        file.write_bytes(content)
+        with pytest.raises(ModelError) as caught:
+            read_checkpoint(file)
+        assert told in str(caught.value)
+        assert "weights_only" not in str(caught.value)
+        assert caught.value.__suppress_context__, "a traceback would show torch's text"
+
+
+def test_the_places_are_tried_in_order(tmp_path: Path) -> None:
+    file = tmp_path / "c.pt"
+    torch.save({"ema": {"a": torch.ones(1)}, "model": {"b": torch.ones(1)}}, file)
+    assert list(read_checkpoint(file)[0]) == ["b"]
+    assert list(read_checkpoint(file, places=("ema", "model"))[0]) == ["a"]
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "c.pt"
+    with pytest.raises(ModelNotFoundError, match="is no file"):
+        read_checkpoint(file)
+    file.write_bytes(b"no checkpoint")
+    with pytest.raises(ModelError, match="cannot be read"):
+        read_checkpoint(file)
+    for content in (b"no checkpoint", b""):
+        (tmp_path / "c.safetensors").write_bytes(content)
+        with pytest.raises(ModelError, match="cannot be read"):
+            read_checkpoint(tmp_path / "c.safetensors")
+    torch.save([1, 2], file)
+    with pytest.raises(ModelError, match="holds a list"):
+        read_checkpoint(file)

@@ -1,0 +1,75 @@
+"""Figures of drawn images: forwards, excess, maps, codes, labels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ragspec.acceptance.base import Step
+from ragspec.engine.output import Generation
+from ragspec.reports.report import ReportBuilder
+from ragspec.trees.draft_tree import DraftTree
+from ragspec.visual.pipeline.output import acceptance_of, codes_of, stats_of, to_numbers, weakest
+
+
+def generation(*lengths: int, label: str = "exact", excess: Any = None) -> Generation:
+    """Return an image whose prefill gave one code and whose steps gave these many."""
+    builder = ReportBuilder(label, 5, 1)
+    builder.prefill(1.0)
+    steps, token = [Step(DraftTree.empty(), (), (0,), {"prefill": 1.0})], 0
+    for length in lengths:
+        codes = tuple(range(token + 1, token + 1 + length))
+        token += length
+        tree = DraftTree.chain(list(codes), "model")
+        given = () if excess is None else (excess,) * length
+        steps.append(Step(tree, tuple(range(length - 1)), codes, excess=given))
+        builder.step(steps[-1])
+    tokens = [code for step in steps for code in step.tokens]
+    report = builder.build(tokens, 1.0, "length")
+    return Generation("", tokens, "length", label, report, [9], steps=steps)
+
+
+def test_forwards_and_codes_a_forward() -> None:
+    stats = stats_of([generation(3, 5), generation(4, 4)], 0.5, 3)
+    assert stats.forwards == 2 * 3 and stats.seeds == (5, 5)
+    assert stats.codes_per_forward == 4.0
+    assert stats.tv_excess == 0.0 and stats.excess.shape == (2, 3, 3)
+    assert stats.summary() == "2 images, 6 forward passes, 4.00 codes a pass, 0.50 s"
+
+
+def test_excess_is_a_mean_over_all_positions_or_unknown() -> None:
+    one = generation(4, 4, label="approximate", excess=0.25)
+    known = Step(one.steps[0].tree, (), (0,), excess=(0.0,))
+    one.steps[0] = known
+    stats = stats_of([one], 0.5, 3)
+    assert stats.tv_excess == pytest.approx(8 * 0.25 / 9)
+    assert "tv_excess 0.2222" in stats.summary()
+    unknown = stats_of([generation(4, 4, label="approximate")], 0.5, 3)
+    assert unknown.tv_excess is None and math.isnan(unknown.excess[0, 0, 0])
+
+
+def test_the_map_says_how_many_codes_came_together() -> None:
+    found = acceptance_of([generation(3, 5)], 3)
+    assert found.tolist() == [[[1, 3, 3], [3, 5, 5], [5, 5, 5]]]
+
+
+def test_codes_of_an_image_that_was_cut_short_are_filled_up() -> None:
+    found = codes_of([generation(3, 5), generation(2)], 3)
+    assert found[0].tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert found[1].tolist() == [[0, 1, 2], [2, 2, 2], [2, 2, 2]]
+
+
+def test_the_weakest_label_holds_for_all() -> None:
+    assert weakest(["exact", "exact"]) == "exact"
+    assert weakest(["exact", "bounded(tv<=0.1)", "exact-for(law)"]) == "bounded(tv<=0.1)"
+    assert weakest(["approximate", "bounded(tv<=0.1)"]) == "approximate"
+
+
+def test_images_become_numbers() -> None:
+    found = to_numbers([Image.new("RGBA", (2, 3), (1, 2, 3, 255))])
+    assert found.shape == (1, 3, 2, 3) and found.dtype == np.uint8
+    assert found[0, 0, 0].tolist() == [1, 2, 3]

@@ -1,0 +1,128 @@
+"""Relaxed rules by name, with settings that fit the size of the code-book.
+
+The published settings are for 16,384 codes: LANTERN k 1000, delta 0.1; LANTERN++ k 10, lambda 5 to
+20. A code of a smaller book carries more of the probability, so the same numbers relax far more:
+at 256 codes delta 0.1 accepts nearly every draft. The defaults for V codes are
+
+    lantern    k = V / 25 (655 at 16,384; 41 at 1,024; 10 at 256)
+               delta = 0.1 sqrt(V / 16384) (0.1; 0.025; 0.0125)
+    lantern++  k = V / 25, at most 10;  lam = 1 + 4 (V / 16384)^(1/4) (5; 3; 2.4)
+    gsd        V / 8 clusters (2,048; 128; 32)
+
+They are where to start: what a setting costs is measured in every run (`tv_excess`), and a budget
+keeps it.
+"""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import Any
+
+from ragspec.acceptance.base import Rule
+from ragspec.errors import InputError, UnknownNameError
+from ragspec.registry import NAMES, resolve, unknown
+from ragspec.visual.acceptance.codebook import CodeNeighbours, CodePartition
+from ragspec.visual.acceptance.tv_budget import TVBudget
+
+PUBLISHED_CODES = 16_384
+EXACT = "exact"  # what the walk is called where images are drawn
+
+_SETTINGS = {
+    "lantern": {"neighbours", "delta", "tv_budget", "least_gain"},
+    "lantern++": {"neighbours", "lam", "tv_budget", "least_gain"},
+    "gsd": {"partition", "tv_budget", "least_gain"},
+    "lantern-rejection": {"neighbours", "delta", "residual"},
+    "lantern++-rejection": {"neighbours", "lam", "residual"},
+    "cool": {"delta", "nu", "mu", "length"},
+}
+
+
+def default_neighbours(codes: int, rule: str = "lantern") -> int:
+    """Return k for a code-book of so many codes; LANTERN++ looks at 10 at most."""
+    k = max(1, min(codes - 1, round(codes / 25)))
+    return min(k, 10) if rule.startswith("lantern++") else k
+
+
+def default_delta(codes: int) -> float:
+    """Return LANTERN's delta for a code-book of so many codes."""
+    return float(0.1 * (codes / PUBLISHED_CODES) ** 0.5)
+
+
+def default_lam(codes: int) -> float:
+    """Return LANTERN++'s lambda for a code-book of so many codes."""
+    return float(1.0 + 4.0 * (codes / PUBLISHED_CODES) ** 0.25)
+
+
+def default_clusters(codes: int) -> int:
+    """Return the number of GSD's clusters for a code-book of so many codes."""
+    return max(1, codes // 8)
+
+
+def make_rule(
+    name: str,
+    codebook: Any,
+    *,
+    neighbours: int | CodeNeighbours | None = None,
+    partition: int | CodePartition | None = None,
+    tv_budget: TVBudget | float | None = None,
+    positions: int | None = None,
+    **settings: Any,
+) -> Rule:
+    """Return a rule by its name, for a target that chooses among the codes of `codebook` [V, d].
+
+    name: "exact" (the walk), a name of `RELAXED`, or any other rule's. neighbours: k, or a table
+    that was built before; partition: a number of clusters, or a partition. tv_budget: see
+    `TVBudget`; with `positions`, the codes of a picture, a number is spread evenly over them.
+    settings: delta, lam, least_gain, residual, nu, mu or length, of the rules that have them; None
+    stands for the default. Raises InputError for a setting that the rule has not, or a table of
+    another code-book; UnknownNameError.
+    """
+    given = {**settings, "neighbours": neighbours, "partition": partition, "tv_budget": tv_budget}
+    given = {key: value for key, value in given.items() if value is not None}
+    if name != EXACT and name not in NAMES["rule"]:
+        raise UnknownNameError(unknown("rule", name, [EXACT, *NAMES["rule"]]))
+    made = resolve("rule", "walk" if name == EXACT else name)
+    known = _SETTINGS.get(name, set())
+    foreign = sorted(given.keys() - known)
+    if foreign:
+        raise InputError(
+            f"rule {name!r} has no {', '.join(foreign)}; it takes "
+            f"{', '.join(sorted(known)) or 'no settings'}."
+        )
+    if "neighbours" in known:
+        given["neighbours"] = _table(name, codebook, neighbours)
+        scaled = "lam" if "lam" in known else "delta"
+        default = default_lam if scaled == "lam" else default_delta
+        given.setdefault(scaled, default(len(codebook)))
+    if "partition" in known:
+        given["partition"] = _partition(codebook, partition)
+    if isinstance(tv_budget, Real):
+        given["tv_budget"] = TVBudget(float(tv_budget), positions)
+    elif tv_budget is not None and not isinstance(tv_budget, TVBudget):
+        raise InputError(f"got tv_budget={tv_budget!r}; expected a number, a TVBudget or None.")
+    rule: Rule = made(**given)
+    return rule
+
+
+RELAXED = tuple(_SETTINGS)
+
+
+def _table(name: str, codebook: Any, wanted: int | CodeNeighbours | None) -> CodeNeighbours:
+    if isinstance(wanted, CodeNeighbours):
+        wanted.check(codebook)
+        return wanted
+    k = default_neighbours(len(codebook), name) if wanted is None else wanted
+    return CodeNeighbours.build(codebook, k)
+
+
+def _partition(codebook: Any, wanted: int | CodePartition | None) -> CodePartition:
+    if isinstance(wanted, CodePartition):
+        if wanted.size != len(codebook):
+            raise InputError(
+                f"got a partition of {wanted.size} codes for a code-book of {len(codebook)}; "
+                "expected one made from it."
+            )
+        return wanted
+    return CodePartition.build(
+        codebook, default_clusters(len(codebook)) if wanted is None else wanted
+    )

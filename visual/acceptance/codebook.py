@@ -1,0 +1,222 @@
+"""Which codes of a code-book look alike: nearest neighbours, and a fixed partition into clusters.
+
+Codes are compared as the tokenizers look them up, L2-normalised (LlamaGen, arXiv 2406.06525, does;
+raw rows have other neighbours). Distances are worked out once, in blocks, in float64; a rule only
+reads int32 rows. On normalised rows the order by L2 distance is the order by cosine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ragspec.errors import InputError, StoreError
+from ragspec.storage.manifest import Verify
+from ragspec.storage.store import open_store, publish
+from ragspec.visual.checks import whole
+
+KIND = "code-neighbours"
+FILE = "neighbours.npy"
+_BLOCK = 512
+_ROUNDS = 25
+
+Codes = NDArray[np.int32]
+
+
+class CodeNeighbours:
+    """The k nearest codes of every code, nearest first, itself excluded: int32 [V, k].
+
+    fingerprint: of the code-book that the rows come from, see `codebook_fingerprint`; "" where it
+    is not known. Raises InputError for a table of another type or shape, or with foreign ids.
+    """
+
+    def __init__(self, rows: Codes, fingerprint: str = "") -> None:
+        if rows.ndim != 2 or rows.dtype != np.int32 or not 1 <= rows.shape[1] < len(rows):
+            raise InputError(
+                f"got neighbours of type {rows.dtype} and shape {rows.shape}; expected int32 "
+                "[V, k] with k from 1 to V - 1. Make them with CodeNeighbours.build(codebook, k)."
+            )
+        if int(rows.min()) < 0 or int(rows.max()) >= len(rows):
+            raise InputError(
+                f"got neighbours {int(rows.min())} to {int(rows.max())} in a table of {len(rows)} "
+                "codes; expected ids within it. Build the table from the code-book again."
+            )
+        self.rows: Codes = np.asarray(rows)  # of a memory map: rows are read without its class
+        self.fingerprint = fingerprint
+
+    @property
+    def size(self) -> int:
+        """The number of codes V."""
+        return len(self.rows)
+
+    @property
+    def k(self) -> int:
+        """The number of neighbours that each code has in the table."""
+        return int(self.rows.shape[1])
+
+    @classmethod
+    def build(cls, codebook: Any, k: int) -> CodeNeighbours:
+        """Return the k nearest codes of each row of a code-book [V, d] (tensor or array).
+
+        Of codes at one distance the lower id comes first. Raises InputError for k outside
+        1 .. V - 1 and for rows that cannot be normalised.
+        """
+        codes, k = unit_codes(codebook), whole(given := k) or 0
+        if not 1 <= k < len(codes):
+            raise InputError(
+                f"got k={given!r} neighbours for {len(codes)} codes; expected 1 to "
+                f"{len(codes) - 1}, a whole number."
+            )
+        rows = np.empty((len(codes), k), dtype=np.int32)
+        for start in range(0, len(codes), _BLOCK):
+            near = codes[start : start + _BLOCK] @ codes.T
+            own = np.arange(start, start + len(near))
+            near[np.arange(len(near)), own] = -np.inf  # by id: a twin of the code stays in
+            rows[own] = _largest(near, k)
+        return cls(rows, codebook_fingerprint(codebook))
+
+    def check(self, codebook: Any) -> None:
+        """Raise InputError unless the table is of this code-book [V, d]."""
+        same = not self.fingerprint or self.fingerprint == codebook_fingerprint(codebook)
+        if len(codebook) != self.size or not same:
+            raise InputError(
+                f"the table is of {self.size} codes (fingerprint {self.fingerprint[:12] or None}), "
+                f"the code-book has {len(codebook)} ({codebook_fingerprint(codebook)[:12]}); "
+                "expected one and the same. Build the table from the target's own code-book."
+            )
+
+    def save(self, folder: Path | str) -> None:
+        """Write the table to a folder as one of the project's stores; raises StoreError."""
+
+        def write(build: Path) -> None:
+            np.save(build / FILE, self.rows, allow_pickle=False)
+
+        publish(
+            Path(folder),
+            KIND,
+            write,
+            parameters={"codes": self.size, "k": self.k},
+            fingerprints={"code-book": self.fingerprint},
+        )
+
+    @classmethod
+    def open(
+        cls, folder: Path | str, codebook: Any = None, *, verify: Verify = "full"
+    ) -> CodeNeighbours:
+        """Return a saved table; with `codebook` [V, d], only if it was built from that one.
+
+        Raises StoreError where it is missing, damaged, or of another code-book.
+        """
+        prints = None if codebook is None else {"code-book": codebook_fingerprint(codebook)}
+        store = open_store(Path(folder), KIND, verify=verify, fingerprints=prints)
+        try:
+            rows = np.load(store.file(FILE), mmap_mode="r", allow_pickle=False)
+            return cls(rows, store.manifest.fingerprints.get("code-book", ""))
+        except (InputError, ValueError) as error:
+            raise StoreError(f"{folder} holds no usable table: {error}") from error
+
+
+class CodePartition:
+    """Every code in one of some clusters: int32 [V], the number of its cluster.
+
+    mates: for each code the others of its cluster. Raises InputError for another type or shape.
+    """
+
+    def __init__(self, clusters: Codes, codebook: Any = None) -> None:
+        if clusters.ndim != 1 or not len(clusters) or clusters.dtype != np.int32:
+            raise InputError(
+                f"got clusters of type {clusters.dtype} and shape {clusters.shape}; expected int32 "
+                "[V], one number for each code."
+            )
+        self.clusters = clusters
+        self._units = None if codebook is None else unit_codes(codebook)
+        if self._units is not None and len(self._units) != len(clusters):
+            raise InputError(
+                f"got clusters of {len(clusters)} codes and a code-book of {len(self._units)}; "
+                "expected the code-book that was partitioned."
+            )
+
+    @property
+    def size(self) -> int:
+        """The number of codes V."""
+        return len(self.clusters)
+
+    @classmethod
+    def build(cls, codebook: Any, clusters: int, seed: int = 0) -> CodePartition:
+        """Return the partition of a code-book [V, d] by k-means on its normalised rows.
+
+        The seed picks the codes that the centres start from. Raises InputError for a number of
+        clusters outside 1 .. V and for rows that cannot be normalised.
+        """
+        codes, clusters = unit_codes(codebook), whole(given := clusters) or 0
+        if not 1 <= clusters <= len(codes):
+            raise InputError(
+                f"got {given!r} clusters of {len(codes)} codes; expected 1 to that, a whole number."
+            )
+        start = np.random.default_rng(seed).choice(len(codes), clusters, replace=False)
+        centres, belongs = codes[start], np.full(len(codes), -1)
+        for _ in range(_ROUNDS):
+            before, belongs = belongs, (codes @ centres.T).argmax(1)
+            if np.array_equal(before, belongs):
+                break
+            sums = np.zeros_like(centres)
+            np.add.at(sums, belongs, codes)
+            lengths = np.linalg.norm(sums, axis=1, keepdims=True)
+            centres = np.where(lengths > 0.0, sums / np.maximum(lengths, 1e-12), centres)
+        return cls(belongs.astype(np.int32), codebook)
+
+    @cached_property
+    def mates(self) -> list[Codes]:
+        """For each code the others of its cluster, nearest first where the code-book is known."""
+        order = np.argsort(self.clusters, kind="stable").astype(np.int32)
+        edges = np.flatnonzero(np.diff(self.clusters[order])) + 1
+        mates: list[Codes] = [np.empty(0, np.int32)] * self.size
+        for members in np.split(order, edges):
+            for code in members.tolist():
+                others = members[members != code]
+                if self._units is not None:
+                    near = self._units[others] @ self._units[code]
+                    others = others[np.argsort(-near, kind="stable")]
+                mates[code] = others
+        return mates
+
+
+def unit_codes(codebook: Any) -> NDArray[np.float64]:
+    """Return the rows of a code-book [V, d] at length 1, f64.
+
+    Raises InputError for another shape, and for rows that are zero or not finite.
+    """
+    rows = torch.as_tensor(codebook).detach().double().cpu().numpy()
+    if rows.ndim != 2 or len(rows) < 2:
+        raise InputError(f"got a code-book of shape {rows.shape}; expected [V, d] with V > 1.")
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    bad = np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0.0)))
+    if len(bad):
+        raise InputError(
+            f"{len(bad)} rows of the code-book cannot be normalised, row {int(bad[0])} the first; "
+            "expected finite rows that are not zero."
+        )
+    unit: NDArray[np.float64] = rows / lengths
+    return unit
+
+
+def codebook_fingerprint(codebook: Any) -> str:
+    """Return the SHA-256 of a code-book's shape and rows, taken as float32."""
+    rows = torch.as_tensor(codebook).detach().float().cpu().contiguous().numpy()
+    return hashlib.sha256(f"{rows.shape}".encode() + rows.tobytes()).hexdigest()
+
+
+def _largest(near: NDArray[np.float64], k: int) -> Codes:
+    """Return the places of the k largest of each row, the largest first, ties by place."""
+    least = np.partition(near, near.shape[1] - k, axis=1)[:, -k]
+    rows = np.empty((len(near), k), dtype=np.int32)
+    for i, (row, bar) in enumerate(zip(near, least, strict=True)):
+        places = np.flatnonzero(row >= bar)  # in order of their ids, ties with the last included
+        rows[i] = places[np.argsort(-row[places], kind="stable")][:k]
+    return rows

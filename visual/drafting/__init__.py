@@ -1,0 +1,19 @@
+"""Drafts of image codes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ragspec.registry import door
+
+if TYPE_CHECKING:
+    from ragspec.visual.drafting.jacobi import JacobiDrafter as JacobiDrafter
+
+_WHERE = {
+    "JacobiDrafter": "ragspec.visual.drafting.jacobi",
+}
+
+__all__ = sorted(_WHERE)
+
+if not TYPE_CHECKING:  # hidden from the checkers, which otherwise accept misspelt names
+    __getattr__, __dir__ = door(__name__, _WHERE)

@@ -1,0 +1,83 @@
+"""Pictures as texts of codes below their conditions, for the training of a feature head."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+
+from ragspec.errors import InputError
+from ragspec.visual.models.target import ConditionTable, ImageTarget
+
+DROPPED = 0.1
+
+
+def code_texts(
+    model: Any,
+    codes: torch.Tensor,
+    given: torch.Tensor,
+    generator: torch.Generator,
+    dropped: float = DROPPED,
+) -> tuple[ImageTarget, list[list[int]]]:
+    """Return a target without guidance that knows all conditions, and the pictures as its texts.
+
+    codes i64 [n, C]: of n pictures, in raster order. given: what they are of, class labels i64 [n]
+    or caption features [n, L, d]. dropped: part of the pictures whose condition is left out, since
+    with guidance a head also runs on the row that has none (LANTERN, arXiv 2410.03355). Raises
+    InputError for codes and conditions that the model was not made for.
+    """
+    config = model.config
+    most, book = config.grid_size**2, config.vocab_size
+    if codes.ndim != 2 or codes.dtype.is_floating_point or not 0 < codes.shape[1] <= most:
+        raise InputError(
+            f"got codes of {codes.dtype} with shape {list(codes.shape)}; expected whole numbers "
+            f"[n, C] with C from 1 to {most}."
+        )
+    if not len(codes) or len(given) != len(codes):
+        raise InputError(
+            f"got {len(codes)} pictures with {len(given)} conditions; expected at least one "
+            "picture and one condition for each."
+        )
+    if int(codes.min()) < 0 or int(codes.max()) >= book:
+        raise InputError(
+            f"got codes from {int(codes.min())} to {int(codes.max())}; expected 0 to {book - 1}. "
+            "Encode the pictures with this model's own tokenizer."
+        )
+    distinct, which = torch.unique(given, dim=0, return_inverse=True)
+    with torch.no_grad():
+        table = ConditionTable.of_rows(model.condition(distinct), model.unconditional(1)[0])
+    target = ImageTarget(model, table)
+    which[torch.rand(len(codes), generator=generator) < dropped] = len(distinct)
+    pairs = zip(which.tolist(), codes.tolist(), strict=True)
+    return target, [[*target.prompt(row), *picture] for row, picture in pairs]
+
+
+def read_codes(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the codes and conditions of a .npz file; see `code_texts` above.
+
+    It holds `codes` and either `labels` or `features`. Raises InputError for anything else.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            conditions = [name for name in ("labels", "features") if name in data]
+            if "codes" not in data or len(conditions) != 1:
+                raise InputError(
+                    f"{path} holds {', '.join(sorted(data)) or 'nothing'}; expected the arrays "
+                    "'codes' and either 'labels' or 'features'."
+                )
+            codes, given = data["codes"], data[conditions[0]]
+    except (OSError, ValueError, TypeError, EOFError, BadZipFile) as error:
+        if isinstance(error, InputError):
+            raise
+        # NumPy's own text advises to open files that can run code.
+        told = str(error) if isinstance(error, OSError) else type(error).__name__
+        raise InputError(
+            f"{path} cannot be read ({told}); expected what numpy.savez writes, with the arrays "
+            "'codes' and either 'labels' or 'features'."
+        ) from None
+    if conditions == ["labels"]:
+        return torch.from_numpy(codes.astype(np.int64)), torch.from_numpy(given.astype(np.int64))
+    return torch.from_numpy(codes.astype(np.int64)), torch.from_numpy(given.astype(np.float32))

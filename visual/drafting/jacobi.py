@@ -1,0 +1,221 @@
+"""Speculative Jacobi decoding: the target's last forward drafts for its next one, without a model.
+
+A window of drafted codes is verified; behind the first that falls, the laws that this forward
+worked out under the stale codes give the drafts of the next. Two forms:
+
+- "sampled", SJD (Teng et al., arXiv 2410.01699): codes are drawn from those laws anew, which come
+  along as q, so that the rejection rules keep the target's law;
+- "coupled", SCD (So et al., arXiv 2510.24211, the form with shared Gumbel noise): each code is the
+  target's own choice under the stale codes, made with the noise of its index, so a code stays
+  where its law hardly moved, and `walk` writes what plain decoding would write.
+
+Positions that no forward has reached start as the code to the left or above, as in SJD.
+With branches the coupled form is a tree: beside a code of the chain stand those that the target
+liked next best there, with the same noise.
+Deviations: the branches; such a code is a point law (q = 1), not a draw; the window shrinks with
+the budget, in which a node's reach is how often codes of its age came true.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from ragspec.acceptance.base import Step
+from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.errors import InputError
+from ragspec.sampling.noise import NoiseStream, Stream
+from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
+
+Form = Literal["coupled", "sampled"]
+Start = Literal["left", "above"]
+
+_RATES = (0.3, 0.5, 0.6, 0.7)
+_RATE = 0.1
+_BESIDE = 5  # one node in five of the budget, at least, is for branches
+_SECOND = 0.3  # how often a branch holds the code where the chain does not, before it is known
+_KINDS = {"coupled": DraftKind.COUPLED, "sampled": DraftKind.SAMPLED}
+
+
+class JacobiDrafter:
+    """Drafts what the target thought under the last draft.
+
+    window: the most codes of a draft. form: "coupled" (SCD, for `walk`) or "sampled" (SJD, for
+    `rejection`). width: codes in a row of the picture; None for one endless row, as in text.
+    start: a fresh position takes the code on its "left" or "above" it, whichever there is.
+    branches: codes beside each of the chain, of the coupled form alone; 0 makes a chain.
+    Raises InputError for other settings.
+    """
+
+    name = "jacobi"
+
+    def __init__(
+        self,
+        window: int = 16,
+        form: Form = "coupled",
+        *,
+        width: int | None = None,
+        start: Start = "left",
+        branches: int = 0,
+    ) -> None:
+        if form not in _KINDS or start not in ("left", "above"):
+            raise InputError(
+                f"got form {form!r} and start {start!r}; expected 'coupled' or 'sampled', and "
+                "'left' or 'above'."
+            )
+        if window < 1 or (width is not None and width < 1):
+            raise InputError(f"got window {window} and width {width}; expected at least 1.")
+        if branches < 0 or (branches and form != "coupled"):
+            raise InputError(
+                f"got {branches} branches in the form {form!r}; expected 0 or more in the form "
+                "'coupled', and 0 in any other."
+            )
+        self.branches = branches
+        self.window = window
+        self.form = form
+        self.width = width
+        self.start = start
+        self.kind = _KINDS[form]
+
+    def open(self, request: DraftRequest) -> JacobiSession:
+        """Return a session that knows nothing yet: its first window is all fresh."""
+        noise = NoiseStream(0) if request.law is None else request.law.noise
+        return JacobiSession(self, request.vocab_size, noise)
+
+
+class JacobiSession:
+    """What the target's last forwards thought of the next codes of one row."""
+
+    def __init__(self, drafter: JacobiDrafter, vocab_size: int, noise: NoiseStream) -> None:
+        self._drafter = drafter
+        self._vocab_size = vocab_size
+        self._noise = noise
+        self._guesses: dict[int, list[int]] = {}  # by generated index: the coupled form's codes
+        self._laws: dict[int, torch.Tensor] = {}  # the sampled form's laws
+        self._ages: dict[int, int] = {}
+        self._rates = list(_RATES)
+        self._seconds = [_SECOND * 0.5**rank for rank in range(drafter.branches)]
+        self._first = 0
+        self._drafted: list[int] = []
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        """Return a chain of at most `budget` nodes, the window at the end of the text."""
+        drafter, first = self._drafter, context.generated
+        room = budget - budget // _BESIDE if drafter.branches else budget
+        size = max(0, min(drafter.window, room, context.remaining - 1))
+        written = context.tokens[context.prompt_length :]
+        self._first, self._drafted = first, []
+        laws: list[torch.Tensor] = []
+        for node, index in enumerate(range(first, first + size)):
+            fresh = self._fresh([*written, *self._drafted], index, context.tokens[-1])
+            if drafter.form == "coupled":
+                self._drafted.append(self._guesses.get(index, [fresh])[0])
+                continue
+            law = self._laws.get(index)
+            if law is not None:
+                self._drafted.append(_drawn(law, self._noise.uniform(first, Stream.DRAFT, node)))
+            else:
+                law = torch.zeros(self._vocab_size, dtype=torch.float64)
+                law[fresh] = 1.0
+                self._drafted.append(fresh)
+            laws.append(law)
+        q = None
+        if laws:
+            q = torch.stack([*laws, torch.zeros_like(laws[0])])
+        name, kind, reach = drafter.name, drafter.kind, self._reach(first, size)
+        chain = DraftTree.chain(self._drafted, name, reach=reach, kind=kind, q=q)
+        return self._branched(chain, budget) if drafter.branches else chain
+
+    def observe(self, step: Step) -> None:
+        """Learn how the window fared, and what the target thinks of the codes behind the text."""
+        emitted, drafted = step.tokens, self._drafted
+        for i, (code, token) in enumerate(zip(drafted, emitted, strict=False)):
+            age = self._age(self._first + i)
+            self._rates[age] += _RATE * ((code == token) - self._rates[age])
+            if code != token:
+                beside = self._guesses.get(self._first + i, [])[1:]
+                for rank, other in enumerate(beside):
+                    self._seconds[rank] += _RATE * ((other == token) - self._seconds[rank])
+                break
+        ages, self._ages = self._ages, {}
+        self._guesses, self._laws = {}, {}
+        self._drafted = []
+        if step.view is None:
+            return
+        nodes = _chain(step.tree, drafted)[max(0, len(emitted) - 1) :]
+        indices = range(self._first + max(1, len(emitted)), self._first + len(drafted) + 1)
+        for index, _ in zip(indices, nodes, strict=False):
+            self._ages[index] = ages.get(index, 0) + 1
+        if self._drafter.form == "sampled":
+            laws = map(step.view.probabilities, nodes)
+            self._laws = dict(zip(indices, laws, strict=False))
+        elif nodes:
+            choices = step.view.choices(nodes, 1 + self._drafter.branches)
+            self._guesses = dict(zip(indices, choices, strict=False))
+
+    def _branched(self, chain: DraftTree, budget: int) -> DraftTree:
+        """Return the chain with the likeliest codes beside its own, as the budget has room.
+
+        The chain comes first: what stands far down is mostly wrong, but thought over again.
+        """
+        tokens, parents = chain.tokens.tolist(), chain.parents.tolist()
+        reach = chain.reach.tolist()
+        offers = []
+        for node in range(len(chain)):
+            missed = (reach[node - 1] if node else 1.0) - reach[node]
+            beside = self._guesses.get(self._first + node, [])[1:]
+            for code, second in zip(beside, self._seconds, strict=False):
+                if code != tokens[node]:
+                    offers.append((missed * second, -node, code))
+        for chance, node, code in sorted(offers, reverse=True)[: max(0, budget - len(chain))]:
+            tokens.append(code)
+            parents.append(-node - 1)
+            reach.append(chance)
+        return DraftTree.build(tokens, parents, chain.sources[0], reach=reach, kind=chain.kind)
+
+    def rollback(self, n: int) -> None:
+        """Forget what the target thought."""
+        self._guesses, self._laws, self._ages, self._drafted = {}, {}, {}, []
+
+    def _fresh(self, codes: Sequence[int], index: int, last: int) -> int:
+        """Return the code beside a position that no forward has reached."""
+        width = self._drafter.width
+        left = index - 1 if width is None or index % width else -1
+        above = -1 if width is None else index - width
+        wanted = (left, above) if self._drafter.start == "left" else (above, left)
+        place = next((at for at in (*wanted, index - 1) if at >= 0), -1)
+        return codes[place] if place >= 0 else last
+
+    def _age(self, index: int) -> int:
+        """Return how many forwards have thought about a position, up to the last that counts."""
+        return min(self._ages.get(index, 0), len(self._rates) - 1)
+
+    def _reach(self, first: int, size: int) -> list[float]:
+        """Return the chance of each node of the chain; no code that was drawn has a part in it."""
+        reach, above = [], 1.0
+        for index in range(first, first + size):
+            above *= self._rates[self._age(index)]
+            reach.append(above)
+        return reach
+
+
+def _chain(tree: DraftTree, tokens: Sequence[int]) -> list[int]:
+    """Return the nodes of a chain of tokens below the root, as far as the tree holds it."""
+    pairs = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
+    child = {pair: node for node, pair in enumerate(pairs)}
+    found: list[int] = []
+    for token in tokens:
+        node = child.get((found[-1] if found else ROOT, token))
+        if node is None:
+            break
+        found.append(node)
+    return found
+
+
+def _drawn(law: torch.Tensor, number: float) -> int:
+    """Return the code at a number in (0, 1) of the law's cumulative sum: f64 [V]."""
+    bounds = law.cumsum(0)
+    return bisect_right((bounds / bounds[-1]).tolist(), number)

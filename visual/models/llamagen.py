@@ -1,0 +1,308 @@
+"""LlamaGen's architecture as a transformers model: a Llama over image codes behind a condition.
+
+Sun et al., arXiv 2406.06525. A row is L condition embeddings (one for a class, several for a text)
+followed by the codes of the picture in raster order; the logits at position L - 1 + i are those of
+code i. Own choices: query, key and value share one projection, as do the two halves of SwiGLU
+(fewer calls), and the attention goes through transformers' registry, so that trees can be verified.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import eager_attention_forward
+
+from ragspec.errors import InputError
+from ragspec.visual.models.rotary import GridRotary, rotate
+
+
+class LlamaGenConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
+    """Sizes of a LlamaGen model.
+
+    vocab_size: codes of the book, V. grid_size: side of the square of codes. condition: "class"
+    (num_classes of them) or "features" (condition_length vectors of size caption_dim).
+    intermediate_size: None gives LlamaGen's 8/3 of hidden_size rounded up to a multiple of 256.
+    dropout: of embeddings and of what each block adds, in training.
+    """
+
+    model_type = "llamagen"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+
+    def __init__(
+        self,
+        vocab_size: int = 16384,
+        hidden_size: int = 768,
+        num_hidden_layers: int = 12,
+        num_attention_heads: int = 12,
+        num_key_value_heads: int | None = None,
+        intermediate_size: int | None = None,
+        grid_size: int = 16,
+        condition: str = "class",
+        num_classes: int = 1000,
+        condition_length: int = 1,
+        caption_dim: int = 2048,
+        rms_norm_eps: float = 1e-5,
+        rope_theta: float = 10000.0,
+        initializer_range: float = 0.02,
+        dropout: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.num_hidden_layers = num_hidden_layers
+        self.num_attention_heads = num_attention_heads
+        self.num_key_value_heads = num_key_value_heads or num_attention_heads
+        self.intermediate_size = intermediate_size or -(-(8 * hidden_size // 3) // 256) * 256
+        self.grid_size = grid_size
+        self.condition = condition
+        self.num_classes = num_classes
+        self.condition_length = condition_length
+        self.caption_dim = caption_dim
+        self.rms_norm_eps = rms_norm_eps
+        self.rope_theta = rope_theta
+        self.initializer_range = initializer_range
+        self.dropout = dropout
+        self.max_position_embeddings = condition_length + grid_size**2
+        kwargs.pop("max_position_embeddings", None)
+        kwargs["tie_word_embeddings"] = False
+        super().__init__(**kwargs)
+        self._check()
+
+    def _check(self) -> None:
+        width, rest = divmod(self.hidden_size, self.num_attention_heads)
+        if rest or width % 4:
+            raise InputError(
+                f"got hidden_size {self.hidden_size} and {self.num_attention_heads} heads; expected"
+                " heads whose width is a whole multiple of 4. Change one of the two."
+            )
+        if self.condition not in ("class", "features"):
+            raise InputError(f"got condition {self.condition!r}; expected 'class' or 'features'.")
+        if self.condition == "class" and self.condition_length != 1:
+            raise InputError(
+                f"got condition_length {self.condition_length} for a class; expected 1. Use "
+                "condition='features' for several condition positions."
+            )
+
+
+class _Attention(nn.Module):
+    is_causal = True
+
+    def __init__(self, config: LlamaGenConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.heads = config.num_attention_heads
+        self.groups = config.num_key_value_heads
+        self.width = config.hidden_size // self.heads
+        self.num_key_value_groups = self.heads // self.groups
+        self.scaling = self.width**-0.5
+        outputs = (self.heads + 2 * self.groups) * self.width
+        self.qkv_proj = nn.Linear(config.hidden_size, outputs, bias=False)
+        self.o_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+
+    def forward(
+        self, states: torch.Tensor, rotation: torch.Tensor, mask: Any, cache: Any
+    ) -> torch.Tensor:
+        heads, groups = self.heads, self.groups
+        mixed = self.qkv_proj(states).unflatten(-1, (heads + 2 * groups, self.width))
+        turned = rotate(mixed[:, :, : heads + groups], rotation).transpose(1, 2)
+        query, key = turned[:, :heads], turned[:, heads:]
+        value = mixed[:, :, heads + groups :].transpose(1, 2)
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
+        out, _ = attend(self, query, key, value, mask, dropout=0.0, scaling=self.scaling)
+        mixed_out: torch.Tensor = self.o_proj(out.flatten(2))
+        return mixed_out
+
+
+class _FeedForward(nn.Module):
+    def __init__(self, config: LlamaGenConfig) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up_proj(states).chunk(2, dim=-1)
+        out: torch.Tensor = self.down_proj(functional.silu(gate) * up)
+        return out
+
+
+class _Block(nn.Module):
+    def __init__(self, config: LlamaGenConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.attention = _Attention(config, layer_idx)
+        self.ffn_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.feed_forward = _FeedForward(config)
+        self.dropout = config.dropout
+
+    def forward(
+        self, states: torch.Tensor, rotation: torch.Tensor, mask: Any, cache: Any
+    ) -> torch.Tensor:
+        added = self.attention(self.attention_norm(states), rotation, mask, cache)
+        states = states + self._dropped(added)
+        return states + self._dropped(self.feed_forward(self.ffn_norm(states)))
+
+    def _dropped(self, states: torch.Tensor) -> torch.Tensor:
+        if not self.training or not self.dropout:
+            return states
+        return functional.dropout(states, self.dropout)
+
+
+class _Caption(nn.Module):
+    """Projects caption features and holds the learned features of no caption."""
+
+    def __init__(self, config: LlamaGenConfig) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(config.caption_dim, config.hidden_size, bias=False)
+        self.fc2 = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.unconditional = nn.Parameter(torch.zeros(config.condition_length, config.caption_dim))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.fc2(functional.gelu(self.fc1(features), approximate="tanh"))
+        return out
+
+
+class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
+    """A LlamaGen model with its head. `forward` reads codes, `condition` makes what stands first.
+
+    Train with `forward(codes[:, :-1], condition_embeds=model.condition(labels))`: its logits from
+    position L - 1 on are those of `codes`.
+    """
+
+    config_class = LlamaGenConfig
+    config: LlamaGenConfig
+    base_model_prefix = ""
+    main_input_name = "input_ids"
+    _supports_sdpa = True
+    _supports_attention_backend = True
+    _no_split_modules = ["_Block"]  # noqa: RUF012
+
+    def __init__(self, config: LlamaGenConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        if config.condition == "class":
+            # One more than the classes: the last stands for no class.
+            self.class_embedding = nn.Embedding(config.num_classes + 1, config.hidden_size)
+        else:
+            self.caption = _Caption(config)
+        self.layers = nn.ModuleList(_Block(config, i) for i in range(config.num_hidden_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        width = config.hidden_size // config.num_attention_heads
+        self.rotary = GridRotary(
+            config.condition_length, config.grid_size, width, config.rope_theta
+        )
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, _Caption):
+            nn.init.normal_(module.unconditional, std=self.config.caption_dim**-0.5)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the embedding of the codes."""
+        return self.embed_tokens
+
+    def get_output_embeddings(self) -> nn.Module:
+        """Return the head."""
+        return self.lm_head
+
+    def condition(self, given: torch.Tensor) -> torch.Tensor:
+        """Return condition embeddings [B, L, hidden].
+
+        given: class labels i64 [B] (num_classes = no class), or features [B, L, caption_dim].
+        Raises InputError for labels and shapes that the model was not made for.
+        """
+        config = self.config
+        if config.condition == "class":
+            known = config.num_classes
+            if given.dtype != torch.int64 or given.ndim != 1 or not _within(given, known):
+                raise InputError(
+                    f"got class labels {_told(given)}; expected whole numbers [B] from 0 to "
+                    f"{known - 1}, or {known} for no class."
+                )
+            labelled: torch.Tensor = self.class_embedding(given.to(self.device))[:, None]
+            return labelled
+        wanted = (config.condition_length, config.caption_dim)
+        if not given.is_floating_point() or given.ndim != 3 or given.shape[1:] != wanted:
+            raise InputError(
+                f"got caption features of {given.dtype} with shape {list(given.shape)}; expected "
+                f"floats [B, {wanted[0]}, {wanted[1]}]. Pad or cut the caption."
+            )
+        captioned: torch.Tensor = self.caption(given.to(self.device, self.dtype))
+        return captioned
+
+    def unconditional(self, rows: int) -> torch.Tensor:
+        """Return the embeddings of no condition for B rows: [B, L, hidden]."""
+        if self.config.condition == "class":
+            labels = torch.full((rows,), self.config.num_classes, device=self.device)
+            return self.condition(labels)
+        none: torch.Tensor = self.caption(self.caption.unconditional)
+        return none.expand(rows, -1, -1)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        condition_embeds: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        output_hidden_states: bool | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Return logits [B, k, V] of codes i64 [B, n] (or embeddings [B, n, hidden]).
+
+        condition_embeds [B, L, hidden]: put before the codes. position_ids i64 [B, n], or [1, n]
+        for all rows: 0 .. L - 1 are condition positions; given anew where nothing is cached.
+        logits_to_keep: 0 for all, a number of last positions, or i64 [k].
+        output_hidden_states: also `hidden_states`, one entry: what the head read, [B, k, hidden].
+        """
+        states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if condition_embeds is not None:
+            states = torch.cat([condition_embeds.to(states.dtype), states], dim=1)
+        if position_ids is None:
+            start = 0 if past_key_values is None else past_key_values.get_seq_length()
+            position_ids = torch.arange(start, start + states.shape[1], device=states.device)[None]
+        mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=states,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            position_ids=position_ids,
+        )
+        if self.training and self.config.dropout:
+            states = functional.dropout(states, self.config.dropout)
+        rotation = self.rotary.rotation(position_ids, states.dtype)
+        for layer in self.layers:
+            states = layer(states, rotation, mask, past_key_values)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        states = self.norm(states[:, kept])
+        return CausalLMOutputWithPast(
+            logits=self.lm_head(states),
+            past_key_values=past_key_values,
+            hidden_states=(states,) if output_hidden_states else None,
+        )
+
+
+def _within(labels: torch.Tensor, highest: int) -> bool:
+    return not labels.numel() or (int(labels.min()) >= 0 and int(labels.max()) <= highest)
+
+
+def _told(given: torch.Tensor) -> str:
+    if given.ndim == 1 and len(given) <= 8:
+        return str(given.tolist())
+    return f"of {given.dtype} with shape {list(given.shape)}"

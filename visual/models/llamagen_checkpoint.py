@@ -1,0 +1,217 @@
+"""Published LlamaGen checkpoints, and those its training scripts write, as `LlamaGenModel`.
+
+Sizes are read off the shapes; what shapes do not tell (heads, side of the grid) comes from the
+caller, a rotary table, the training settings, or the published sizes. How such a file is opened,
+see `weights_file`.
+"""
+
+from __future__ import annotations
+
+import re
+from math import isqrt
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ragspec.errors import InputError, ModelError
+from ragspec.visual.checks import checked_count
+from ragspec.visual.models.llamagen import LlamaGenConfig, LlamaGenModel
+from ragspec.visual.models.weights_file import PLACES, Tensors, check_finite, read_checkpoint
+
+_DROPPED = ("freqs_cis", "quantize.codebook_used", "causal_mask")
+_HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}
+_NAMES = {
+    "tok_embeddings.weight": "embed_tokens.weight",
+    "cls_embedding.embedding_table.weight": "class_embedding.weight",
+    "cls_embedding.cap_proj.fc1.weight": "caption.fc1.weight",
+    "cls_embedding.cap_proj.fc2.weight": "caption.fc2.weight",
+    "cls_embedding.uncond_embedding": "caption.unconditional",
+    "norm.weight": "norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_LAYER_NAMES = {
+    "attention.wqkv.weight": "attention.qkv_proj.weight",
+    "attention.wo.weight": "attention.o_proj.weight",
+    "feed_forward.w2.weight": "feed_forward.down_proj.weight",
+    "attention_norm.weight": "attention_norm.weight",
+    "ffn_norm.weight": "ffn_norm.weight",
+}
+_GATE, _UP = "feed_forward.w1.weight", "feed_forward.w3.weight"
+_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+
+
+def load_llamagen(
+    path: str | Path,
+    *,
+    grid_size: int | None = None,
+    num_attention_heads: int | None = None,
+    dtype: torch.dtype | None = None,
+    allow_namespace: bool = False,
+) -> LlamaGenModel:
+    """Return the model of a published checkpoint file, in eval mode on the CPU.
+
+    grid_size: side of the square of codes (16 for 256 pixels, 24 for 384, 32 for 512).
+    num_attention_heads: needed for widths that were not published. dtype: None keeps the file's.
+    allow_namespace: also open files of the training scripts, which hold their settings as an
+    argparse.Namespace (plain data, no code). Raises ModelNotFoundError, ModelError for files that
+    hold other objects, other weights or weights that are not finite, InputError for sizes that
+    cannot be known or be.
+    """
+    file = Path(path)
+    if grid_size is not None:
+        grid_size = checked_count(grid_size, "grid_size")
+    if num_attention_heads is not None:
+        num_attention_heads = checked_count(num_attention_heads, "num_attention_heads")
+    published, settings = read_checkpoint(file, allow_namespace)
+    weights, dropped = _renamed(published, file)
+    config = _config(weights, dropped, settings, grid_size, num_attention_heads)
+    kind = weights["lm_head.weight"].dtype if dtype is None else dtype
+    weights = {name: value.to(kind) for name, value in weights.items()}
+    check_finite(weights, file.name)
+    with torch.device("meta"):
+        model: LlamaGenModel = LlamaGenModel(config)
+    try:
+        model.load_state_dict(weights, assign=True)
+    except RuntimeError as error:
+        raise ModelError(
+            f"the weights in {file.name} do not fit together: {error}. Expected those of one "
+            "LlamaGen model, all of them."
+        ) from error
+    model.config.dtype = kind
+    return model.eval()  # type: ignore[no-any-return, unused-ignore]
+
+
+def _renamed(weights: Tensors, file: Path) -> tuple[Tensors, Tensors]:
+    """Return the weights by our names, and those that a model does not need by their own."""
+    if "tok_embeddings.weight" not in weights:
+        told = ", ".join(sorted(weights)[:3]) or "no tensors"
+        raise ModelError(
+            f"{file.name} is no LlamaGen generator: it holds {told}; expected tok_embeddings.weight"
+            f" under {', '.join(PLACES)} or at the top."
+        )
+    renamed: Tensors = {}
+    dropped = {name: value for name, value in weights.items() if name.endswith(_DROPPED)}
+    halves: dict[str, Tensors] = {}
+    unknown = []
+    for name, value in weights.items():
+        layer = _LAYER.fullmatch(name)
+        if name in dropped:
+            continue
+        if name in _NAMES:
+            renamed[_NAMES[name]] = value
+        elif layer and layer[2] in _LAYER_NAMES:
+            renamed[f"layers.{layer[1]}.{_LAYER_NAMES[layer[2]]}"] = value
+        elif layer and layer[2] in (_GATE, _UP):
+            halves.setdefault(layer[1], {})[layer[2]] = value
+        else:
+            unknown.append(name)
+    numbers = {layer[1] for layer in map(_LAYER.fullmatch, weights) if layer} | {"0"}
+    wanted = [f"layers.{i}.{name}" for i in sorted(numbers) for name in (*_LAYER_NAMES, _GATE, _UP)]
+    wanted += ["output.weight", "norm.weight"]
+    lacking = [name for name in wanted if name not in weights]
+    if unknown or lacking:
+        told = ", ".join((unknown or lacking)[:3])
+        raise ModelError(
+            f"{file.name} is no LlamaGen generator that can be read here: it "
+            f"{'also holds' if unknown else 'lacks'} {told}. Expected the weights of one of the "
+            "published class- or text-conditional models."
+        )
+    _check_shapes({name: value for name, value in weights.items() if name not in dropped}, file)
+    for number, pair in halves.items():
+        joined = torch.cat([pair[_GATE], pair[_UP]])
+        renamed[f"layers.{number}.feed_forward.gate_up_proj.weight"] = joined
+    return renamed, dropped
+
+
+def _check_shapes(weights: Tensors, file: Path) -> None:
+    """Raise ModelError for weights that are no matrix, or no vector where they belong to a norm."""
+    for name, value in weights.items():
+        axes = 1 if name.endswith("norm.weight") else 2
+        other = weights.get(name.replace(_GATE, _UP), value)  # of the gate, the other half
+        if value.ndim != axes or not value.numel() or other.shape != value.shape:
+            expected = list(other.shape) if other.shape != value.shape else f"{axes} axes with rows"
+            raise ModelError(
+                f"the weights in {file.name} do not fit together: {name} has the shape "
+                f"{list(value.shape)}; expected {expected}. Copy the file again."
+            )
+
+
+def _config(
+    weights: Tensors,
+    dropped: Tensors,
+    settings: Any,
+    grid_size: int | None,
+    heads: int | None,
+) -> LlamaGenConfig:
+    """Return the sizes of a model, by its weights as far as they tell."""
+    book, hidden = weights["embed_tokens.weight"].shape
+    layers = 1 + max(int(layer[1]) for layer in map(_LAYER.fullmatch, weights) if layer)
+    captions = weights.get("caption.unconditional")
+    length = 1 if captions is None else len(captions)
+    heads, grid_size = _told(dropped, settings, length, hidden, heads, grid_size)
+    width, rest = divmod(hidden, heads)
+    rows = len(weights["layers.0.attention.qkv_proj.weight"])
+    groups = heads if rest else (rows // width - heads) // 2  # the config refuses a rest
+    if not rest and (groups < 1 or heads % groups or (heads + 2 * groups) * width != rows):
+        raise ModelError(
+            f"the weights do not fit together with {heads} attention heads: wqkv has {rows} rows "
+            f"for a width of {hidden}; expected rows for every head, its keys and its values. Pass "
+            "num_attention_heads as the model was trained."
+        )
+    classes = weights.get("class_embedding.weight")
+    return LlamaGenConfig(
+        vocab_size=book,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=groups,
+        intermediate_size=weights["layers.0.feed_forward.down_proj.weight"].shape[1],
+        grid_size=grid_size,
+        condition="class" if captions is None else "features",
+        num_classes=1000 if classes is None else len(classes) - 1,
+        condition_length=length,
+        caption_dim=2048 if captions is None else captions.shape[1],
+    )
+
+
+def _told(
+    dropped: Tensors,
+    settings: Any,
+    length: int,
+    hidden: int,
+    heads: int | None,
+    grid_size: int | None,
+) -> tuple[int, int]:
+    """Return the heads and the side of the grid: as given, by a rotary table, by the settings."""
+    table = dropped.get("freqs_cis")  # [L + side * side, width / 2, 2]
+    if table is not None and table.ndim > 1 and table.numel():
+        grid_size = _side(table, length) if grid_size is None else grid_size
+        heads = max(1, hidden // (2 * table.shape[1])) if heads is None else heads
+    pixels, factor = (getattr(settings, n, None) for n in ("image_size", "downsample_size"))
+    if isinstance(pixels, int) and isinstance(factor, int) and 0 < factor <= pixels:
+        grid_size = pixels // factor if grid_size is None else grid_size
+    heads = _HEADS.get(hidden) if heads is None else heads
+    if heads is None:
+        raise InputError(
+            f"a width of {hidden} is none of the published ones, and weights do not tell their "
+            "heads; expected num_attention_heads. Pass it as the model was trained."
+        )
+    if grid_size is None:
+        raise InputError(
+            "the checkpoint does not tell the side of its grid of codes; expected grid_size. Pass "
+            "16 for pictures of 256 pixels, 24 for 384, 32 for 512."
+        )
+    return heads, grid_size
+
+
+def _side(table: torch.Tensor, length: int) -> int:
+    """Return the side of the grid by a rotary table; raises ModelError for one of no square."""
+    codes = max(0, len(table) - length)
+    side = isqrt(codes)
+    if not side or side * side != codes:
+        raise ModelError(
+            f"the checkpoint's freqs_cis has {len(table)} rows; expected {length} and a square of "
+            "codes. Pass grid_size: 16 for pictures of 256 pixels, 24 for 384, 32 for 512."
+        )
+    return side

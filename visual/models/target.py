@@ -1,0 +1,258 @@
+"""An image model as a target: codes below a condition, with guidance as a pair of rows.
+
+Ids 0 .. V - 1 are codes. Ids from V on stand for condition embeddings and can only be read: a
+prompt is L of them. With classifier-free guidance (Ho and Salimans, arXiv 2207.12598) a sequence
+owns two rows of the model, the second with every condition replaced by its unconditional partner,
+and its logits are u + s (c - u), combined before any processor sees them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+
+from ragspec.errors import InputError
+from ragspec.target.causal import CausalTarget
+from ragspec.target.kv_cache import SlotCache
+from ragspec.target.tree_attention import TreeView, tree_view
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConditionTable:
+    """What the condition ids V, V + 1, ... stand for.
+
+    embeddings [M, hidden]: of each id. partners i64 [M]: the number (0 .. M - 1) of each one's
+    unconditional partner. length: L, the ids that a prompt begins with.
+    """
+
+    embeddings: torch.Tensor
+    partners: torch.Tensor
+    length: int
+
+    def __len__(self) -> int:
+        return len(self.embeddings)
+
+    @classmethod
+    def of_rows(cls, conditions: torch.Tensor, unconditional: torch.Tensor) -> ConditionTable:
+        """Return the table of R conditions [R, L, hidden] and the one without [L, hidden].
+
+        Condition r has the ids from r * L on, in order; the unconditional one comes last, as
+        condition R.
+        """
+        rows, length, hidden = conditions.shape
+        embeddings = torch.cat([conditions, unconditional[None].to(conditions)])
+        partners = torch.arange(length, device=conditions.device) + rows * length
+        return cls(embeddings.reshape(-1, hidden), partners.repeat(rows + 1), length)
+
+    def ids(self, row: int) -> range:
+        """Return the numbers of the L ids of condition `row`, counted from 0."""
+        return range(row * self.length, (row + 1) * self.length)
+
+
+class ImageTarget(CausalTarget):
+    """A model of image codes, ready for `Engine` and `ModelDrafter`.
+
+    model: a `LlamaGenModel`, or another model of codes that takes `inputs_embeds`. conditions: what
+    its prompts may hold. guidance_scale: s; 1 runs the conditional row alone. guidance_interval:
+    (first, last) indices of the codes for which guidance is on, last excluded; None for all.
+    codes: V, where the model's configuration says something else.
+    Subclasses say for other models what stands for a code (`code_embeddings`), how the model runs
+    (`run`) and which codes may stand where (`allowed`). Raises InputError for settings outside
+    their range and conditions of another model.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        conditions: ConditionTable,
+        guidance_scale: float = 1.0,
+        guidance_interval: tuple[int, int] | None = None,
+        *,
+        codes: int | None = None,
+    ) -> None:
+        super().__init__(model)
+        _check(model, conditions, guidance_scale, guidance_interval)
+        self.guidance_scale = float(guidance_scale)
+        self.guidance_interval = guidance_interval
+        self.condition_length = conditions.length
+        self.vocab_size = codes or self.vocab_size
+        self.input_size = self.vocab_size + len(conditions)
+        # LlamaGen's codes have places of their own: a shorter condition begins later.
+        self._shift = getattr(model.config, "condition_length", conditions.length)
+        self._shift -= conditions.length
+        if self.max_length is not None:
+            self.max_length -= self._shift
+        self.copies = 1 if self.guidance_scale == 1.0 else 2
+        self._conditions = conditions.embeddings.detach().to(self.device, self.dtype)
+        self._partners = conditions.partners.to(self.device)
+
+    def prompt(self, row: int) -> list[int]:
+        """Return the prompt of condition `row` of the table: L ids."""
+        start = self.vocab_size + row * self.condition_length
+        return list(range(start, start + self.condition_length))
+
+    def check_prompt(self, tokens: Sequence[int]) -> None:
+        """Raise InputError for a prompt that does not begin with exactly L condition ids."""
+        length, size = self.condition_length, self.vocab_size
+        found = next((i for i, token in enumerate(tokens) if token < size), len(tokens))
+        if found != length or max(tokens[length:], default=0) >= size:
+            raise InputError(
+                f"got a prompt of {len(tokens)} ids that begins with {found} condition ids; "
+                f"expected {length} of them (ids from {size} to {self.input_size - 1}) and codes "
+                "after them. Use target.prompt(row)."
+            )
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return what the first layer reads for ids i64 [B, n]: [copies * B, n, hidden]."""
+        rows = [self._embedded(tokens, None)]
+        if self.copies == 2:
+            rows.append(self._embedded(tokens, self._partners))
+        return torch.cat(rows)
+
+    def head_logits(self, states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the guided logits [B, n, V] of hidden states [copies * B, n, hidden].
+
+        positions i64 [B, n]: where the tokens stand that these states are of.
+        """
+        return self._guided(self.head(states), positions)
+
+    def head(self, states: torch.Tensor) -> torch.Tensor:
+        """Return logits over the codes [..., V] of hidden states [..., hidden]."""
+        logits: torch.Tensor = self.output_head(states)
+        return logits
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        view: TreeView,
+        cache: SlotCache,
+        keep: int | torch.Tensor,
+    ) -> torch.Tensor:
+        """Return guided logits of the kept queries [B, k, V]; see `CausalTarget.forward`."""
+        book = cache.book
+        positions, seen = view.positions, view
+        with torch.no_grad():
+            if min(book.lengths) + book.pending < self.condition_length:
+                embedded = self.embed(tokens)
+            else:  # codes only, and these are the same in both rows
+                embedded = self.code_embeddings(tokens)
+                embedded = embedded if self.copies == 1 else embedded.repeat(2, 1, 1)
+            if self.copies == 2 and len(tokens) > 1:  # what one sequence sees fits both of its rows
+                seen = _doubled(view)
+            shifted = seen.positions + self._shift if self._shift else seen.positions
+            with tree_view(seen):
+                logits = self.run(embedded, shifted, cache, keep)
+        cache.advance(tokens.shape[1])
+        return self._guided(
+            logits, positions[:, -keep:] if isinstance(keep, int) else positions[:, keep]
+        )
+
+    def code_embeddings(self, codes: torch.Tensor) -> torch.Tensor:
+        """Return what the first layer reads for codes i64 [B, n]: [B, n, hidden]."""
+        embedded: torch.Tensor = self.model.get_input_embeddings()(codes)
+        return embedded
+
+    def run(
+        self,
+        embedded: torch.Tensor,
+        positions: torch.Tensor,
+        cache: SlotCache,
+        keep: int | torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the kept queries' logits over the codes [C * B, k, V], before guidance.
+
+        embedded [C * B, n, hidden], positions i64 [C * B, n] or [1, n] for all rows.
+        """
+        logits: torch.Tensor = self.model(
+            inputs_embeds=embedded,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=keep,
+        ).logits
+        return logits
+
+    def allowed(self, index: torch.Tensor) -> torch.Tensor | None:
+        """Return which codes may stand at indices i64 [B, k]: bool [B, k, V]; None for all."""
+        return None
+
+    def _embedded(self, tokens: torch.Tensor, partners: torch.Tensor | None) -> torch.Tensor:
+        """Return embeddings [B, n, hidden] of ids, conditions replaced by their partners if any."""
+        which = (tokens - self.vocab_size).clamp(min=0)
+        if partners is not None:
+            which = partners[which]
+        codes = self.code_embeddings(tokens.clamp(max=self.vocab_size - 1))
+        return torch.where((tokens >= self.vocab_size)[..., None], self._conditions[which], codes)
+
+    def _guided(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return u + s (c - u), [B, k, V], of logits [2 * B, k, V]; c alone where it is off."""
+        if self.copies == 2:
+            logits = self._combined(logits, positions)
+        allowed = self.allowed(positions - (self.condition_length - 1))
+        return logits if allowed is None else logits.masked_fill(~allowed, float("-inf"))
+
+    def _combined(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        if logits.dtype != torch.float64:
+            logits = logits.float()
+        conditional, unconditional = logits.chunk(2)
+        difference = conditional - unconditional
+        guided = torch.add(unconditional, difference, alpha=self.guidance_scale)
+        if self.guidance_interval is None:
+            return guided
+        first, last = self.guidance_interval
+        index = positions - (self.condition_length - 1)
+        return torch.where(((index >= first) & (index < last))[..., None], guided, conditional)
+
+
+def _doubled(view: TreeView) -> TreeView:
+    related = view.related
+    return TreeView(
+        lengths=view.lengths.repeat(2),
+        positions=view.positions.repeat(2, 1),
+        slot_positions=view.slot_positions.repeat(2, 1),
+        related=None if related is None else related.repeat(2, 1, 1),
+    )
+
+
+def _check(
+    model: Any, conditions: ConditionTable, scale: Any, interval: tuple[int, int] | None
+) -> None:
+    if not (isinstance(scale, Real) and 0.0 <= float(scale) < inf):
+        raise InputError(
+            f"guidance_scale is {scale!r}; expected a finite number of 0 or more (1 turns guidance "
+            "off)."
+        )
+    if interval is not None and not _is_interval(interval):
+        raise InputError(
+            f"guidance_interval is {interval!r}; expected whole numbers (first, last), "
+            "0 <= first < last."
+        )
+    hidden = model.get_input_embeddings().weight.shape[1]
+    count = len(conditions)
+    if conditions.embeddings.ndim != 2 or conditions.embeddings.shape[1] != hidden:
+        raise InputError(
+            f"got condition embeddings of shape {list(conditions.embeddings.shape)}; expected "
+            f"[M, {hidden}]. Make them with this very model's condition()."
+        )
+    if not bool(conditions.embeddings.isfinite().all()):
+        raise InputError(
+            "got condition embeddings that hold NaN or infinite numbers; expected finite ones. "
+            "Check the features that they were made from (prompt_embeds), or use a wider dtype."
+        )
+    partners = conditions.partners
+    if not count or partners.shape != (count,) or not 0 <= int(partners.min()) <= count - 1:
+        raise InputError(f"got {len(partners)} partners for {count} conditions; expected one each.")
+    most = getattr(model.config, "condition_length", None)
+    if conditions.length < 1 or (most is not None and conditions.length > most):
+        raise InputError(f"got conditions of {conditions.length} ids; expected 1 to {most}.")
+
+
+def _is_interval(given: Any) -> bool:
+    if not isinstance(given, Sequence) or len(given) != 2:
+        return False
+    return all(isinstance(end, Integral) for end in given) and 0 <= given[0] < given[1]

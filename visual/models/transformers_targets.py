@@ -1,0 +1,320 @@
+"""Image models of transformers as targets: Janus, Janus-Pro, Emu3, Chameleon, Anole, ImageGPT.
+
+The models are used as they are: each class here says what stands for a code, which part of the
+model runs, which head speaks of codes and which codes may stand where. Prompts are token ids of the
+model's own tokenizer, given when the target is made, all of one length L; `prompt(row)` gives their
+ids here. With guidance `unconditional` is the prompt of the second row, of the same length.
+Tokens that come out are codes 0 .. V - 1, the numbers that the model's own VQ decoder takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.models.device import input_device
+from ragspec.target.causal import TreeSession
+from ragspec.target.kv_cache import SlotCache
+from ragspec.trees.draft_tree import DraftTree
+from ragspec.trees.operations import keep_best
+from ragspec.visual.checks import checked_count, whole
+from ragspec.visual.models.target import ConditionTable, ImageTarget
+
+Ids = Sequence[int]
+
+
+class _Foreign(ImageTarget):
+    """What the models here have in common: an inner model and a head over (more than) the codes.
+
+    inner: gives the last hidden states. codes: V. count: codes of a picture, line ends included.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        inner: Any,
+        prompts: Sequence[Ids],
+        unconditional: Ids | None,
+        guidance_scale: float,
+        guidance_interval: tuple[int, int] | None,
+        *,
+        codes: int,
+        count: int,
+    ) -> None:
+        if guidance_scale != 1.0 and unconditional is None:
+            raise InputError(
+                f"got guidance_scale {guidance_scale} without an unconditional prompt; expected "
+                "the token ids of one. Pass unconditional=[...], as long as the prompts."
+            )
+        table = _conditions(model, prompts, unconditional)
+        super().__init__(model, table, guidance_scale, guidance_interval, codes=codes)
+        self.inner = inner
+        self.keeps_logits = True  # here, whatever the model's own forward does
+        longest = table.length + count
+        self.max_length = min(longest, self.max_length or longest)
+
+    def run(
+        self,
+        embedded: torch.Tensor,
+        positions: torch.Tensor,
+        cache: SlotCache,
+        keep: int | torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the kept queries' logits over the codes; see `ImageTarget.run`."""
+        states = self.inner(
+            inputs_embeds=embedded, position_ids=positions, past_key_values=cache, use_cache=True
+        ).last_hidden_state
+        return self.head(states[:, -keep:] if isinstance(keep, int) else states[:, keep])
+
+
+class JanusTarget(_Foreign):
+    """Janus or Janus-Pro (`JanusForConditionalGeneration`) drawing a picture.
+
+    prompts: token ids that end with the begin-of-image token. unconditional: those ids with every
+    one padded but the first and the last (see `janus_unconditional`).
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        prompts: Sequence[Ids],
+        unconditional: Ids | None = None,
+        guidance_scale: float = 5.0,
+        guidance_interval: tuple[int, int] | None = None,
+    ) -> None:
+        _expect(model, "janus")
+        parts = model.model
+        super().__init__(
+            model,
+            parts.language_model,
+            prompts,
+            unconditional,
+            guidance_scale,
+            guidance_interval,
+            codes=parts.generation_embeddings.num_embeddings,
+            count=model.config.vision_config.num_image_tokens,
+        )
+
+    @property
+    def output_head(self) -> torch.nn.Module:
+        """The head for codes, which is not the one for text."""
+        head: torch.nn.Module = self.model.model.generation_head
+        return head
+
+    def code_embeddings(self, codes: torch.Tensor) -> torch.Tensor:
+        """Return codes i64 [B, n] embedded and brought into the text's space: [B, n, hidden]."""
+        embedded: torch.Tensor = self.model.prepare_embeddings_for_image_generation(codes)
+        return embedded
+
+
+def janus_unconditional(prompt: Ids, bos: int, boi: int, pad: int) -> list[int]:
+    """Return the unconditional prompt of Janus: all padded but begin of text and of image."""
+    return [token if token in (bos, boi) else pad for token in prompt]
+
+
+class _InText(_Foreign):
+    """Codes that are tokens of the text's vocabulary. outputs: the text id of each code, [V]."""
+
+    def __init__(
+        self,
+        model: Any,
+        inner: Any,
+        prompts: Sequence[Ids],
+        unconditional: Ids | None,
+        guidance_scale: float,
+        guidance_interval: tuple[int, int] | None,
+        *,
+        outputs: Ids,
+        count: int,
+    ) -> None:
+        super().__init__(
+            model,
+            inner,
+            prompts,
+            unconditional,
+            guidance_scale,
+            guidance_interval,
+            codes=len(outputs),
+            count=count,
+        )
+        self.outputs = torch.tensor(list(outputs), device=self.device)
+
+    def code_embeddings(self, codes: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings [B, n, hidden] of the text tokens that codes i64 [B, n] are."""
+        embedded: torch.Tensor = self.model.get_input_embeddings()(self.outputs[codes])
+        return embedded
+
+    def head(self, states: torch.Tensor) -> torch.Tensor:
+        """Return logits over the codes alone, [..., V]."""
+        return super().head(states)[..., self.outputs]
+
+
+class Emu3Target(_InText):
+    """Emu3 (`Emu3ForConditionalGeneration`) drawing `height` rows of `width` codes.
+
+    Every row of codes is followed by the line end, the last code of the vocabulary here (V - 1),
+    as the model has it; nothing else may stand there and it nowhere else. prompts: token ids that
+    end with the image wrapper token.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        prompts: Sequence[Ids],
+        height: int,
+        width: int,
+        unconditional: Ids | None = None,
+        guidance_scale: float = 3.0,
+        guidance_interval: tuple[int, int] | None = None,
+    ) -> None:
+        _expect(model, "emu3")
+        height, width = checked_count(height, "height"), checked_count(width, "width")
+        known = model.vocabulary_mapping
+        super().__init__(
+            model,
+            model.model.text_model,
+            prompts,
+            unconditional,
+            guidance_scale,
+            guidance_interval,
+            outputs=[*_in_order(known.img2bpe), known.eol_token_id],
+            count=height * (width + 1),
+        )
+        self.width = width
+        self._is_end = torch.arange(self.vocab_size, device=self.device) == self.vocab_size - 1
+
+    def allowed(self, index: torch.Tensor) -> torch.Tensor:
+        """Return which codes may stand at indices i64 [B, k]: bool [B, k, V]."""
+        return (index % (self.width + 1) == self.width)[..., None] == self._is_end
+
+    def picture(self, tokens: Ids) -> list[list[int]]:
+        """Return the rows of codes, without their ends, of the tokens of a whole picture."""
+        step = self.width + 1
+        return [list(tokens[i : i + self.width]) for i in range(0, len(tokens), step)]
+
+
+class ChameleonTarget(_InText):
+    """Chameleon or Anole (`ChameleonForConditionalGeneration`) drawing `count` codes.
+
+    The model's own forward forbids codes, so its decoder and head are asked. prompts: token ids
+    that end with the begin-of-image token.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        prompts: Sequence[Ids],
+        unconditional: Ids | None = None,
+        guidance_scale: float = 1.0,
+        guidance_interval: tuple[int, int] | None = None,
+        *,
+        count: int = 1024,
+    ) -> None:
+        _expect(model, "chameleon")
+        super().__init__(
+            model,
+            model.model,
+            prompts,
+            unconditional,
+            guidance_scale,
+            guidance_interval,
+            outputs=_in_order(model.model.vocabulary_mapping.img2bpe),
+            count=checked_count(count, "count"),
+        )
+
+
+class ImageGPTTarget(_Foreign):
+    """ImageGPT (`ImageGPTForCausalImageModeling`), which draws clusters of colours.
+
+    It has no conditions: its one prompt, `prompt(0)`, is the start token. Its attention knows no
+    slot beyond the picture: drafts are cut to what fits, and a draft model of this class stops
+    drafting a few codes before the end.
+    """
+
+    def __init__(self, model: Any) -> None:
+        _expect(model, "imagegpt")
+        start = model.config.vocab_size - 1
+        super().__init__(
+            model,
+            model.transformer,
+            [[start]],
+            None,
+            1.0,
+            None,
+            codes=start,
+            count=model.config.n_positions,
+        )
+        self.max_length = model.config.n_positions + 1  # the last code is drawn and never read
+
+    def open(self, rows: int, capacity: int) -> TreeSession:
+        """Return an empty session whose drafts fit the model's own causal mask."""
+        return _Bounded(self, rows, capacity)
+
+
+class _Bounded(TreeSession):
+    """A session in which committed tokens and draft together never exceed the positions."""
+
+    def admit(self, tree: DraftTree) -> DraftTree:
+        """Return the nodes of largest reach for which there is room behind the root."""
+        room = self.target.model.config.n_positions - self.cache.book.extent - 1
+        return keep_best(tree, max(room, 0))
+
+
+def _conditions(model: Any, prompts: Sequence[Ids], unconditional: Ids | None) -> ConditionTable:
+    """Return the table of embedded prompts; the first stands in for no unconditional one."""
+    rows = _ids(prompts)
+    last = _ids([unconditional])[0] if unconditional is not None else rows[0] if rows else []
+    lengths = {len(row) for row in [*rows, last]}
+    if not rows or len(lengths) != 1 or 0 in lengths:
+        raise InputError(
+            f"got prompts of {sorted(lengths)} tokens (the unconditional one included); expected "
+            "at least one, and all of one length. Make a target for each length, or pad."
+        )
+    embedding = model.get_input_embeddings()
+    size = embedding.weight.shape[0]
+    wrong = [token for row in [*rows, last] for token in row if not 0 <= token < size]
+    if wrong:
+        raise InputError(
+            f"got a prompt with the token id {wrong[0]}; expected ids from 0 to {size - 1}, "
+            "made with the model's own tokenizer."
+        )
+    ids = torch.tensor([*rows, last], device=input_device(embedding))
+    with torch.no_grad():
+        embedded = embedding(ids)
+    return ConditionTable.of_rows(embedded[:-1], embedded[-1])
+
+
+def _ids(prompts: Any) -> list[list[int]]:
+    try:
+        rows = [[whole(token) for token in prompt] for prompt in prompts]
+    except TypeError:  # a number where a list is expected
+        rows = [[None]]
+    found = [[token for token in row if token is not None] for row in rows]
+    if found != rows:
+        raise InputError(
+            f"got the prompts {prompts!r}; expected a list of lists of token ids, whole numbers. "
+            "Make them with the model's own tokenizer."
+        )
+    return found
+
+
+def _in_order(text_ids: Mapping[int, int]) -> list[int]:
+    """Return the text id of each code, of a mapping that must know the codes 0, 1, and so on."""
+    if sorted(text_ids) != list(range(len(text_ids))) or not text_ids:
+        raise UnsupportedModelError(
+            f"the model's vocabulary map names {len(text_ids)} codes that are not numbered from 0 "
+            "on; expected the map that its checkpoint comes with."
+        )
+    return [text_ids[code] for code in range(len(text_ids))]
+
+
+def _expect(model: Any, kind: str) -> None:
+    found = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+    if found != kind:
+        raise UnsupportedModelError(
+            f"got a model of type {found!r}; expected {kind!r}. Use the target class that is made "
+            "for it."
+        )

@@ -1,0 +1,198 @@
+"""Pictures to codes and back: a VQ tokenizer over diffusers' `VQModel`.
+
+Published LlamaGen files and the `JanusVQVAE` of transformers are read into that layout, see
+`vq_checkpoint`.
+
+The look-up is LlamaGen's (Sun et al., arXiv 2406.06525, after Yu et al., arXiv 2110.04627): codes
+and latents are made unit length first, so that the nearest code is the one of largest cosine.
+diffusers' own look-up does not do that, hence the few lines here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
+from ragspec.visual.models.vq_checkpoint import JANUS, from_janus, load_llamagen_vq
+
+PICTURE_AXES = 4
+_PARTS = ("encoder", "quant_conv", "quantize", "post_quant_conv", "decoder")
+_SIZES = ("in_channels", "block_out_channels", "sample_size", "norm_type")
+
+
+class VQTokenizer:
+    """Turns pictures f32 [B, C, H, W] in [-1, 1] into codes i64 [B, h * w], row by row, and back.
+
+    model: a `VQModel`, or a `JanusVQVAE`, of which `self.model` is a `VQModel` of the same weights.
+    normalised: False for books that are searched by plain Euclidean distance. Raises
+    UnsupportedModelError for a model without code-book, encoder or decoder.
+    """
+
+    def __init__(self, model: Any, normalised: bool = True) -> None:
+        config = getattr(model, "config", None)
+        if getattr(config, "model_type", None) == JANUS:
+            model = from_janus(model)
+            config = model.config
+        missing = [part for part in _PARTS if not hasattr(model, part)]
+        missing += [f"config.{size}" for size in _SIZES if not hasattr(config, size)]
+        if missing:
+            raise UnsupportedModelError(
+                f"got {type(model).__name__} without {', '.join(missing)}; expected a diffusers "
+                "VQModel or a JanusVQVAE. Convert the checkpoint to the layout of a VQModel first."
+            )
+        self.model = model.eval().requires_grad_(False)
+        self.normalised = normalised
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        dtype: torch.dtype = torch.float32,
+        normalised: bool = True,
+        allow_namespace: bool = False,
+    ) -> VQTokenizer:
+        """Load a folder written by `save_pretrained`, or a published file (`vq_ds16_c2i.pt`).
+
+        A folder is in diffusers' layout, safetensors only. allow_namespace: of files, as in
+        `load_llamagen`. Raises ModelNotFoundError for a path without either, ModelError for
+        weights that are missing, do not fit or are not to be opened.
+        """
+        from diffusers import VQModel
+
+        folder = Path(path)
+        if folder.is_file():
+            return cls(load_llamagen_vq(folder, dtype, allow_namespace), normalised)
+        if not (folder / "config.json").is_file():
+            raise ModelNotFoundError(
+                f"got {str(path)!r}, which is no file and holds no config.json; expected a folder "
+                "with a VQModel, or a published file such as vq_ds16_c2i.pt."
+            )
+        try:
+            model = VQModel.from_pretrained(
+                folder, torch_dtype=dtype, use_safetensors=True, local_files_only=True
+            )
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ModelError(
+                f"got a VQModel in {str(path)!r} that does not load ({error}); expected "
+                "safetensors that fit its config.json. Save it again."
+            ) from error
+        return cls(model, normalised)
+
+    def save_pretrained(self, path: str | Path, dtype: torch.dtype = torch.float16) -> None:
+        """Write config and safetensors to a folder, the weights in `dtype`.
+
+        A normalised book is written normalised, for tools that do not normalise themselves.
+        """
+        from copy import deepcopy
+
+        model = deepcopy(self.model)
+        model.quantize.embedding.weight.copy_(self._book())
+        # Past diffusers' own `to`, which warns of modules to be kept in float32: there are none.
+        torch.nn.Module.to(model, dtype)
+        model.save_pretrained(path, safe_serialization=True)
+
+    @property
+    def vocab_size(self) -> int:
+        """Return the number of codes, V."""
+        return int(self.model.quantize.embedding.num_embeddings)
+
+    @property
+    def image_size(self) -> int:
+        """Return the side of the pictures it was made for, in pixels."""
+        return int(self.model.config.sample_size)
+
+    @property
+    def reduction(self) -> int:
+        """Return how many pixels a code stands for along one side."""
+        return int(2 ** (len(self.model.config.block_out_channels) - 1))
+
+    @property
+    def grid_size(self) -> int:
+        """Return the side of the square of codes of such a picture."""
+        return self.image_size // self.reduction
+
+    def codebook(self) -> torch.Tensor:
+        """Return the codes made unit length, f32 [V, d]: what neighbours are searched in."""
+        return functional.normalize(self.model.quantize.embedding.weight.float(), dim=-1)
+
+    @torch.no_grad()
+    def latents(self, images: torch.Tensor) -> torch.Tensor:
+        """Return what is looked up in the book, f32 [B, h * w, d].
+
+        Raises InputError for pictures of another form, of sides that are no multiple of
+        `reduction`, or with values outside [-1, 1].
+        """
+        self._check_images(images)
+        weight = self.model.quant_conv.weight
+        found = self.model.quant_conv(self.model.encoder(images.to(weight.device, weight.dtype)))
+        found = found.flatten(2).transpose(1, 2).float()
+        return functional.normalize(found, dim=-1) if self.normalised else found
+
+    @torch.no_grad()
+    def encode(self, images: torch.Tensor) -> torch.Tensor:
+        """Return codes i64 [B, h * w], row by row, of pictures [B, C, H, W] in [-1, 1]."""
+        found, book = self.latents(images), self._book().float()
+        # |z - e|^2 without |z|^2, which all codes share; exact for books of any lengths.
+        return (found @ book.T - book.square().sum(-1) / 2).argmax(-1)
+
+    @torch.no_grad()
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        """Return pictures f32 [B, C, H, W] in [-1, 1] of codes i64 [B, h * w] or [B, h, w].
+
+        Raises InputError for codes outside the book, or a number of them that is no square.
+        """
+        grid = self._grid(codes)
+        weight = self.model.post_quant_conv.weight
+        latents = self._book()[grid.to(weight.device)].permute(0, 3, 1, 2).to(weight.dtype)
+        spatial = latents if self.model.config.norm_type == "spatial" else None
+        images = self.model.decoder(self.model.post_quant_conv(latents), spatial)
+        return torch.as_tensor(images).float().clamp(-1, 1)
+
+    def _book(self) -> torch.Tensor:
+        weight: torch.Tensor = self.model.quantize.embedding.weight
+        return self.codebook().to(weight.dtype) if self.normalised else weight
+
+    def _check_images(self, images: torch.Tensor) -> None:
+        channels = int(self.model.config.in_channels)
+        shape = list(images.shape)
+        if (
+            not images.is_floating_point()
+            or images.ndim != PICTURE_AXES
+            or shape[1] != channels
+            or any(side % self.reduction or not side for side in shape[2:])
+        ):
+            raise InputError(
+                f"got pictures of {images.dtype} with shape {shape}; expected floats "
+                f"[B, {channels}, H, W] whose sides are multiples of {self.reduction}."
+            )
+        # A little beyond the range comes from resampling; 0 .. 255 is a mistake. So is a nan.
+        if images.numel() and not bool((images.abs() <= 1.01).all()):
+            raise InputError(
+                f"got pictures with values from {float(images.min()):g} to "
+                f"{float(images.max()):g}; expected [-1, 1]. Divide bytes by 127.5, subtract 1."
+            )
+
+    def _grid(self, codes: torch.Tensor) -> torch.Tensor:
+        if codes.dtype != torch.int64 or codes.ndim not in (2, 3):
+            raise InputError(
+                f"got codes of {codes.dtype} with shape {list(codes.shape)}; expected int64 "
+                "[B, h * w] or [B, h, w]."
+            )
+        if codes.numel() and (int(codes.min()) < 0 or int(codes.max()) >= self.vocab_size):
+            raise InputError(
+                f"got codes from {int(codes.min())} to {int(codes.max())}; expected 0 to "
+                f"{self.vocab_size - 1}. Take condition ids off before decoding."
+            )
+        if codes.ndim == PICTURE_AXES - 1:
+            return codes
+        side = round(codes.shape[1] ** 0.5)
+        if side * side != codes.shape[1] or not side:
+            raise InputError(
+                f"got {codes.shape[1]} codes a picture; expected a square number of them, such as "
+                f"{self.grid_size**2}, or codes laid out as [B, h, w]."
+            )
+        return codes.reshape(-1, side, side)

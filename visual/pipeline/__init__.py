@@ -1,0 +1,21 @@
+"""From a prompt or a class to pictures, by diffusers' conventions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ragspec.registry import door
+
+if TYPE_CHECKING:
+    from ragspec.visual.pipeline.pipeline import ImageOutput as ImageOutput
+    from ragspec.visual.pipeline.pipeline import ImagePipeline as ImagePipeline
+
+_WHERE = {
+    "ImageOutput": "ragspec.visual.pipeline.pipeline",
+    "ImagePipeline": "ragspec.visual.pipeline.pipeline",
+}
+
+__all__ = sorted(_WHERE)
+
+if not TYPE_CHECKING:  # hidden from the checkers, which otherwise accept misspelt names
+    __getattr__, __dir__ = door(__name__, _WHERE)

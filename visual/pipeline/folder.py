@@ -1,0 +1,230 @@
+"""Where the parts of an image generator lie: target, tokenizer, draft model and feature head.
+
+A folder holds `target/` (a `LlamaGenModel`), `tokenizer/` (a diffusers `VQModel`; beside the folder
+where several share one) and, where there are such, `draft/` and `head/`. A folder that is itself a
+`LlamaGenModel` is a target alone. The bundled ones are known by name: "tiles" and "emoji".
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ragspec.errors import (
+    InputError,
+    ModelError,
+    ModelNotFoundError,
+    TokenizerMismatchError,
+    UnsupportedModelError,
+)
+from ragspec.models.device import pick_device, pick_dtype
+from ragspec.models.resolve import STARTER, resolve_model
+from ragspec.registry import did_you_mean
+
+if TYPE_CHECKING:
+    from ragspec.visual.models.captions import CaptionEncoder
+    from ragspec.visual.models.llamagen import LlamaGenModel
+    from ragspec.visual.models.vq import VQTokenizer
+
+SETS = ("emoji", "tiles")
+BUNDLED = STARTER / "images"
+_CONFIG = "config.json"
+_OURS = "llamagen"  # the model_type of a LlamaGenModel
+_TARGETS = {
+    "janus": "JanusTarget",
+    "emu3": "Emu3Target",
+    "chameleon": "ChameleonTarget",
+    "imagegpt": "ImageGPTTarget",
+}
+_UNNAMED = "LABEL_"  # what transformers calls classes that nobody named
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFolder:
+    """The folders of the parts; None for what is not there."""
+
+    name: str
+    target: Path
+    tokenizer: Path | None
+    draft: Path | None
+    head: Path | None
+
+
+def find_folder(name: str | Path) -> ImageFolder:
+    """Return the parts of a bundled set ("tiles", "emoji") or of a folder.
+
+    Raises ModelNotFoundError with what was tried.
+    """
+    root = BUNDLED / str(name) if str(name) in SETS else Path(name).expanduser()
+    if not _is_model(root) and not _is_model(root / "target"):
+        root = _elsewhere(str(name), root)
+    target = root / "target" if _is_model(root / "target") else root
+    places = (root / "tokenizer", root.parent / "tokenizer")
+    return ImageFolder(
+        name=str(name),
+        target=target,
+        tokenizer=next((place for place in places if _is_model(place)), None),
+        draft=_if_model(root / "draft"),
+        head=_if_model(root / "head"),
+    )
+
+
+def load_model(
+    folder: Path, device: str | torch.device = "auto", dtype: str | torch.dtype = "auto"
+) -> LlamaGenModel:
+    """Return the image model of a folder, in eval mode on the device.
+
+    Raises ModelNotFoundError, ModelError, and InputError for a device or dtype that cannot be had.
+    """
+    from safetensors import SafetensorError
+
+    from ragspec.visual.models.llamagen import LlamaGenModel
+
+    if not _is_model(folder):
+        raise ModelNotFoundError(f"{folder} holds no {_CONFIG}; expected a saved LlamaGenModel.")
+    _expect_ours(folder)
+    place = pick_device(device)
+    try:
+        model, info = LlamaGenModel.from_pretrained(
+            folder,
+            dtype=pick_dtype(dtype, place),
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise ModelError(
+            f"{folder} does not load as a LlamaGenModel ({error}); expected what its "
+            "save_pretrained wrote."
+        ) from error
+    if info["missing_keys"]:  # transformers would go on with random ones
+        lacking = ", ".join(sorted(info["missing_keys"])[:3])
+        raise ModelError(f"{folder} lacks the weights {lacking}; expected all. Copy it again.")
+    loaded: LlamaGenModel = model.to(place).eval()
+    return loaded
+
+
+def load_tokenizer(folder: ImageFolder, device: torch.device) -> VQTokenizer:
+    """Return the tokenizer beside a target; raises ModelNotFoundError, ModelError."""
+    from ragspec.visual.models.vq import VQTokenizer
+
+    if folder.tokenizer is None:
+        raise ModelNotFoundError(
+            f"no tokenizer was found for {folder.name}: expected a diffusers VQModel in "
+            f"{folder.target.parent / 'tokenizer'}, or give tokenizer=PATH."
+        )
+    made = VQTokenizer.from_pretrained(folder.tokenizer)
+    made.model.to(device)
+    return made
+
+
+def check_model(model: Any) -> None:
+    """Raise UnsupportedModelError for a model that an image pipeline does not draw with."""
+    whose = getattr(model, "model", None) if type(model).__name__.endswith("Target") else model
+    kind = getattr(getattr(whose, "config", None), "model_type", None)
+    if kind == _OURS and whose is model:
+        return
+    made = f"{_TARGETS.get(str(kind), 'JanusTarget')}(model, ...)" if whose is model else "target"
+    advice = (
+        "Give the target's model."
+        if kind == _OURS
+        else f"Draw the codes of other models with Engine({made}, None, drafter), whose targets are"
+        " in ragspec.visual.models.transformers_targets."
+    )
+    told = type(model).__name__ + (f" of type {kind!r}" if kind else "")
+    raise UnsupportedModelError(f"got a {told}; expected a LlamaGenModel. {advice}")
+
+
+def check_tokenizer(model: Any, tokenizer: VQTokenizer) -> None:
+    """Raise TokenizerMismatchError where a model's codes are not the tokenizer's."""
+    codes = int(model.config.vocab_size)
+    if tokenizer.vocab_size != codes:
+        raise TokenizerMismatchError(
+            f"got a tokenizer with a code-book of {tokenizer.vocab_size} for a model of {codes} "
+            "codes; expected the code-book that the model was trained on. Give its tokenizer."
+        )
+
+
+def check_draft(target: Any, draft: Any) -> None:
+    """Raise TokenizerMismatchError where a draft model cannot stand in for the target.
+
+    It must have the target's codes, picture size and conditions.
+    """
+    for what in ("vocab_size", "grid_size", "condition", "condition_length"):
+        ours, theirs = getattr(target.config, what), getattr(draft.config, what, None)
+        if ours != theirs:
+            raise TokenizerMismatchError(
+                f"got a draft model with {what} {theirs}; expected {ours}, the target's. Draft "
+                "with a model that was trained on the same codes and conditions."
+            )
+    last = "num_classes" if target.config.condition == "class" else "caption_dim"
+    if getattr(target.config, last) != getattr(draft.config, last):
+        raise TokenizerMismatchError(
+            f"got a draft model with {last} {getattr(draft.config, last)}; expected "
+            f"{getattr(target.config, last)}, the target's."
+        )
+
+
+def class_names(model: Any) -> tuple[str, ...]:
+    """Return the names of a model's classes, as its config holds them; empty where it has none."""
+    config = model.config
+    if config.condition != "class":
+        return ()
+    known = {int(number): str(name) for number, name in (config.id2label or {}).items()}
+    names = tuple(known.get(number, "") for number in range(config.num_classes))
+    unnamed = any(not name or name.startswith(_UNNAMED) for name in names)
+    return () if unnamed else names
+
+
+def caption_encoder(model: Any) -> CaptionEncoder | None:
+    """Return the encoder of prompts that a model was trained with, where it is the bundled one."""
+    from ragspec.visual.models.captions import EMBEDDER, CaptionEncoder
+
+    if model.config.condition == "class":
+        return None
+    folder = resolve_model(EMBEDDER, offline=True).folder
+    encoder = CaptionEncoder.from_pretrained(folder, model.config.condition_length)
+    return encoder if encoder.width == model.config.caption_dim else None
+
+
+def _expect_ours(folder: Path) -> None:
+    """Raise UnsupportedModelError for a folder that says it holds a model of another kind."""
+    try:
+        told = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return  # which loading will report
+    names = ("model_type", "_class_name", "kind")  # of transformers, of diffusers, of heads
+    found = (told.get(name) for name in names) if isinstance(told, dict) else ()
+    kind = next((name for name in found if name), None)
+    if kind not in (None, _OURS):
+        raise UnsupportedModelError(
+            f"{folder} is a {kind!r} model; expected {_OURS!r}, a saved LlamaGenModel. Name the "
+            "folder of an image generator."
+        )
+
+
+def _is_model(folder: Path) -> bool:
+    return (folder / _CONFIG).is_file()
+
+
+def _if_model(folder: Path) -> Path | None:
+    return folder if _is_model(folder) else None
+
+
+def _elsewhere(name: str, tried: Path) -> Path:
+    """Return the folder of a model id in the cache or on the hub."""
+    if not tried.exists() and name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        return resolve_model(name).folder
+    if name in SETS:
+        raise ModelNotFoundError(f"the bundled set {name!r} is missing ({tried}); install again.")
+    state = f"holds neither {_CONFIG} nor target/{_CONFIG}" if tried.is_dir() else "is no folder"
+    raise ModelNotFoundError(
+        f"no image model {name!r} was found.{did_you_mean(name, SETS)} {tried} {state}; expected "
+        f"a bundled set ({', '.join(SETS)}) or a folder with target/ and tokenizer/."
+    )

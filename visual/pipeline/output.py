@@ -1,0 +1,105 @@
+"""What drawing returns beside the images: forwards, seconds, accepted codes, excess variation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ragspec.engine.output import Generation
+from ragspec.reports.report import Report
+from ragspec.visual.acceptance.tv_budget import position_excess
+from ragspec.visual.evaluation.pictures import maps_of
+
+LABELS = ("exact", "exact-for", "bounded", "approximate")  # from the strongest to the weakest
+
+
+@dataclass(frozen=True, slots=True)
+class ImageStats:
+    """The figures of one call; B images of h * w codes.
+
+    reports: one an image. seconds: wall time of the codes, decoding of the pictures not included.
+    excess f64 [B, h, w]: the total variation that a relaxed rule may have added at each code; 0
+    under exact rules, NaN under rules that do not measure it. seeds: one an image.
+    """
+
+    reports: tuple[Report, ...]
+    seconds: float
+    excess: NDArray[np.float64]
+
+    @property
+    def seeds(self) -> tuple[int | None, ...]:
+        """The seed of each image."""
+        return tuple(report.seed for report in self.reports)
+
+    @property
+    def forwards(self) -> int:
+        """Forward passes of the target, the reading of the condition included, over all images.
+
+        A pass that served several images at once counts for each of them.
+        """
+        return sum(report.forwards + report.prefill_forwards for report in self.reports)
+
+    @property
+    def codes_per_forward(self) -> float:
+        """Codes by forward pass of decoding."""
+        passes = sum(report.forwards for report in self.reports)
+        return sum(report.tokens - 1 for report in self.reports) / max(1, passes)
+
+    @property
+    def tv_excess(self) -> float | None:
+        """Mean excess a position; None where the rule does not measure it."""
+        mean = float(self.excess.mean()) if self.excess.size else 0.0
+        return None if np.isnan(mean) else mean
+
+    def summary(self) -> str:
+        """Return one line for people."""
+        count = len(self.reports)
+        line = f"{count} image{'s' * (count > 1)}, {self.forwards} forward passes, "
+        line += f"{self.codes_per_forward:.2f} codes a pass, {self.seconds:.2f} s"
+        excess = self.tv_excess
+        return line + (f", tv_excess {excess:.4f} a position" if excess else "")
+
+
+def stats_of(generations: Sequence[Generation], seconds: float, side: int) -> ImageStats:
+    """Return the figures of the generations of some images of side * side codes."""
+    excess = np.zeros((len(generations), side * side))
+    for row, generation in zip(excess, generations, strict=True):
+        found = position_excess(generation.steps, generation.label)
+        row[: len(found)] = found
+    reports = tuple(generation.report for generation in generations)
+    return ImageStats(reports, seconds, excess.reshape(-1, side, side))
+
+
+def acceptance_of(generations: Sequence[Generation], side: int) -> NDArray[np.int64]:
+    """Return the acceptance map i64 [B, h, w]: how many codes came with each code's forward."""
+    lengths = [[len(step.tokens) for step in each.steps] for each in generations]
+    return np.stack([maps_of(row, (side, side)) for row in lengths])
+
+
+def codes_of(generations: Sequence[Generation], side: int) -> torch.Tensor:
+    """Return the codes i64 [B, h, w]; an image that was cut short repeats its last code."""
+    rows: list[list[int]] = []
+    for generation in generations:
+        known = list(generation.tokens) or [0]
+        rows.append(known + [known[-1]] * (side * side - len(known)))
+    return torch.tensor(rows, dtype=torch.int64).reshape(-1, side, side)
+
+
+def weakest(labels: Sequence[str]) -> str:
+    """Return the label that holds for all images: the weakest of theirs."""
+
+    def rank(label: str) -> tuple[int, str]:
+        kind = label.split("(")[0]
+        return (LABELS.index(kind) if kind in LABELS else len(LABELS), label)
+
+    return max(labels, key=rank)
+
+
+def to_numbers(images: Any) -> NDArray[np.uint8]:
+    """Return PIL images as u8 [B, H, W, 3]."""
+    return np.stack([np.asarray(image.convert("RGB"), dtype=np.uint8) for image in images])

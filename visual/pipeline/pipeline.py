@@ -1,0 +1,294 @@
+"""`ImagePipeline`: images from a class or a prompt, with the conventions of diffusers.
+
+The codes of an image come out of the same engine as text does. Seeds are drawn from the torch
+generator, one for each image, so that an image is a function of model, condition, settings and its
+seed alone: under an exact rule the same with and without a drafter.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.image_processor import VaeImageProcessor
+from diffusers.utils import BaseOutput
+from numpy.typing import NDArray
+
+from ragspec.acceptance.base import Rule, expect_rule
+from ragspec.budget.policy import make_budget
+from ragspec.engine.engine import Engine
+from ragspec.engine.output import Generation
+from ragspec.errors import InputError
+from ragspec.models.device import pick_device
+from ragspec.sampling.settings import Sampling
+from ragspec.visual.acceptance.by_name import make_rule
+from ragspec.visual.checks import checked_count, class_number
+from ragspec.visual.models.target import ImageTarget
+from ragspec.visual.models.vq import VQTokenizer
+from ragspec.visual.pipeline.drafter_choice import Conditions, draft_source
+from ragspec.visual.pipeline.folder import (
+    ImageFolder,
+    caption_encoder,
+    check_model,
+    check_tokenizer,
+    class_names,
+    find_folder,
+    load_model,
+    load_tokenizer,
+)
+from ragspec.visual.pipeline.output import ImageStats, acceptance_of, codes_of, stats_of, weakest
+from ragspec.visual.pipeline.progress import Progress
+from ragspec.visual.pipeline.request import (
+    TENSORS,
+    checked_callback,
+    checked_features,
+    checked_texts,
+    seeds_of,
+    some,
+)
+
+NODES = 12  # of a draft, where nothing is said
+OUTPUTS = ("pil", "np", "pt", "latent")
+_DECODED = 64  # images that the tokenizer decodes at once
+
+
+@dataclass
+class ImageOutput(BaseOutput):  # type: ignore[misc, unused-ignore]
+    """What a call returns, for B images of h * w codes.
+
+    images: a list of PIL images, float32 [B, H, W, 3] in 0 .. 1 ("np"), a tensor [B, 3, H, W] in
+    0 .. 1 ("pt"), or the codes ("latent"). stats: see `ImageStats`. acceptance_map i64 [B, h, w]:
+    how many codes came with the forward that gave this one. label: exact, exact-for(law),
+    bounded(tv<=x) or approximate. codes i64 [B, h, w].
+    """
+
+    images: Any
+    stats: ImageStats
+    acceptance_map: NDArray[Any]
+    label: str
+    codes: torch.Tensor
+
+
+class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
+    """Draws images with a model of image codes, with or without speculation.
+
+    model: a `LlamaGenModel`. tokenizer: of its codes. drafter: see `draft_source`. rule: a Rule, or
+    a name and its settings (neighbours, delta, lam, tv_budget, ...), see `make_rule`. budget: a
+    number of draft nodes, "auto" (slow to learn: an image is short), or a policy. draft_mode: how
+    a model or a head drafts. draft_worth: the accepted codes for which it reads on, see
+    `ModelDrafter`; 0 uses up the budget, which pays where a forward of the draft is next to free.
+    folder: where the drafters called "starter", "model" and "head" lie. batch_size: images that are
+    drawn side by side. Raises UnsupportedModelError, TokenizerMismatchError, ModelNotFoundError,
+    UnknownNameError, InputError, RuleError.
+    """
+
+    # Where diffusers tells what a callback may ask for.
+    _callback_tensor_inputs: ClassVar[list[str]] = list(TENSORS)
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: VQTokenizer,
+        drafter: Any = None,
+        rule: str | Rule = "exact",
+        *,
+        budget: Any = NODES,
+        draft_mode: str | None = None,
+        draft_worth: float | None = None,
+        folder: ImageFolder | None = None,
+        batch_size: int = 16,
+        **settings: Any,
+    ) -> None:
+        super().__init__()
+        check_model(model)
+        check_tokenizer(model, tokenizer)
+        self.tokenizer = tokenizer
+        self.side = int(model.config.grid_size)
+        if isinstance(rule, str):
+            codes = self.side**2
+            rule = make_rule(rule, tokenizer.codebook(), positions=codes, **settings)
+        elif settings:
+            raise InputError(f"got a Rule and {', '.join(settings)}; expected settings by a name.")
+        self.rule: Rule = expect_rule(rule)
+        self.source = draft_source(drafter, self.rule, model, folder, draft_mode, draft_worth)
+        self.budget = make_budget(budget)
+        self.batch_size = batch_size
+        self.folder = folder
+        self.class_names = class_names(model)
+        self.captions = caption_encoder(model)
+        self.image_processor = VaeImageProcessor(vae_scale_factor=tokenizer.reduction)
+        draft = getattr(self.source, "model", None)
+        self.register_modules(model=model, vq=tokenizer.model, draft=draft)
+        self._interrupt = False
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | Path = "tiles",
+        drafter: Any = "auto",
+        rule: str | Rule = "exact",
+        *,
+        tokenizer: VQTokenizer | str | Path | None = None,
+        device: str | torch.device = "auto",
+        dtype: str | torch.dtype = "auto",
+        **settings: Any,
+    ) -> Self:
+        """Return a pipeline over a bundled set ("tiles", "emoji") or a folder.
+
+        tokenizer: where the folder has none. dtype: also as torch_dtype. settings: see
+        `ImagePipeline`. Raises what that does, and ModelError for a model that does not load.
+        """
+        dtype = settings.pop("torch_dtype", None) or dtype
+        folder = find_folder(name)
+        place = pick_device(device)
+        model = load_model(folder.target, place, dtype)
+        if tokenizer is None:
+            tokenizer = load_tokenizer(folder, place)
+        elif isinstance(tokenizer, str | Path):
+            tokenizer = VQTokenizer.from_pretrained(tokenizer)
+            tokenizer.model.to(place)
+        return cls(model, tokenizer, drafter, rule, folder=folder, **settings)
+
+    @property
+    def components(self) -> dict[str, Any]:
+        """The parts that further pipelines may share: `ImagePipeline(**pipe.components)`."""
+        return {"model": self.model, "tokenizer": self.tokenizer, "folder": self.folder}
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Move all models to a device, and target and draft model to a dtype."""
+        super().to(*args, **kwargs)
+        self.vq.to(self.model.device)
+        if self.draft is not None:
+            self.draft.to(self.model.device, self.model.dtype)
+        return self
+
+    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
+        """Write target, tokenizer and draft model to a folder that `from_pretrained` reads."""
+        root = Path(save_directory)
+        self.model.save_pretrained(root / "target", **kwargs)
+        self.tokenizer.save_pretrained(root / "tokenizer", dtype=torch.float32)
+        if self.draft is not None:
+            self.draft.save_pretrained(root / "draft", **kwargs)
+        head = getattr(self.source, "head", None)
+        if head is not None:
+            head.save(root / "head")
+
+    def __call__(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        class_labels: int | str | Sequence[int | str] | None = None,
+        *,
+        guidance_scale: float = 2.0,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        num_images_per_prompt: int = 1,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        guidance_interval: tuple[int, int] | None = None,
+        prompt_embeds: torch.Tensor | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        callback_on_step_end: Callable[..., Any] | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] | None = TENSORS,
+    ) -> Any:
+        """Return an `ImageOutput`, or a tuple of its fields where return_dict is False.
+
+        prompt: for a text-conditional model; class_labels: numbers or names, for one of classes;
+        prompt_embeds [R, L, d]: features in place of prompts. num_images_per_prompt: images of
+        each, next to each other. generator: seeds are drawn from it, or from one an image; None is
+        torch's global one (`stats.seeds` tells them). temperature 0 is greedy. guidance_interval:
+        generated indices between which guidance is on. callback_on_step_end(pipeline, step, codes,
+        {"codes": i64 [B, h * w]}): called after every pass, -1 where no code stands yet; `codes`
+        is their number in the image that is furthest behind. callback_on_step_end_tensor_inputs:
+        what it is told, [] for nothing. Raises InputError, SamplingError.
+        """
+        if output_type not in OUTPUTS:
+            raise InputError(
+                f"got output_type {output_type!r}; expected one of {', '.join(OUTPUTS)}."
+            )
+        callback = checked_callback(callback_on_step_end, callback_on_step_end_tensor_inputs)
+        conditions = self._conditions(prompt, class_labels, prompt_embeds)
+        count = checked_count(num_images_per_prompt, "num_images_per_prompt")
+        rows = [row for row in range(len(conditions.given)) for _ in range(count)]
+        seeds = seeds_of(generator, len(rows))
+        table = conditions.table(self.model)
+        target = ImageTarget(self.model, table, guidance_scale, guidance_interval)
+        engine = Engine(
+            target,
+            None,
+            self.source(target, conditions),
+            budget=self.budget,
+            rule=self.rule,
+            batch_size=self.batch_size,
+        )
+        sampling = Sampling(temperature=temperature, top_k=top_k, seed=seeds)
+        prompts = [target.prompt(row) for row in rows]
+        began = time.perf_counter()
+        drawn = self._draw(engine, prompts, sampling, callback)
+        made = self._output(drawn, time.perf_counter() - began, output_type)
+        return made if return_dict else made.to_tuple()
+
+    def decode(self, codes: torch.Tensor, output_type: str = "pil") -> Any:
+        """Return the images of codes i64 [B, h, w]; output_type as for a call."""
+        if output_type == "latent":
+            return codes
+        starts = range(0, len(codes), _DECODED)
+        parts = [self.tokenizer.decode(codes[start : start + _DECODED]) for start in starts]
+        return self.image_processor.postprocess(torch.cat(parts).cpu(), output_type)
+
+    def label_of(self, given: int | str) -> int:
+        """Return the number of a class given by number or by name; raises InputError."""
+        return class_number(given, self.class_names, int(self.model.config.num_classes))
+
+    def _draw(
+        self,
+        engine: Engine,
+        prompts: list[list[int]],
+        sampling: Sampling,
+        callback: Callable[..., Any] | None,
+    ) -> list[Generation]:
+        codes = self.side**2
+        self._interrupt = False
+        with closing(self.progress_bar(total=len(prompts) * codes)) as bar:
+            progress = Progress(self, bar, len(prompts), codes, self.batch_size, callback)
+            options: dict[str, Any] = {"max_new_tokens": codes, "ignore_eos": True}
+            if callback is not None:
+                options["stopping_criteria"] = [lambda ids, scores: self._interrupt]
+            drawn: list[Generation] = engine.generate(
+                prompts, sampling, on_step=progress.step, **options
+            )
+            progress.finish()
+        return drawn
+
+    def _output(self, drawn: list[Generation], seconds: float, output_type: str) -> ImageOutput:
+        codes = codes_of(drawn, self.side)
+        return ImageOutput(
+            images=self.decode(codes, output_type),
+            stats=stats_of(drawn, seconds, self.side),
+            acceptance_map=acceptance_of(drawn, self.side),
+            label=weakest([each.label for each in drawn]),
+            codes=codes,
+        )
+
+    def _conditions(self, prompt: Any, labels: Any, embeds: torch.Tensor | None) -> Conditions:
+        given = {"prompt": prompt, "class_labels": labels, "prompt_embeds": embeds}
+        named = [name for name, value in given.items() if value is not None]
+        classes = self.model.config.condition == "class"
+        wanted = "class_labels" if classes else "prompt (or prompt_embeds)"
+        if len(named) != 1 or (named == ["class_labels"]) != classes:
+            raise InputError(f"got {' and '.join(named) or 'nothing to draw'}; expected {wanted}.")
+        if embeds is not None:
+            return Conditions(checked_features(embeds))
+        if classes:
+            return Conditions(torch.tensor([self.label_of(label) for label in some(labels)]))
+        if self.captions is None:
+            raise InputError(
+                "got a prompt, but this model reads the features of a text encoder that is not "
+                "bundled; expected them as prompt_embeds [R, L, d]."
+            )
+        return Conditions(self.captions(checked_texts(some(prompt))))

@@ -1,0 +1,60 @@
+"""The progress bar of an image pipeline, and the callback after each pass over the images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ragspec.acceptance.base import Step
+
+
+class Progress:
+    """Follows the steps of a run: B images of `codes` codes, `side_by_side` of them at a time.
+
+    callback(pipeline, step, codes, {"codes": i64 [B, codes]}) is called after every pass; `codes`
+    counts those of the image of the batch that is furthest behind.
+    """
+
+    def __init__(
+        self,
+        pipeline: Any,
+        bar: Any,
+        images: int,
+        codes: int,
+        side_by_side: int,
+        callback: Callable[..., Any] | None = None,
+    ) -> None:
+        self._pipeline = pipeline
+        self._bar = bar
+        self._callback = callback
+        self._side_by_side = side_by_side
+        self._codes = torch.full((images, codes), -1, dtype=torch.int64)
+        self._counts = [0] * images
+        self._last = -1
+        self._passes = 0
+
+    def step(self, row: int, step: Step) -> None:
+        """Take note of a step of image number `row`; the images of a pass come in order."""
+        if row <= self._last or row // self._side_by_side != self._last // self._side_by_side:
+            self._end_of_pass()
+        self._last = row
+        start, new = self._counts[row], len(step.tokens)
+        self._codes[row, start : start + new] = torch.tensor(step.tokens)
+        self._counts[row] = start + new
+        self._bar.update(new)
+
+    def finish(self) -> None:
+        """Take note of the end of the run."""
+        self._end_of_pass()
+
+    def _end_of_pass(self) -> None:
+        if self._last < 0:
+            return
+        if self._callback is not None:
+            first = self._last // self._side_by_side * self._side_by_side
+            least = min(self._counts[first : first + self._side_by_side])
+            told = {"codes": self._codes.clone()}
+            self._callback(self._pipeline, self._passes, least, told)
+        self._passes += 1
