@@ -27,10 +27,11 @@ from typing import Any
 import torch
 
 from ragspec.drafters.base import SourceText
+from ragspec.drafters.method import Sources, listed
 from ragspec.engine.engine import Engine
 from ragspec.errors import UnknownNameError
 from ragspec.models.load import load_model
-from ragspec.pipelines.methods import METHODS, Sources, build_method
+from ragspec.pipelines.methods import build_method
 from ragspec.registry import unknown
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.retrievers.methods.context import ContextDrafter
@@ -98,7 +99,9 @@ def _without(sources: Sources, *names: str) -> Sources:
 
 VARIANTS: dict[str, Variant] = {
     PLAIN: Variant(lambda sources: None),
-    **{name: _named(name) for name in METHODS if "draft model" not in METHODS[name].needs},
+    **{
+        name: _named(name) for name, method in listed().items() if "draft model" not in method.needs
+    },
     "lookup-4": Variant(lambda sources: LookupDrafter(3, tokens=4)),
     "context-history": Variant(lambda sources: ContextDrafter(), ("history",)),
     "context-all": Variant(lambda sources: ContextDrafter(), ("history", "corpus")),

@@ -12,24 +12,28 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
-from ragspec.errors import InputError, UnknownNameError
+from ragspec.errors import UnknownNameError
 
 NAMES: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
     {
         "drafter": MappingProxyType(
             {
-                "auto": "ragspec.retrievers.methods.auto:AutoDrafter",
                 "context": "ragspec.retrievers.methods.context:ContextDrafter",
-                "head": "ragspec.drafters.eagle.drafter:HeadDrafter",
-                "hierarchy": "ragspec.retrievers.methods.hierarchy_drafting:HierarchyDrafter",
-                "jacobi": "ragspec.visual.drafting.jacobi:JacobiDrafter",
                 "lookup": "ragspec.retrievers.methods.prompt_lookup:LookupDrafter",
                 "match": "ragspec.retrievers.methods.sam_decoding:MatchDrafter",
-                "ngrams": "ragspec.retrievers.methods.ngrams:NGramDrafter",
-                "rasd": "ragspec.retrievers.methods.rasd:Rasd",
-                "recycling": "ragspec.retrievers.methods.token_recycling:NeighbourDrafter",
                 "suffix": "ragspec.retrievers.methods.suffix_decoding:SuffixDrafter",
+                "recycling": "ragspec.retrievers.methods.token_recycling:NeighbourDrafter",
+                "recycling-paper": "ragspec.retrievers.methods.token_recycling:PAPER",
+                "rest": "ragspec.retrievers.corpus.rest:RestDrafter",
+                "select": "ragspec.retrievers.methods.sam_decoding:Select",
+                "hierarchy": "ragspec.retrievers.methods.hierarchy_drafting:HierarchyDrafter",
+                "rasd": "ragspec.retrievers.methods.rasd:Rasd",
+                "auto": "ragspec.retrievers.methods.auto:AutoDrafter",
                 "model": "ragspec.drafters.model.drafter:ModelDrafter",
+                "fused": "ragspec.drafters.model.drafter:FUSED",
+                "head": "ragspec.drafters.eagle.drafter:HeadDrafter",
+                "jacobi": "ragspec.visual.drafting.jacobi:JacobiDrafter",
+                "ngrams": "ragspec.retrievers.methods.ngrams:NGramDrafter",
                 "synthetic": "ragspec.drafters.synthetic:SyntheticDrafter",
             }
         ),
@@ -53,25 +57,20 @@ NAMES: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
     }
 )
 
-_NEEDING: MappingProxyType[tuple[str, str], str] = MappingProxyType(
-    {
-        ("drafter", "rest"): "drafter 'rest' got no store; expected one: pass "
-        "ragspec.retrievers.CorpusIndex.open(folder).drafter() in the place of the name.",
-    }
-)
+
+def names(kind: str) -> Mapping[str, str]:
+    """Return the names of a kind ("drafter", "rule") and where each leads; UnknownNameError."""
+    if kind not in NAMES:
+        raise UnknownNameError(unknown("kind of name", kind, NAMES))
+    return NAMES[kind]
 
 
 def resolve(kind: str, name: str) -> Any:
-    """Return the class that `name` stands for among the names of a kind ("drafter", "rule").
+    """Return what `name` stands for among the names of a kind ("drafter", "rule"): a class, mostly.
 
-    Raises UnknownNameError, with the nearest names, when nothing answers to it, and InputError for
-    what cannot be made without more than its name.
+    Raises UnknownNameError, with the nearest names, when nothing answers to it.
     """
-    table = NAMES.get(kind)
-    if table is None:
-        raise UnknownNameError(unknown("kind of name", kind, NAMES))
-    if (kind, name) in _NEEDING:
-        raise InputError(_NEEDING[kind, name])
+    table = names(kind)
     where = table.get(name)
     if where is None:
         raise UnknownNameError(unknown(kind, name, table))
@@ -98,14 +97,18 @@ def door(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a package whose public names are imported on first use.
 
-    where: for each public name the module that has it.
+    where: for each public name the module that has it. What the table above names in a folder
+    is public there too, so that a new method needs one line there and none at the door.
     """
-    names = vars(sys.modules[package])
+    held = vars(sys.modules[package])
+    entries = (line.partition(":") for table in NAMES.values() for line in table.values())
+    named = {what: module for module, _, what in entries if module.startswith(f"{package}.")}
+    places = {**named, **where} if "." in package else where
 
     def get(name: str) -> Any:
-        if name not in where:
+        if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        names[name] = getattr(import_module(where[name]), name)
-        return names[name]
+        held[name] = getattr(import_module(places[name]), name)
+        return held[name]
 
-    return get, lambda: sorted({*names, *where})
+    return get, lambda: sorted({*held, *places})

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ragspec.pipelines.bench.image import image
-from ragspec.pipelines.bench.modes import KNOWN, MODES
+from ragspec.pipelines.bench.modes import MODES, PEERS, known
 from ragspec.pipelines.bench.store import store
 from ragspec.pipelines.console.options import HELP, ScopeOption, be_quiet, checked_output
 
@@ -70,9 +70,12 @@ def text(
         Path | None,
         typer.Option(help="Lines of {id, category, prompt}, or Spec-Bench rows."),
     ] = None,
-    modes: Annotated[str, typer.Option(help=f"Comma-separated, of {', '.join(KNOWN)}.")] = ",".join(
-        MODES
-    ),
+    modes: Annotated[
+        str,
+        typer.Option(
+            help=f"Comma-separated, of {', '.join(PEERS)}, plain, and `ragspec drafters`'."
+        ),
+    ] = ",".join(MODES),
     store: Annotated[
         Path | None, typer.Option(help="A store of text to draft from (`ragspec store build`).")
     ] = None,
@@ -140,7 +143,7 @@ def measure(asked: TextBench, json: Path | None, spec_bench: Path | None) -> Non
     if not modes:
         raise InputError(
             f"no mode is left of {', '.join(asked.modes) or 'none'}; expected some of "
-            f"{', '.join(KNOWN)}, those with a model only together with --draft-model"
+            f"{', '.join(known())}, those with a model only together with --draft-model"
         )
     with Console(stderr=True).status("measuring") as status:
         result = run_benchmark(items, modes, repeats=asked.repeats, progress=status.update)

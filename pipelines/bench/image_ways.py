@@ -20,23 +20,14 @@ from typing import TYPE_CHECKING, Any
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import unknown
 from ragspec.trees.draft_tree import DraftKind
+from ragspec.visual.acceptance.by_name import relaxed
 
 if TYPE_CHECKING:
     from ragspec.visual.pipeline.pipeline import ImagePipeline
 
 PLAIN, DRAFT_ONLY = "plain", "draft-only"
 ALIASES: Mapping[str, str] = MappingProxyType({"scd": "exact:jacobi", "sjd": "rejection:jacobi"})
-VALUES: Mapping[str, str] = MappingProxyType(
-    {
-        "lantern": "delta",
-        "lantern++": "lam",
-        "cool": "delta",
-        "gsd": "partition",
-        "lantern-rejection": "delta",
-        "lantern++-rejection": "lam",
-    }
-)
-RULES = ("exact", "rejection", "without-replacement", *VALUES)
+EXACT_RULES = ("exact", "rejection", "without-replacement")
 _SETTING = r"(?P<value>[0-9.]+)(k(?P<near>[0-9]+))?(g(?P<gain>[0-9.]+))?"
 _DRAFTER = rf"(?P<drafter>.+?)(/(?P<mode>{'|'.join(DraftKind)}))?"
 _FORM = re.compile(rf"(?P<rule>[a-z+-]+)(@(?P<setting>{_SETTING}))?(?P<draft>:{_DRAFTER})?")
@@ -82,8 +73,9 @@ def parse_way(text: str) -> Way:
             f"got the way {name!r}; {rule} takes neither a value nor a drafter, leave "
             f"{name.removeprefix(rule)} out."
         )
-    if rule not in RULES:
-        raise UnknownNameError(unknown("way", rule, [PLAIN, DRAFT_ONLY, *ALIASES, *RULES]))
+    rules = (*EXACT_RULES, *relaxed())
+    if rule not in rules:
+        raise UnknownNameError(unknown("way", rule, [PLAIN, DRAFT_ONLY, *ALIASES, *rules]))
     return Way(name, rule, found["drafter"] or "starter", _settings(name, found), found["mode"])
 
 
@@ -92,10 +84,11 @@ def _settings(name: str, found: re.Match[str]) -> dict[str, Any]:
     rule, setting = found["rule"], found["setting"]
     if setting is None:
         return {}
-    if rule not in VALUES:
+    values = relaxed()
+    if rule not in values:
         raise InputError(f"got the way {name!r}; {rule} takes no value, leave @{setting} out.")
     kinds = {"value": int if rule == "gsd" else float, "near": int, "gain": float}
-    names = {"value": VALUES[rule], "near": "neighbours", "gain": "least_gain"}
+    names = {"value": values[rule], "near": "neighbours", "gain": "least_gain"}
     settings: dict[str, Any] = {}
     for part, kind in kinds.items():
         try:

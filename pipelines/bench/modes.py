@@ -15,10 +15,11 @@ from typing import Any, Protocol
 
 import torch
 
+from ragspec.drafters.method import Sources, listed
 from ragspec.engine.engine import Engine
 from ragspec.errors import UnknownNameError
 from ragspec.pipelines.bench.prompts import BenchItem
-from ragspec.pipelines.methods import METHODS, Sources, build_method
+from ragspec.pipelines.methods import build_method
 from ragspec.registry import unknown
 from ragspec.sampling.settings import Sampling
 
@@ -27,7 +28,6 @@ NGRAMS = (2, 3)
 SEED = 0
 PEERS = ("hf-greedy", "hf-lookup", "hf-assistant")
 MODES = (*PEERS, "plain", "context", "model", "fused")  # what is run where nothing is said
-KNOWN = (*PEERS, "plain", *METHODS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +120,16 @@ def _step_tokens(begun: Sequence[int], prompt: int, whole: int) -> list[int]:
     return [end - start for start, end in pairwise(ends) if end > start]
 
 
+def known() -> tuple[str, ...]:
+    """Return the names of all ways of decoding that can be compared."""
+    return (*PEERS, "plain", *listed())
+
+
 def check_modes(names: Sequence[str]) -> None:
     """Raise UnknownNameError for the first name that is no mode; costs nothing."""
     for name in names:
-        if name not in KNOWN:
-            raise UnknownNameError(unknown("mode", name, KNOWN))
+        if name not in known():
+            raise UnknownNameError(unknown("mode", name, known()))
 
 
 def _sampled(temperature: float) -> dict[str, Any]:
@@ -163,7 +168,8 @@ def build_modes(
 
 
 def _needs_model(name: str) -> bool:
-    return name == "hf-assistant" or (name in METHODS and "draft model" in METHODS[name].needs)
+    methods = listed()
+    return name == "hf-assistant" or (name in methods and "draft model" in methods[name].needs)
 
 
 def _peers(name: str, model: Any, draft_model: Any) -> list[Mode]:

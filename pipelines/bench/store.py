@@ -129,6 +129,7 @@ def measure_build(folder: Path, text: Path, documents: int, vocab_size: int) -> 
 
 def publish_segment(root: Path, folder: Path) -> Path:
     """Make a corpus of a segment that was built; return where the segment is then."""
+    from ragspec.drafters.method import GLOBAL
     from ragspec.retrievers.corpus import catalogue
     from ragspec.retrievers.indexes.segment import Segment
     from ragspec.storage.manifest import Contents
@@ -136,7 +137,7 @@ def publish_segment(root: Path, folder: Path) -> Path:
 
     segment = Segment.open(folder, accelerator="numpy")
     counts = len(segment), segment.document_count
-    record = catalogue.SegmentRecord(_NAME, catalogue.GLOBAL, catalogue.Source.BUILT, *counts)
+    record = catalogue.SegmentRecord(_NAME, GLOBAL, catalogue.Source.BUILT, *counts)
     known = catalogue.Catalogue(segment.vocab_size, segment.depth, serial=2, segments=(record,))
 
     def write(build: Path) -> Contents:

@@ -231,6 +231,16 @@ def bench(context: typer.Context) -> None:
 
 
 @app.command()
+def drafters() -> None:
+    """List the methods that `--drafter` takes, and what each needs."""
+    from rich.console import Console
+
+    from ragspec.pipelines.methods import method_table
+
+    Console().print(method_table())
+
+
+@app.command()
 def report(
     trace: Annotated[Path, typer.Argument(help="A trace that --trace wrote.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),

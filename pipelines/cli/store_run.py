@@ -74,7 +74,8 @@ def build_store(
 
 def _check_replaceable(out: Path) -> None:
     """Raise StoreError where a corpus holds what a build would not bring back."""
-    from ragspec.retrievers.corpus.catalogue import GLOBAL, KIND, Source, read_catalogue
+    from ragspec.drafters.method import GLOBAL
+    from ragspec.retrievers.corpus.catalogue import KIND, Source, read_catalogue
     from ragspec.storage.store import OpenStore, read_current
 
     try:

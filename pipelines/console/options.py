@@ -25,9 +25,9 @@ DraftModelOption = Annotated[
 DrafterOption = Annotated[
     str | None,
     typer.Option(
-        help="auto, context, suffix, recycling, recycling-paper, lookup, match, select, hierarchy, "
-        "rest, rasd, model, fused, the folder of a head (`ragspec train-head`); several with "
-        "commas; or none: plain decoding. Without it: context, and auto where stores are given."
+        help="What drafts: names that `ragspec drafters` lists, several with commas; the folder of "
+        "a head (`ragspec train-head`); or none: plain decoding. Without it: context, and auto "
+        "where stores are given."
     ),
 ]
 EmbedderOption = Annotated[

@@ -12,33 +12,33 @@ from types import MappingProxyType
 from zlib import crc32
 
 from ragspec.acceptance.base import Step
+from ragspec.drafters.method import describe
+from ragspec.registry import names
 from ragspec.trees.draft_tree import LAYOUT, PREDICTION
 
 TARGET = "target model"
 # Texts that are no documents count for themselves, whichever drafter copied from them.
 COPIED: Mapping[int, str] = MappingProxyType({PREDICTION: "prediction", LAYOUT: "layout"})
 COLOURS = 8
-# Names that share a colour seldom meet; where they do, the first keeps it.
-PREFERRED: Mapping[str, int] = MappingProxyType(
+# Names of sources that are no methods: texts, and levels of methods.
+OTHERS: Mapping[str, int] = MappingProxyType(
     {
-        "context": 0,
-        "rest": 1,
-        "recycling": 2,
-        "model": 3,
-        "hierarchy": 4,
-        "suffix": 5,
-        "rasd": 6,
         COPIED[PREDICTION]: 7,
         "corpus": 1,
         "history": 4,
         "answers": 4,
-        "match": 5,
         "statistics": 6,
         COPIED[LAYOUT]: 6,
-        "lookup": 7,
-        "ngrams": 0,
     }
 )
+
+
+def preferred() -> Mapping[str, int]:
+    """Return the colour that a name would like; of names that share one the first keeps it."""
+    methods = {name: describe(name).colour for name in names("drafter")}
+    told = {name: colour for name, colour in methods.items() if colour is not None}
+    listed = {name: told[name] for name in told if describe(name).listed}
+    return MappingProxyType({**listed, **OTHERS, **told})
 
 
 def sources_of(step: Step) -> list[str]:
@@ -74,13 +74,13 @@ def colours_of(steps: Sequence[Step]) -> dict[str, str]:
     return {name: f"s{slots[name]}" for name in ranked}
 
 
-def slots_of(names: Iterable[str]) -> dict[str, int]:
+def slots_of(sources: Iterable[str]) -> dict[str, int]:
     """Return the number of each name's colour; up to as many names as colours get one each."""
-    wanted = dict.fromkeys(names)
-    known = [name for name in PREFERRED if name in wanted]
+    wanted, liked = dict.fromkeys(sources), preferred()
+    known = [name for name in liked if name in wanted]
     slots: dict[str, int] = {}
     for name in (*known, *sorted(wanted.keys() - set(known))):
-        first = PREFERRED.get(name, crc32(name.encode("utf-8", "replace")) % COLOURS)
+        first = liked.get(name, crc32(name.encode("utf-8", "replace")) % COLOURS)
         free = ((first + i) % COLOURS for i in range(COLOURS))
         slots[name] = next((slot for slot in free if slot not in slots.values()), first)
     return slots

@@ -10,9 +10,9 @@ from ragspec.acceptance.base import Rule
 from ragspec.drafters.base import Drafter
 from ragspec.drafters.combined import within
 from ragspec.drafters.fuse import Fuse
+from ragspec.drafters.method import Sources, build, one
 from ragspec.errors import InputError
 from ragspec.models.vocabulary import check_vocabulary
-from ragspec.registry import resolve
 from ragspec.target.causal import CausalTarget
 
 DrafterSpec = str | Drafter | Sequence[str | Drafter] | None
@@ -32,7 +32,7 @@ def build_drafter(
         asked = []
     elif isinstance(drafter, Sequence) and not isinstance(drafter, str):
         asked = list(drafter)
-    sources = [_one(item) for item in asked]
+    sources = [made for item in asked for made in _made(item)]
     if draft_model is not None:
         sources.append(_model_drafter(draft_model, tokenizer, target))
     for source in sources:
@@ -60,19 +60,21 @@ def with_prediction(drafter: Drafter, rule: Rule) -> Drafter:
     """
     if any(getattr(each, "reads_texts", False) for each in within(drafter)):
         return drafter
-    joined = Fuse([resolve("drafter", "context")(), *_flat(drafter)])
+    joined = Fuse([one("context", Sources()), *_flat(drafter)])
     return joined if joined.kind in rule.accepts else drafter
 
 
-def _one(item: Any) -> Drafter:
-    made = resolve("drafter", item)() if isinstance(item, str) else item
-    if isinstance(made, type) or not isinstance(made, Drafter):
-        got = f"the class {made.__name__}" if isinstance(made, type) else type(item).__name__
+def _made(item: Any) -> Sequence[Drafter]:
+    if isinstance(item, str):
+        made = build(item, Sources())
+        return made if isinstance(made, list) else [made]
+    if isinstance(item, type) or not isinstance(item, Drafter):
+        got = f"the class {item.__name__}" if isinstance(item, type) else type(item).__name__
         raise InputError(
             f"got {got} as a drafter; expected a name, an object with name, kind "
             "and open(request), or a list of these"
         )
-    return made
+    return [item]
 
 
 def _model_drafter(draft_model: Any, tokenizer: Any, target: CausalTarget) -> Drafter:

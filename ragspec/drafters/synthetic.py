@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.sampling.noise import NoiseStream, Stream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
@@ -26,6 +27,12 @@ class SyntheticDrafter:
     Raises InputError where there is no continuation or the acceptance lies outside 0 .. 1.
     """
 
+    method = Method(
+        "the true continuation, with errors",
+        "ceilings",
+        needs=frozenset({"continuation"}),
+        listed=False,
+    )
     name = "synthetic"
     kind = DraftKind.DETERMINISTIC
 

@@ -13,13 +13,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from ragspec.drafters.method import GLOBAL
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.indexes.segment import FILES, Accelerator, Segment
 from ragspec.storage.manifest import FileRecord, Verify, check_file
 from ragspec.storage.store import POINTER, OpenStore, open_store
 
 KIND = "corpus"
-GLOBAL = "global"
 MODEL, TOKENIZER = "model", "tokenizer"
 
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Self
 from numpy.typing import NDArray
 
 from ragspec.drafters.combined import within
+from ragspec.drafters.method import GLOBAL
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.corpus.catalogue import (
-    GLOBAL,
     TOKENIZER,
     Catalogue,
     CorpusInfo,

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.method import Method
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.indexes.continuations import FOLLOWED_AFTER_MISS, Draft, DraftOptions
 from ragspec.retrievers.indexes.segment import Segment
@@ -70,6 +71,14 @@ class RestDrafter:
     Raises InputError for settings outside their range.
     """
 
+    method = Method(
+        "a store: `store.drafter()`, `--store`",
+        "REST",
+        make=lambda sources: sources.past(),
+        needs=frozenset({"store"}),
+        uses=frozenset({"store"}),
+        colour=1,
+    )
     kind = DraftKind.DETERMINISTIC
 
     def __init__(

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ragspec.drafters.method import GLOBAL
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.corpus.catalogue import (
-    GLOBAL,
     Catalogue,
     Source,
     View,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from ragspec.drafters.base import Drafter
 from ragspec.drafters.fuse import Fuse
+from ragspec.drafters.method import Drafters, Method, Sources
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
 
@@ -21,6 +22,18 @@ class AutoDrafter(Fuse):
     pass of the output head over every token.
     """
 
+    method = Method(
+        "all there is",
+        "one tree, sized by the budget",
+        make=lambda sources: _over(sources),
+        uses=frozenset({"store"}),
+    )
+
     def __init__(self, *stores: Drafter) -> None:
         sources = [ContextDrafter(), *stores, NeighbourDrafter(reads_prompt=False)]
         super().__init__(sources, name="auto")
+
+
+def _over(sources: Sources) -> Drafters:
+    drafter = AutoDrafter(*sources.past())
+    return [drafter, *sources.models()] if sources.draft_model is not None else drafter

@@ -20,6 +20,7 @@ import numpy as np
 
 from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.method import Method
 from ragspec.retrievers.indexes.context_index import ContextIndex
 from ragspec.retrievers.indexes.quotation_starts import QuotationStarts
 from ragspec.retrievers.indexes.suffix_automaton import ROOT_STATE
@@ -94,6 +95,11 @@ class ContextDrafter:
     the request's documents, an empty collection switches the search for quotation starts off.
     """
 
+    method = Method(
+        "prompt, passages, prediction, what was written",
+        "suffix automaton; SAM-Decoding, prompt lookup",
+        colour=0,
+    )
     name = "context"
     kind = DraftKind.DETERMINISTIC
     reads_texts = True

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from ragspec.drafters.base import Drafter, DraftRequest
+from ragspec.drafters.method import Method, Sources
 from ragspec.errors import InputError
 from ragspec.retrievers.fingerprints import check_prints, prints_of
 from ragspec.retrievers.methods.cascade import Cascade, CascadeSession, Named
@@ -51,6 +52,13 @@ class HierarchyDrafter:
     another form, StoreError for a folder that holds no such store.
     """
 
+    method = Method(
+        "context, the model's answers, a corpus",
+        "Hierarchy Drafting",
+        make=lambda sources: _over(sources),
+        uses=frozenset({"store"}),
+        colour=4,
+    )
     name = "hierarchy"
 
     def __init__(
@@ -187,3 +195,11 @@ def _drafter(store: HasDrafter | NGramPool | Drafter, name: str, **options: Any)
     if isinstance(store, Drafter):
         return Named(store, name)
     return Named(store.drafter(**options), name)
+
+
+def _over(sources: Sources) -> HierarchyDrafter:
+    answers, text = sources.history, sources.corpus
+    return HierarchyDrafter(
+        model_store=None if answers is None else answers.drafter(sources.scope),
+        corpus=None if text is None else text.drafter(sources.scope),
+    )

@@ -20,6 +20,7 @@ import numpy as np
 
 from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.method import Method
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.fingerprints import check_prints, prints_of
 from ragspec.storage.manifest import Verify
@@ -168,6 +169,7 @@ class NGramDrafter:
     pool also takes n-grams from verified branches. level, guess: of pools that are made here.
     """
 
+    method = Method("n-grams of the text", "Lookahead", colour=0, listed=False)
     kind = DraftKind.DETERMINISTIC
     reads_texts = True
 

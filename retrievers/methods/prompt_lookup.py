@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.retrievers.methods.context import FOLLOWS
 from ragspec.trees.draft_tree import DraftKind, DraftTree
@@ -32,6 +33,7 @@ class LookupDrafter:
     Spec-Bench does. Raises InputError for sizes below 1, shortest above longest, and another place.
     """
 
+    method = Method("the same text, by the last few tokens", "prompt lookup", colour=7)
     name = "lookup"
     kind = DraftKind.DETERMINISTIC
     reads_texts = True

@@ -25,6 +25,7 @@ from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
 from ragspec.drafters.delegate import KnowsLaws
 from ragspec.drafters.fuse import PATIENCE, Fuse, FuseSession, checked_patience
+from ragspec.drafters.method import Method, Sources, one
 from ragspec.errors import InputError
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
@@ -50,6 +51,13 @@ class Rasd(Fuse):
     Raises InputError where there is no retriever, and for settings outside their range.
     """
 
+    method = Method(
+        "all of these, pruned by what a draft model holds for likely",
+        "RASD",
+        make=lambda sources: _over(sources),
+        uses=frozenset({"store", "draft model"}),
+        colour=6,
+    )
     open_to_more = False
 
     def __init__(
@@ -213,3 +221,8 @@ class _Grace:
 def _pairs(tree: DraftTree) -> list[tuple[int, int]]:
     """Return (parent, token) of every node."""
     return list(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
+
+
+def _over(sources: Sources) -> Rasd:
+    first, *others = [*sources.models(), one("recycling", sources)]
+    return Rasd(first, [one("context", sources), *sources.past(), *others])

@@ -21,6 +21,7 @@ from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, expect_dr
 from ragspec.drafters.combined import Combined
 from ragspec.drafters.delegate import Source, as_kind, faults_of
 from ragspec.drafters.fuse import PATIENCE
+from ragspec.drafters.method import Method, one
 from ragspec.errors import InputError
 from ragspec.retrievers.indexes.context_index import ContextIndex
 from ragspec.retrievers.indexes.suffix_automaton import ROOT_STATE
@@ -35,6 +36,7 @@ class MatchDrafter:
     Raises InputError for numbers below 0, or no token at all.
     """
 
+    method = Method("the same text, by the longest match", "SAM-Decoding's own chain", colour=5)
     name = "match"
     kind = DraftKind.DETERMINISTIC
     reads_texts = True
@@ -112,6 +114,12 @@ class Select(Combined):
     Raises InputError for no source, another `by`, and discounts that do not fit.
     """
 
+    method = Method(
+        "the longest match in text or store, else `recycling`",
+        "SAM-Decoding",
+        make=lambda sources: Select([MatchDrafter(), *sources.past()], one("recycling", sources)),
+        uses=frozenset({"store"}),
+    )
     name = "select"
 
     def __init__(

@@ -21,7 +21,8 @@ from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, expect_drafter
 from ragspec.drafters.combined import Combined
 from ragspec.drafters.delegate import Source, as_kind, faults_of
-from ragspec.drafters.fuse import PATIENCE
+from ragspec.drafters.fuse import PATIENCE, Fuse
+from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.retrievers.indexes.context_index import ContextIndex
 from ragspec.retrievers.methods.context import FOLLOWS
@@ -45,6 +46,13 @@ class SuffixDrafter(Combined):
     Raises InputError for settings outside their range.
     """
 
+    method = Method(
+        "the text and past outputs",
+        "SuffixDecoding",
+        make=lambda sources: SuffixDrafter(_joined(sources.past())),
+        uses=frozenset({"store"}),
+        colour=5,
+    )
     name = "suffix"
     reads_texts = True
 
@@ -225,3 +233,10 @@ class SuffixSession:
             reach=np.array([-node[0] * follows[node[2]] for node in nodes], dtype=np.float32),
             origin=[index.origin(end) for end in ends],
         )
+
+
+def _joined(past: list[Drafter]) -> Drafter | None:
+    """Return one drafter over all that was written before, None where there is nothing."""
+    if len(past) > 1:
+        return Fuse(past, "past")
+    return past[0] if past else None

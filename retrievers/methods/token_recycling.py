@@ -25,6 +25,7 @@ import torch
 
 from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.retrievers.fingerprints import check_prints, prints_of
 from ragspec.retrievers.neighbours.device_table import DeviceNeighbourTable
@@ -58,6 +59,7 @@ class NeighbourDrafter:
     StoreError for a table that cannot be read.
     """
 
+    method = Method("the model's second choices after the same tokens", "Token Recycling", colour=2)
     name = "recycling"
     kind = DraftKind.DETERMINISTIC
 
@@ -310,3 +312,10 @@ def _widest(k: int) -> list[tuple[int, int]]:
         width = min(size, width * k)
         sizes.append(width)
     return _shape(sizes, k)
+
+
+PAPER = Method(
+    "the same, in a fixed tree",
+    "Token Recycling as published",
+    make=lambda sources: NeighbourDrafter.paper(),
+)

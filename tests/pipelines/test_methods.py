@@ -10,11 +10,10 @@ import pytest
 
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.build import build_drafter
+from ragspec.drafters.method import Sources, listed
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, ModelNotFoundError, StoreError, UnknownNameError
 from ragspec.pipelines.methods import (
-    METHODS,
-    Sources,
     build_method,
     compose,
     drafts_with_model,
@@ -25,6 +24,7 @@ from ragspec.target.causal import CausalTarget
 from tests.support import heads, tiny
 
 PROMPT = [5, 6, 7, 8, 9, 5, 6, 7]
+METHODS = listed()
 ALONE = [name for name in METHODS if not METHODS[name].needs]
 
 

@@ -78,3 +78,9 @@ def test_every_file_in_the_tree_of_readme_exists() -> None:
     )
     missing = [name for name in sorted(named) if not (ROOT / name).exists()]
     assert not missing
+
+
+def test_the_table_of_methods_is_that_of_their_files() -> None:
+    from ragspec.pipelines.methods import method_rows
+
+    assert method_rows() in README.read_text(encoding="utf-8")

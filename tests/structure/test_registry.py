@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ragspec.drafters.method import Method, Sources, build, describe
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import NAMES, did_you_mean, resolve, unknown
 
@@ -11,11 +12,15 @@ ENTRIES = [(kind, name) for kind, table in NAMES.items() for name in table]
 
 
 @pytest.mark.parametrize(("kind", "name"), ENTRIES)
-def test_every_entry_leads_to_a_class_of_that_name(kind: str, name: str) -> None:
+def test_every_entry_leads_to_a_class_or_a_descriptor(kind: str, name: str) -> None:
     found = resolve(kind, name)
-    assert isinstance(found, type)
+    assert isinstance(found, type if kind == "rule" else type | Method)
     if kind == "rule":
         assert vars(found)["name"] == name
+    else:
+        method = describe(name)
+        assert method.drafts_from and method.paper
+        assert isinstance(found, type) or method.make is not None
 
 
 @pytest.mark.parametrize(
@@ -33,9 +38,18 @@ def test_a_name_near_nothing_gets_the_list_and_no_guess() -> None:
     assert "Did you mean" not in str(caught.value)
 
 
-def test_what_needs_more_than_its_name_says_what_to_pass() -> None:
-    with pytest.raises(InputError, match=r"'rest' got no store.*CorpusIndex\.open"):
-        resolve("drafter", "rest")
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("rest", r"'rest' got no store.*CorpusIndex\.open"),
+        ("model", "'model' got no draft model.*draft_model="),
+        ("head", r"'head' got no head.*HeadDrafter\(folder\)"),
+        ("synthetic", r"'synthetic' got no continuation.*SyntheticDrafter\("),
+    ],
+)
+def test_what_needs_more_than_its_name_says_what_to_pass(name: str, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        build(name, Sources())
 
 
 def test_an_unknown_kind_is_an_unknown_name_too() -> None:

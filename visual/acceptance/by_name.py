@@ -15,26 +15,32 @@ keeps it.
 
 from __future__ import annotations
 
+from inspect import signature
 from numbers import Real
 from typing import Any
 
 from ragspec.acceptance.base import Rule
 from ragspec.errors import InputError, UnknownNameError
-from ragspec.registry import NAMES, resolve, unknown
+from ragspec.registry import names, resolve, unknown
 from ragspec.visual.acceptance.codebook import CodeNeighbours, CodePartition
 from ragspec.visual.acceptance.tv_budget import TVBudget
 
 PUBLISHED_CODES = 16_384
 EXACT = "exact"  # what the walk is called where images are drawn
 
-_SETTINGS = {
-    "lantern": {"neighbours", "delta", "tv_budget", "least_gain"},
-    "lantern++": {"neighbours", "lam", "tv_budget", "least_gain"},
-    "gsd": {"partition", "tv_budget", "least_gain"},
-    "lantern-rejection": {"neighbours", "delta", "residual"},
-    "lantern++-rejection": {"neighbours", "lam", "residual"},
-    "cool": {"delta", "nu", "mu", "length"},
-}
+
+def relaxed() -> dict[str, str]:
+    """Return the relaxed rules by name, each with the setting that says how far it relaxes.
+
+    A rule's class declares it as `relaxed_by`; its settings are those that it is made with.
+    """
+    every = {name: getattr(resolve("rule", name), "relaxed_by", None) for name in names("rule")}
+    return {name: setting for name, setting in every.items() if setting is not None}
+
+
+def settings_of(rule: Any) -> set[str]:
+    """Return what a relaxed rule may be set to; the size of its table comes with the table."""
+    return set(signature(rule).parameters) - {"k"} if hasattr(rule, "relaxed_by") else set()
 
 
 def default_neighbours(codes: int, rule: str = "lantern") -> int:
@@ -70,7 +76,7 @@ def make_rule(
 ) -> Rule:
     """Return a rule by its name, for a target that chooses among the codes of `codebook` [V, d].
 
-    name: "exact" (the walk), a name of `RELAXED`, or any other rule's. neighbours: k, or a table
+    name: "exact" (the walk), a name of `relaxed`, or any other rule's. neighbours: k, or a table
     that was built before; partition: a number of clusters, or a partition. tv_budget: see
     `TVBudget`; with `positions`, the codes of a picture, a number is spread evenly over them.
     settings: delta, lam, least_gain, residual, nu, mu or length, of the rules that have them; None
@@ -79,10 +85,10 @@ def make_rule(
     """
     given = {**settings, "neighbours": neighbours, "partition": partition, "tv_budget": tv_budget}
     given = {key: value for key, value in given.items() if value is not None}
-    if name != EXACT and name not in NAMES["rule"]:
-        raise UnknownNameError(unknown("rule", name, [EXACT, *NAMES["rule"]]))
+    if name != EXACT and name not in names("rule"):
+        raise UnknownNameError(unknown("rule", name, [EXACT, *names("rule")]))
     made = resolve("rule", "walk" if name == EXACT else name)
-    known = _SETTINGS.get(name, set())
+    known = settings_of(made)
     foreign = sorted(given.keys() - known)
     if foreign:
         raise InputError(
@@ -102,9 +108,6 @@ def make_rule(
         raise InputError(f"got tv_budget={tv_budget!r}; expected a number, a TVBudget or None.")
     rule: Rule = made(**given)
     return rule
-
-
-RELAXED = tuple(_SETTINGS)
 
 
 def _table(name: str, codebook: Any, wanted: int | CodeNeighbours | None) -> CodeNeighbours:

@@ -51,6 +51,7 @@ class Cool:
     length: int = 5
 
     name = "cool"
+    relaxed_by = "delta"
     accepts = frozenset({DraftKind.SAMPLED})
 
     def __post_init__(self) -> None:

@@ -218,6 +218,7 @@ class Lantern(RelaxedWalk):
     """
 
     name = "lantern"
+    relaxed_by = "delta"
 
     def __init__(
         self,
@@ -238,6 +239,7 @@ class LanternPlus(RelaxedWalk):
     """
 
     name = "lantern++"
+    relaxed_by = "lam"
 
     def __init__(
         self,
@@ -255,6 +257,7 @@ class GSD(RelaxedWalk):
     """GSD with a fixed partition: a drafted code stands for all codes of its cluster."""
 
     name = "gsd"
+    relaxed_by = "partition"
 
     def __init__(
         self,

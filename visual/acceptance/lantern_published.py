@@ -141,6 +141,7 @@ class LanternRejection(RelaxedRejection):
     """LANTERN as published; neighbours, k and delta as in `lantern.Lantern`."""
 
     name = "lantern-rejection"
+    relaxed_by = "delta"
 
     def __init__(
         self,
@@ -156,6 +157,7 @@ class LanternPlusRejection(RelaxedRejection):
     """LANTERN++ as published; neighbours, k and lam as in `lantern.LanternPlus`."""
 
     name = "lantern++-rejection"
+    relaxed_by = "lam"
 
     def __init__(
         self,

@@ -26,6 +26,7 @@ import torch
 
 from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.sampling.noise import NoiseStream, Stream
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
@@ -50,6 +51,7 @@ class JacobiDrafter:
     Raises InputError for other settings.
     """
 
+    method = Method("the target's last forward", "SJD, SCD", listed=False)
     name = "jacobi"
 
     def __init__(

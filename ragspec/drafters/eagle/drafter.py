@@ -20,6 +20,7 @@ from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftRequest
 from ragspec.drafters.eagle.cache import HeadCache, HeadModel
 from ragspec.drafters.eagle.head import FeatureHead, check_head
+from ragspec.drafters.method import Method
 from ragspec.drafters.model.drafter import ModelSession
 from ragspec.drafters.model.growth import Growth, checked_mode, checked_widths, make_growth
 from ragspec.drafters.model.static_tree import TreeShape
@@ -40,6 +41,9 @@ class HeadDrafter:
     target, ModelNotFoundError and ModelError for a folder without a sound head.
     """
 
+    method = Method(
+        "a head on the model's hidden states", "EAGLE-1", needs=frozenset({"head"}), listed=False
+    )
     needs_hidden = True
 
     def __init__(

@@ -19,6 +19,7 @@ from typing import Any
 
 from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.method import Method, one
 from ragspec.drafters.model.cache import DraftCache, Ground, KnownLaw
 from ragspec.drafters.model.growth import Growth, checked_mode, checked_widths, make_growth
 from ragspec.errors import InputError, UnsupportedModelError
@@ -47,6 +48,15 @@ class ModelDrafter:
     Raises InputError for no model or settings outside their range, UnsupportedModelError for a
     model that cannot draft.
     """
+
+    method = Method(
+        "a smaller model: `--draft-model`",
+        "draft model",
+        make=lambda sources: ModelDrafter(sources.draft_model),
+        needs=frozenset({"draft model"}),
+        uses=frozenset({"draft model"}),
+        colour=3,
+    )
 
     def __init__(
         self,
@@ -177,3 +187,12 @@ def _checked(model: Any) -> CausalTarget:
             "taken back from its cache. Use a draft model of attention layers only."
         )
     return target
+
+
+FUSED = Method(
+    "context and draft model",
+    "one tree",
+    make=lambda sources: [one("context", sources), ModelDrafter(sources.draft_model)],
+    needs=frozenset({"draft model"}),
+    uses=frozenset({"draft model"}),
+)

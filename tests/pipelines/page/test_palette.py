@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from ragspec.acceptance.base import Step
 from ragspec.pipelines.console.terminal import STYLES
-from ragspec.pipelines.page.palette import COLOURS, PREFERRED, colours_of, kept_of, slots_of
+from ragspec.pipelines.page.palette import COLOURS, colours_of, kept_of, preferred, slots_of
 from ragspec.trees.draft_tree import DraftTree
 
 LISTED = ("context", "model", "rest", "recycling", "suffix", "hierarchy", "rasd", "prediction")
 
 
 def test_the_sources_of_the_house_have_a_colour_each() -> None:
-    assert len({PREFERRED[name] for name in LISTED}) == len(LISTED) == COLOURS
+    assert len({preferred()[name] for name in LISTED}) == len(LISTED) == COLOURS
 
 
 @pytest.mark.parametrize("others", [(), ("model",), LISTED[1:], ("answers", "statistics", "mine")])
@@ -23,7 +23,7 @@ def test_a_source_keeps_its_colour_whoever_else_is_there(others: tuple[str, ...]
     assert slots_of(["context", *others])["context"] == slots_of(["context"])["context"] == 0
 
 
-@given(st.lists(st.sampled_from([*PREFERRED, "mine", "yours", "é", ""]), unique=True, max_size=8))
+@given(st.lists(st.sampled_from([*preferred(), "mine", "yours", "é", ""]), unique=True, max_size=8))
 def test_no_two_of_a_page_look_alike(names: list[str]) -> None:
     slots = slots_of(names)
     assert set(slots) == set(names)

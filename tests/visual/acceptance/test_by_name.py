@@ -12,12 +12,12 @@ from ragspec.acceptance.walk import Walk
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import NAMES
 from ragspec.visual.acceptance.by_name import (
-    RELAXED,
     default_clusters,
     default_delta,
     default_lam,
     default_neighbours,
     make_rule,
+    relaxed,
 )
 from ragspec.visual.acceptance.codebook import CodeNeighbours, CodePartition
 from ragspec.visual.acceptance.lantern import Lantern, LanternPlus, RelaxedWalk
@@ -37,7 +37,7 @@ def test_defaults_fit_the_code_book() -> None:
     assert [default_clusters(v) for v in (16384, 1024, 4)] == [2048, 128, 1]
 
 
-@pytest.mark.parametrize("name", RELAXED)
+@pytest.mark.parametrize("name", relaxed())
 def test_every_relaxed_rule_is_made_by_its_name(name: str) -> None:
     rule = make_rule(name, BOOK)
     assert isinstance(rule, Rule)

@@ -1,0 +1,110 @@
+"""A new method is one file and one line: a toy drafter and a toy rule are added so."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ragspec import registry
+from ragspec.bridge import Speculation
+from ragspec.drafters.method import Sources, describe
+from ragspec.engine.engine import Engine
+from ragspec.errors import InputError
+from ragspec.pipelines.bench.image_ways import parse_way
+from ragspec.pipelines.bench.modes import known
+from ragspec.pipelines.methods import build_method, compose, method_rows, method_table
+from ragspec.pipelines.page.palette import slots_of
+from ragspec.visual.acceptance.by_name import make_rule, relaxed
+from tests.support import tiny
+from tests.support.codes import codebook
+
+DRAFTER = """
+from ragspec.drafters.method import Method
+from ragspec.trees.draft_tree import DraftKind, DraftTree
+
+class Toy:
+    name, kind = "toy", DraftKind.DETERMINISTIC
+    method = Method("the last token, again and again", "nobody's", colour=6)
+
+    def open(self, request):
+        return self
+
+    def propose(self, context, budget):
+        return DraftTree.chain(context.tokens[-1:] * min(budget, context.remaining), self.name)
+
+    def observe(self, step):
+        pass
+
+    def rollback(self, n):
+        pass
+"""
+
+RULE = """
+from ragspec.acceptance.walk import Walk
+
+class Nearly(Walk):
+    name, label, relaxed_by = "nearly", "approximate", "slack"
+
+    def __init__(self, slack=1.0):
+        self.slack = slack
+"""
+
+
+@pytest.fixture(autouse=True)
+def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of each, and its line in the registry."""
+    lines = {"drafter": ("toy", DRAFTER, "Toy"), "rule": ("nearly", RULE, "Nearly")}
+    tables = {}
+    for kind, (name, code, what) in lines.items():
+        (tmp_path / f"{name}_of_a_user.py").write_text(code, encoding="utf-8")
+        monkeypatch.delitem(sys.modules, f"{name}_of_a_user", raising=False)
+        tables[kind] = {**registry.NAMES[kind], name: f"{name}_of_a_user:{what}"}
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(registry, "NAMES", MappingProxyType(tables))
+
+
+def test_a_drafter_drafts_by_its_name_and_is_listed_everywhere() -> None:
+    model = tiny.model("llama")
+    engine = Engine(model, drafter="toy", budget=4)
+    found = engine.generate([5, 6, 7], max_new_tokens=12, ignore_eos=True)
+    plain = Engine(model, drafter=None).generate([5, 6, 7], max_new_tokens=12, ignore_eos=True)
+    assert found.tokens == plain.tokens
+    assert found.report.drafted_by_source["toy"] > 0
+    assert describe("toy").paper == "nobody's"
+    assert compose("toy", Sources()).name == build_method("toy", Sources()).name == "toy"  # type: ignore[union-attr]
+    assert "toy" in known()
+    assert "| `toy` | the last token, again and again | nobody's |" in method_rows()
+    with Console(width=120) as console, console.capture() as shown:
+        console.print(method_table())
+    assert "again and again" in shown.get()
+    assert slots_of(["toy"]) == {"toy": 6}
+    assert Speculation(drafter="toy").drafter == "toy"
+
+
+def test_a_rule_is_made_by_its_name_with_its_own_settings() -> None:
+    rule: Any = make_rule("nearly", codebook(64), slack=2.0)
+    assert (rule.name, rule.slack) == ("nearly", 2.0)
+    assert relaxed()["nearly"] == "slack"
+    assert parse_way("nearly@0.5").settings == {"slack": 0.5}
+    with pytest.raises(InputError, match="'nearly' has no delta; it takes slack"):
+        make_rule("nearly", codebook(64), delta=0.1)
+
+
+def test_a_door_shows_what_the_registry_names_in_its_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import toy_of_a_user  # type: ignore[import-not-found]
+
+    place = "ragspec.retrievers.methods.toy"
+    monkeypatch.setitem(sys.modules, place, toy_of_a_user)
+    tables = {"drafter": {"toy": f"{place}:Toy"}}
+    monkeypatch.setattr(registry, "NAMES", MappingProxyType(tables))
+    get, listed = registry.door("ragspec.retrievers.methods", {})
+    assert "Toy" in listed()
+    assert get("Toy") is toy_of_a_user.Toy
+    monkeypatch.delattr(sys.modules["ragspec.retrievers.methods"], "Toy")
