@@ -134,7 +134,7 @@ class Tally:
         """Add the counts of one prompt."""
         report = result.report
         self.tokens += report.tokens
-        self.forwards += report.forwards + report.prefill_forwards
+        self.forwards += report.forward_passes
         self.positions += report.forwards + report.drafted
         self.equal += result.tokens == plain
         for kept, found in (

@@ -72,9 +72,8 @@ class OurMode:
             ignore_eos=item.fixed,
         )
         seconds = time.perf_counter() - began
-        forwards = result.report.forwards + result.report.prefill_forwards
         given = [len(step.tokens) for step in result.steps]
-        return Outcome(result.tokens, forwards, seconds, given)
+        return Outcome(result.tokens, result.report.forward_passes, seconds, given)
 
 
 class HFMode:

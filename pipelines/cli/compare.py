@@ -36,12 +36,13 @@ class Comparison:
     """Two runs of one request; ratio is seconds_plain / seconds.
 
     decode_ratio: the same of the seconds after search and prefill, which speculation cannot cut.
+    Both are None for texts of different length: these took different work.
     """
 
     seconds_plain: float
     seconds: float
-    ratio: float
-    decode_ratio: float
+    ratio: float | None
+    decode_ratio: float | None
     equal: bool
     first_divergence: Divergence | None
 
@@ -52,7 +53,11 @@ class Comparison:
     def summary(self) -> str:
         """Return one line for people."""
         times = f"plain {self.seconds_plain:.2f} s, speculative {self.seconds:.2f} s"
-        times = f"{times}: {self.ratio:.2f} times as fast ({self.decode_ratio:.2f} while decoding)"
+        if self.ratio is None or self.decode_ratio is None:
+            times = f"{times} for a text of another length"
+        else:
+            times = f"{times}: {self.ratio:.2f} times as fast"
+            times = f"{times} ({self.decode_ratio:.2f} while decoding)"
         if self.first_divergence is None:
             return f"{times}, the same tokens"
         at = self.first_divergence
@@ -60,6 +65,11 @@ class Comparison:
             f"{times}; the tokens part at number {at.index}, "
             f"where the best two are {at.margin:.2g} apart"
         )
+
+
+def ratio_text(ratio: float | None) -> str:
+    """Return a ratio for people, a dash where there is none."""
+    return "-" if ratio is None else f"{ratio:.2f}"
 
 
 def plain_engine(engine: Engine) -> Engine:
@@ -80,6 +90,7 @@ def compare(
     """Compare two generations of one prompt; runs the model once where they differ."""
     seconds, seconds_plain = speculative.report.seconds, plain.report.seconds
     index = first_difference(plain.tokens, speculative.tokens)
+    alike = len(plain.tokens) == len(speculative.tokens)
     divergence = None
     if index is not None:
         divergence = Divergence(
@@ -91,8 +102,12 @@ def compare(
     return Comparison(
         seconds_plain=seconds_plain,
         seconds=seconds,
-        ratio=_ratio(seconds_plain, seconds),
-        decode_ratio=_ratio(plain.report.decode_seconds, speculative.report.decode_seconds),
+        ratio=_ratio(seconds_plain, seconds) if alike else None,
+        decode_ratio=(
+            _ratio(plain.report.decode_seconds, speculative.report.decode_seconds)
+            if alike
+            else None
+        ),
         equal=index is None,
         first_divergence=divergence,
     )

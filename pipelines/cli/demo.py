@@ -7,8 +7,9 @@ first, and both are warmed up before anything is timed.
 from __future__ import annotations
 
 import json
+import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,7 @@ class Item:
             "answer": self.answer.text,
             "citations": [asdict(citation) for citation in self.answer.citations],
             "tokens": self.answer.report.tokens,
-            "forwards": self.answer.report.forwards,
+            "forwards": self.answer.report.forward_passes,
             "loop_share": self.answer.report.loop_share,
             **self.compared.to_dict(),
         }
@@ -81,15 +82,18 @@ class Summary:
             questions=len(items),
             equal=sum(item.compared.equal for item in items),
             looping=len(items) - len(straight),
-            ratio=statistics.median(item.compared.ratio for item in straight or items),
-            decode_ratio=statistics.median(
-                item.compared.decode_ratio for item in straight or items
-            ),
+            ratio=_median(item.compared.ratio for item in straight or items),
+            decode_ratio=_median(item.compared.decode_ratio for item in straight or items),
             seconds_plain=sum(item.compared.seconds_plain for item in items),
             seconds=sum(item.compared.seconds for item in items),
             tokens=sum(item.answer.report.tokens for item in items),
-            forwards=sum(item.answer.report.forwards for item in items),
+            forwards=sum(item.answer.report.forward_passes for item in items),
         )
+
+
+def _median(ratios: Iterable[float | None]) -> float:
+    known = [ratio for ratio in ratios if ratio is not None]
+    return statistics.median(known) if known else math.nan
 
 
 def run_demo(
@@ -190,17 +194,19 @@ def _shown(items: Iterator[Item], total: int, terminal: Terminal) -> Iterator[It
 
 def show_table(items: Sequence[Item], summary: Summary, terminal: Terminal) -> None:
     """Show one row a question and the medians below."""
-    columns = ["question", ">tokens", ">a step", ">plain s", ">ours s", ">ratio", ">decoding"]
+    from ragspec.pipelines.cli.compare import ratio_text
+
+    columns = ["question", ">tokens", ">a pass", ">plain s", ">ours s", ">ratio", ">decoding"]
     columns += [">loops", "equal"]
     rows = [
         (
             item.question,
             str(item.answer.report.tokens),
-            f"{item.answer.report.mean_accepted_length:.2f}",
+            f"{item.answer.report.tokens_per_forward:.2f}",
             f"{item.compared.seconds_plain:.2f}",
             f"{item.compared.seconds:.2f}",
-            f"{item.compared.ratio:.2f}",
-            f"{item.compared.decode_ratio:.2f}",
+            ratio_text(item.compared.ratio),
+            ratio_text(item.compared.decode_ratio),
             f"{item.answer.report.loop_share:.0%}",
             "yes" if item.compared.equal else "NO",
         )

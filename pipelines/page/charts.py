@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ragspec.acceptance.base import Step
-from ragspec.pipelines.page.palette import TARGET, kept_of, sources_of
+from ragspec.pipelines.page.palette import TARGET
+from ragspec.reports.sources import kept_of, sources_of
 
 WIDTH, LEFT, RIGHT, BOTTOM, TOP = 960, 42, 12, 22, 8
 ROOM = WIDTH - LEFT - RIGHT
@@ -90,8 +91,7 @@ def step_chart(steps: Sequence[Step], colours: Mapping[str, str]) -> Chart:
         bars += _stacked(parts, colours, x, slot, base, unit)
         tip = f"step {first + place}: {_told(parts, colours)}; {len(step.tree)} drafted"
         columns.append(Column(first + place, round(x, 2), round(slot, 2), tip))
-    plain = [step for step in steps if "prefill" not in step.milliseconds]
-    mean = sum(len(step.tokens) for step in plain) / max(len(plain), 1)
+    mean = sum(len(step.tokens) for step in steps) / max(len(steps), 1)
     ticks = [
         Tick(round(LEFT + (n - first + 0.5) * slot, 2), str(n))
         for n in _round_numbers(len(steps) - 1 + first, 12)

@@ -6,7 +6,6 @@ lightness alone for the most part; a source that the table does not know takes a
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from zlib import crc32
@@ -14,21 +13,19 @@ from zlib import crc32
 from ragspec.acceptance.base import Step
 from ragspec.drafters.method import describe
 from ragspec.registry import names
-from ragspec.trees.draft_tree import LAYOUT, PREDICTION
+from ragspec.reports.sources import count_sources
 
 TARGET = "target model"
-# Texts that are no documents count for themselves, whichever drafter copied from them.
-COPIED: Mapping[int, str] = MappingProxyType({PREDICTION: "prediction", LAYOUT: "layout"})
 COLOURS = 8
 # Names of sources that are no methods: texts, and levels of methods.
 OTHERS: Mapping[str, int] = MappingProxyType(
     {
-        COPIED[PREDICTION]: 7,
+        "prediction": 7,
         "corpus": 1,
         "history": 4,
         "answers": 4,
         "statistics": 6,
-        COPIED[LAYOUT]: 6,
+        "layout": 6,
     }
 )
 
@@ -39,31 +36,6 @@ def preferred() -> Mapping[str, int]:
     told = {name: colour for name, colour in methods.items() if colour is not None}
     listed = {name: told[name] for name in told if describe(name).listed}
     return MappingProxyType({**listed, **OTHERS, **told})
-
-
-def sources_of(step: Step) -> list[str]:
-    """Return the source of every node [N]: its drafter, or what COPIED calls its text."""
-    tree = step.tree
-    return [
-        COPIED.get(document, tree.sources[source])
-        for source, document in zip(tree.source.tolist(), tree.origin[:, 0].tolist(), strict=True)
-    ]
-
-
-def kept_of(step: Step) -> tuple[int, ...]:
-    """Return the accepted nodes that stand in the output: a stop inside the path cuts it."""
-    return step.path[: len(step.tokens)]
-
-
-def count_sources(steps: Sequence[Step]) -> tuple[Counter[str], Counter[str]]:
-    """Return by source the drafted tokens, and those that stand in the output."""
-    drafted: Counter[str] = Counter()
-    kept: Counter[str] = Counter()
-    for step in steps:
-        names = sources_of(step)
-        drafted.update(names)
-        kept.update(names[node] for node in kept_of(step))
-    return drafted, kept
 
 
 def colours_of(steps: Sequence[Step]) -> dict[str, str]:

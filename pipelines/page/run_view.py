@@ -9,12 +9,16 @@ from typing import Any
 
 from ragspec.acceptance.base import Step
 from ragspec.pipelines.page.charts import Chart, first_number, share_chart, step_chart
-from ragspec.pipelines.page.palette import TARGET, colours_of, count_sources, kept_of, sources_of
+from ragspec.pipelines.page.palette import TARGET, colours_of
 from ragspec.pipelines.page.tree_view import where
+from ragspec.reports.label import kind_of_label
+from ragspec.reports.sources import count_sources, kept_of, sources_of
 from ragspec.reports.trace import Trace
 
 MEANINGS = {
     "exact": "token for token the text that plain decoding gives with the same seed",
+    "exact up to rounding": "that of plain decoding, save where two choices are a rounding apart",
+    "exact-for up to rounding": "the law of plain decoding, up to rounding; another sample from it",
     "exact-for": "the same law of outputs as plain decoding; another sample from it",
     "bounded": "close to the target's law, within the stated distance",
     "approximate": "the text may differ from what the target alone would write",
@@ -88,7 +92,7 @@ def run_view(trace: Trace) -> RunView:
     return RunView(
         title=str(header.extra.get("question") or header.extra.get("prompt") or "Generation"),
         label=report.label,
-        meaning=MEANINGS.get(report.label.split("(")[0], ""),
+        meaning=_meaning(trace),
         figures=_figures(trace),
         spans=list(_spans(trace, colours)),
         legend=[*((name, css) for name, css in colours.items() if kept[name]), (TARGET, "own")],
@@ -107,15 +111,24 @@ def run_view(trace: Trace) -> RunView:
     )
 
 
+def _meaning(trace: Trace) -> str:
+    """Return what the label means, and what came out where the run was compared."""
+    meaning = MEANINGS.get(kind_of_label(trace.report.label), "")
+    found = (trace.header.extra.get("compare") or {}).get("first_divergence")
+    if not found or not meaning:
+        return meaning
+    return f"{meaning}; here it parts from plain decoding at token {found['index']}"
+
+
 def _figures(trace: Trace) -> list[tuple[str, str]]:
     report = trace.report
     figures = [
         ("tokens", f"{report.tokens}"),
-        ("forward passes", f"{report.forwards}"),
-        ("tokens a step", f"{report.mean_accepted_length:.2f}"),
+        ("forward passes", f"{report.forward_passes}"),
+        ("tokens a pass", f"{report.tokens_per_forward:.2f}"),
         ("drafts accepted", f"{report.draft_acceptance_rate:.0%}"),
         ("seconds", f"{report.seconds:.2f}"),
-        ("tokens / s", f"{report.tokens_per_second:.0f}"),
+        ("tokens / s, decoding", f"{report.tokens_per_second:.0f}"),
     ]
     ratio = (trace.header.extra.get("compare") or {}).get("ratio")
     return [*figures, ("speed-up", f"{ratio:.2f}×")] if ratio else figures

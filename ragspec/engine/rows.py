@@ -22,6 +22,7 @@ from ragspec.drafters.build import with_prediction
 from ragspec.engine.options import RowSettings
 from ragspec.engine.output import Generation
 from ragspec.engine.parts import Parts
+from ragspec.reports.label import rounds
 from ragspec.reports.report import ReportBuilder
 from ragspec.sampling.distribution import TokenLaw
 from ragspec.sampling.noise import NoiseStream, fresh_seed
@@ -85,6 +86,9 @@ class Run:
         self.spare = MOST_NODES if self.drafter is not None else 1
         self.prompt_of_row: list[int] = []
         self.rows: list[Row] = []
+        self._rounded = parts.drafter is not None and rounds(
+            parts.target.dtype, parts.target.device
+        )
         self.seconds = 0.0
         batch = len(prompts) * settings.sampling.n
         cost = parts.cost
@@ -160,7 +164,7 @@ class Run:
             context=DraftContext(list(prompt), len(prompt), settings.stop.max_new_tokens),
             law=law,
             stop=settings.stop.open(parts.tokenizer, prompt),
-            report=ReportBuilder(parts.rule.label, seed, len(prompt)),
+            report=ReportBuilder(parts.rule.label, seed, len(prompt), self._rounded),
             logprobs=settings.logprobs,
             pending=list(prompt),
             started=self.began,

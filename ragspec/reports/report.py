@@ -9,16 +9,16 @@ mean length and nowhere else.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ragspec.acceptance.base import Step
 from ragspec.errors import InputError
-from ragspec.trees.draft_tree import PREDICTION
+from ragspec.reports.label import label_of
+from ragspec.reports.sources import kept_of, sources_of
 
 STAGES = ("retrieve", "prefill", "draft", "verify", "commit", "host")
 DERIVED = (
@@ -27,6 +27,7 @@ DERIVED = (
     "mean_accepted_length",
     "draft_acceptance_rate",
     "acceptance_histogram",
+    "forward_passes",
     "tokens_per_second",
     "tokens_per_forward",
 )
@@ -38,16 +39,17 @@ LOOP_REPEATS = 3
 class Report:
     """The figures of one generated sequence; counts are tokens, `milliseconds` wall clock.
 
-    forwards: target forward passes of decoding; prefill_forwards those of the prompt.
+    forwards: target forward passes of decoding; prefill_forwards those of the prompt, which give
+    prefill_tokens of the tokens.
     drafted, accepted: tokens proposed, and kept in the output. per_step_*: the same, each step.
     accepted_by_source, drafted_by_source: the same, by the name of the drafter. faults: times a
     drafter failed. accepted_prediction_tokens, rejected_prediction_tokens: tokens drafted from a
     predicted output that stand in the text, or do not (OpenAI's names). seconds: the whole run;
     decode_seconds: the run less retrieval and prefill.
     distinct_4: share of distinct 4-grams. loop_share: share of tokens inside a loop. budget: name
-    of the policy; budget_sizes: tree size -> number of steps. reason: why speculation did not
-    help, None where it did. tv_excess: mean total variation per token that a relaxed rule may have
-    added; 0 under exact rules, None under rules that do not measure it.
+    of the policy; budget_sizes: tree size -> number of steps. reason: why speculation gave
+    no token, None where it did. tv_excess: mean total variation per token that a relaxed rule may
+    have added; 0 under exact rules, None under rules that do not measure it.
     """
 
     tokens: int
@@ -74,6 +76,12 @@ class Report:
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
     tv_excess: float | None = None
+    prefill_tokens: int = 1
+
+    @property
+    def forward_passes(self) -> int:
+        """All target forward passes, the prompt's included, which gives the first token."""
+        return self.forwards + self.prefill_forwards
 
     @property
     def drafted(self) -> int:
@@ -103,13 +111,14 @@ class Report:
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated tokens by decode_seconds; 0 where no time was measured."""
-        return self.tokens / self.decode_seconds if self.decode_seconds > 0 else 0.0
+        """Tokens of decoding by its seconds, both without what the prompt took and gave."""
+        decoded = max(self.tokens - self.prefill_tokens, 0)
+        return decoded / self.decode_seconds if self.decode_seconds > 0 else 0.0
 
     @property
     def tokens_per_forward(self) -> float:
-        """Generated tokens by target forward passes of decoding; 0 where there was none."""
-        return self.tokens / self.forwards if self.forwards else 0.0
+        """Generated tokens by all target forward passes; 0 where there was none."""
+        return self.tokens / self.forward_passes if self.forward_passes else 0.0
 
     def with_retrieval(self, milliseconds: float) -> Report:
         """Return this report with the time of the search that came before the generation."""
@@ -162,10 +171,11 @@ class Report:
 
     def summary(self) -> str:
         """Return one paragraph for people."""
+        pace = f", {self.tokens_per_second:.0f} tokens/s while decoding" if self.steps else ""
         parts = [
-            f"{self.tokens} tokens in {self.forwards} forward passes "
-            f"({self.mean_accepted_length:.2f} a step), {self.seconds:.2f} s "
-            f"({self.tokens_per_second:.0f} tokens/s while decoding), label {self.label}."
+            f"{_counted(self.tokens, 'token')} in {_counted(self.forward_passes, 'forward pass')} "
+            f"({self.tokens_per_forward:.2f} a pass), {self.seconds:.2f} s{pace}, "
+            f"label {self.label}."
         ]
         if self.drafted:
             by_source = ", ".join(f"{name} {n}" for name, n in self.accepted_by_source.items())
@@ -192,10 +202,8 @@ class Report:
 class _Row:
     """What is kept of a step: not the step itself, which may hold rows of laws [N + 1, V]."""
 
-    source: NDArray[np.int64]
-    predicted: NDArray[np.bool_]
     sources: tuple[str, ...]
-    path: tuple[int, ...]
+    kept: tuple[int, ...]
     emitted: int
     milliseconds: dict[str, float]
 
@@ -203,8 +211,12 @@ class _Row:
 class ReportBuilder:
     """Collects the facts of one row of text; the row's loop owns it."""
 
-    def __init__(self, label: str, seed: int | None, prompt_tokens: int) -> None:
+    def __init__(
+        self, label: str, seed: int | None, prompt_tokens: int, rounded: bool = False
+    ) -> None:
+        """label: the rule's; rounded: whether the target's numbers round visibly (see `label`)."""
         self.label = label
+        self.rounded = rounded
         self.seed = seed
         self.prompt_tokens = prompt_tokens
         self._prefill_ms = 0.0
@@ -220,13 +232,10 @@ class ReportBuilder:
 
     def step(self, step: Step, forwards: int = 1) -> None:
         """Add one step; `forwards` is above 1 where a model had to be run twice for it."""
-        tree, emitted = step.tree, len(step.tokens)
         self._extra_forwards += forwards - 1
         self._excess.extend(step.excess)
-        predicted = tree.origin[:, 0] == PREDICTION
-        self._rows.append(
-            _Row(tree.source, predicted, tree.sources, step.path, emitted, step.milliseconds)
-        )
+        named = tuple(sources_of(step)) if len(step.tree) else ()
+        self._rows.append(_Row(named, kept_of(step), len(step.tokens), step.milliseconds))
 
     def build(
         self,
@@ -239,13 +248,11 @@ class ReportBuilder:
         reason: str | None = None,
     ) -> Report:
         """Return the report; `seconds` is the wall time of prefill and decoding together."""
-        # A stop inside the accepted path cuts it: only what was emitted counts as accepted.
-        kept = [row.path[: row.emitted] for row in self._rows]
-        drafted = tuple(len(row.source) for row in self._rows)
-        accepted = tuple(len(path) for path in kept)
-        predicted = sum(int(row.predicted.sum()) for row in self._rows)
+        drafted = tuple(len(row.sources) for row in self._rows)
+        accepted = tuple(len(row.kept) for row in self._rows)
+        proposed = Counter(name for row in self._rows for name in row.sources)
+        kept = Counter(row.sources[node] for row in self._rows for node in row.kept)
         measured = bool(self._excess) or self.label.startswith("exact")
-        copied = sum(int(r.predicted[list(p)].sum()) for r, p in zip(self._rows, kept, strict=True))
         return Report(
             tokens=len(output_tokens),
             prompt_tokens=self.prompt_tokens,
@@ -254,12 +261,12 @@ class ReportBuilder:
             steps=len(self._rows),
             per_step_drafted=drafted,
             per_step_accepted=accepted,
-            drafted_by_source=_by_source(self._rows, (range(n) for n in drafted)),
-            accepted_by_source=_by_source(self._rows, kept),
+            drafted_by_source=dict(proposed.most_common()),
+            accepted_by_source=dict(kept.most_common()),
             milliseconds=self._milliseconds(),
             seconds=seconds,
             decode_seconds=max(0.0, seconds - self._prefill_ms / 1000),
-            label=self.label,
+            label=label_of(self.label, self.rounded),
             seed=self.seed,
             finish_reason=finish_reason,
             distinct_4=distinct_share(output_tokens, 4),
@@ -267,10 +274,11 @@ class ReportBuilder:
             budget=budget,
             budget_sizes=dict(Counter(drafted)),
             faults=dict(faults or {}),
-            reason=reason or _why_not(sum(drafted), sum(accepted)),
-            accepted_prediction_tokens=copied,
-            rejected_prediction_tokens=predicted - copied,
+            reason=_why_not(sum(drafted), sum(accepted), reason),
+            accepted_prediction_tokens=kept["prediction"],
+            rejected_prediction_tokens=proposed["prediction"] - kept["prediction"],
             tv_excess=sum(self._excess) / max(1, len(output_tokens)) if measured else None,
+            prefill_tokens=len(output_tokens) - sum(row.emitted for row in self._rows),
         )
 
     def _milliseconds(self) -> dict[str, float]:
@@ -282,18 +290,18 @@ class ReportBuilder:
         return spent
 
 
-def _by_source(rows: Sequence[_Row], nodes: Iterable[Iterable[int]]) -> dict[str, int]:
-    counts: Counter[str] = Counter()
-    for row, chosen in zip(rows, nodes, strict=True):
-        source = row.source.tolist()
-        counts.update(row.sources[source[node]] for node in chosen)
-    return dict(counts.most_common())
-
-
-def _why_not(drafted: int, accepted: int) -> str | None:
+def _why_not(drafted: int, accepted: int, told: str | None) -> str | None:
+    """Return why speculation did not help; what a policy told of must agree with what was done."""
+    if accepted:
+        return None
     if drafted:
-        return None if accepted else f"none of the {drafted} drafted tokens was accepted"
-    return "nothing was drafted, so this was plain decoding"
+        return told or f"none of the {drafted} drafted tokens was accepted"
+    return told or "nothing was drafted, so this was plain decoding"
+
+
+def _counted(number: int, what: str) -> str:
+    plural = "es" if what.endswith("s") else "s"
+    return f"{number} {what}{plural if number != 1 else ''}"
 
 
 def distinct_share(tokens: Sequence[int], n: int = 4) -> float:

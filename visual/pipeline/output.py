@@ -11,11 +11,19 @@ import torch
 from numpy.typing import NDArray
 
 from ragspec.engine.output import Generation
+from ragspec.reports.label import kind_of_label
 from ragspec.reports.report import Report
 from ragspec.visual.acceptance.tv_budget import position_excess
 from ragspec.visual.evaluation.pictures import maps_of
 
-LABELS = ("exact", "exact-for", "bounded", "approximate")  # from the strongest to the weakest
+LABELS = (  # from the strongest to the weakest
+    "exact",
+    "exact up to rounding",
+    "exact-for",
+    "exact-for up to rounding",
+    "bounded",
+    "approximate",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +50,7 @@ class ImageStats:
 
         A pass that served several images at once counts for each of them.
         """
-        return sum(report.forwards + report.prefill_forwards for report in self.reports)
+        return sum(report.forward_passes for report in self.reports)
 
     @property
     def codes_per_forward(self) -> float:
@@ -94,7 +102,7 @@ def weakest(labels: Sequence[str]) -> str:
     """Return the label that holds for all images: the weakest of theirs."""
 
     def rank(label: str) -> tuple[int, str]:
-        kind = label.split("(")[0]
+        kind = kind_of_label(label)
         return (LABELS.index(kind) if kind in LABELS else len(LABELS), label)
 
     return max(labels, key=rank)

@@ -13,8 +13,8 @@ from ragspec.engine.output import Generation
 from ragspec.errors import DocumentError, InputError, PromptTooLongError, StoreError
 from ragspec.pipelines import DocQA
 from ragspec.pipelines.docqa.docqa import answer_parts
-from ragspec.pipelines.page.palette import count_sources
 from ragspec.reports.report import ReportBuilder
+from ragspec.reports.sources import count_sources
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from tests.pipelines.docqa.test_citations import check

@@ -33,7 +33,7 @@ def test_steps_hold_every_token(tmp_path: Path) -> None:
     unit = next(bar.height for bar in chart.bars if bar.css == "own")
     assert sum(bar.height for bar in chart.bars) == pytest.approx(9 * unit, abs=0.02)
     assert inside(chart)
-    assert chart.mean == pytest.approx(chart.base - 8 / 3 * unit, abs=0.1)
+    assert chart.mean == pytest.approx(chart.base - 9 / 4 * unit, abs=0.1)
     assert [column.number for column in chart.columns] == [0, 1, 2, 3]
     assert chart.columns[0].tip == "step 0: 1 of target model; 0 drafted"
     assert chart.columns[1].tip == "step 1: 3 of context, 1 of target model; 4 drafted"

@@ -113,7 +113,7 @@ def test_it_is_a_source_where_the_drafter_reads_no_texts() -> None:
         right = generate(plain.tokens, Sampling(), drafter=drafter)
         assert right.tokens == plain.tokens
         assert right.report.accepted_prediction_tokens >= NEW - 8
-        assert right.report.accepted_by_source["context"] >= NEW - 8
+        assert right.report.accepted_by_source["prediction"] >= NEW - 8
 
 
 def test_it_is_joined_only_where_nothing_else_reads_it_and_the_rule_can_judge_both() -> None:

@@ -60,7 +60,7 @@ def test_times_add_up() -> None:
     expected = {"prefill": 20.0, "draft": 0.5, "verify": 10.0, "commit": 0.25, "host": 0.25}
     assert report.milliseconds == {"retrieve": 0.0, **expected}
     assert report.decode_seconds == pytest.approx(0.03)
-    assert report.tokens_per_second == pytest.approx(6 / 0.03)
+    assert report.tokens_per_second == pytest.approx(6 / 0.03)  # the prompt gave none here
     searched = report.with_retrieval(10.0)
     assert searched.milliseconds["retrieve"] == 10.0
     assert searched.seconds == pytest.approx(0.06)
@@ -74,7 +74,8 @@ def test_extra_forwards_are_counted() -> None:
     builder.step(two_source_step(), forwards=2)
     report = builder.build([5, 6, 8], 0.1, "length")
     assert (report.forwards, report.steps, report.prefill_forwards) == (2, 1, 3)
-    assert report.tokens_per_forward == 1.5
+    assert report.forward_passes == 5
+    assert report.tokens_per_forward == 0.6
 
 
 def test_dictionary_holds_the_schema_of_vllm_and_comes_back() -> None:
@@ -107,6 +108,26 @@ def test_reason_says_why_nothing_was_gained() -> None:
     assert builder.build([9, 9], 0.1, "length", reason="off").reason == "off"
 
 
+def test_a_reason_never_contradicts_what_was_accepted() -> None:
+    builder = ReportBuilder("exact", 0, 1)
+    builder.step(Step(DraftTree.chain([1, 2], "context"), (0, 1), (1, 2, 3)))
+    report = builder.build([9, 1, 2, 3], 0.1, "length", reason="the drafter proposed nothing")
+    assert report.reason is None
+
+
+def test_what_the_prompt_gave_is_no_figure_of_decoding() -> None:
+    builder = ReportBuilder("exact", 0, 1)
+    builder.prefill(99.0)
+    alone = builder.build([9], 0.1, "length")
+    assert (alone.forward_passes, alone.prefill_tokens) == (1, 1)
+    assert (alone.tokens_per_second, alone.tokens_per_forward) == (0.0, 1.0)
+    assert alone.summary().startswith("1 token in 1 forward pass (1.00 a pass), 0.10 s, label")
+    builder.step(Step(DraftTree.empty(), (), (9, 8)))
+    later = builder.build([9, 9, 8], 0.199, "length")
+    assert later.tokens_per_second == pytest.approx(2 / 0.1)
+    assert later.tokens_per_forward == 1.5
+
+
 def test_empty_run_divides_by_nothing() -> None:
     report = ReportBuilder("exact", 0, 1).build([], 0.0, "cancelled")
     assert report.mean_accepted_length == report.draft_acceptance_rate == 0.0
@@ -133,7 +154,7 @@ def test_excess_is_the_mean_over_all_tokens() -> None:
 
 def test_summary_names_the_main_figures() -> None:
     text = built().summary()
-    for part in ("6 tokens", "3 forward passes", "2.33 a step", "exact", "4 of 6", "model 1"):
+    for part in ("6 tokens", "4 forward passes", "1.50 a pass", "exact", "4 of 6", "model 1"):
         assert part in text
 
 
