@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ragspec.acceptance.rejection import ChainRejection as ChainRejection
     from ragspec.acceptance.rejection import MultiStep as MultiStep
     from ragspec.acceptance.rejection import WithoutReplacement as WithoutReplacement
+    from ragspec.acceptance.target_view import RowView as RowView
     from ragspec.acceptance.typical import Typical as Typical
     from ragspec.acceptance.walk import Walk as Walk
 
@@ -24,6 +25,7 @@ _WHERE = {
     "ChainRejection": "ragspec.acceptance.rejection",
     "KSeq": "ragspec.acceptance.k_seq",
     "MultiStep": "ragspec.acceptance.rejection",
+    "RowView": "ragspec.acceptance.target_view",
     "Rule": "ragspec.acceptance.base",
     "Step": "ragspec.acceptance.base",
     "TargetView": "ragspec.acceptance.base",

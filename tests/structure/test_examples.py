@@ -28,3 +28,5 @@ def test_the_example_runs(name: str, tmp_path: Path) -> None:
     assert done.stdout.strip()
     if name == "generate.py":
         assert "the same tokens: True" in done.stdout
+    if name == "one_step.py":
+        assert "the tokens of plain decoding: True" in done.stdout

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import json
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -289,10 +290,24 @@ def test_numba_that_cannot_be_imported_is_left_alone(
     (tmp_path / "segment").mkdir()
     make(tmp_path / "segment", [[0, 1]])
     segment = Segment.open(tmp_path / "segment")
-    assert segment.accelerator == "numpy"
-    assert isinstance(segment.lookup, NumpyLookup)
+    with pytest.warns(RuntimeWarning, match=r"220 us instead of 26.*ragspec\[fast\]"):
+        assert segment.accelerator == "numpy"
+        assert isinstance(segment.lookup, NumpyLookup)
     with pytest.raises(MissingExtraError, match=rf"{reason}.*ragspec\[fast\]"):
         Segment.open(tmp_path / "segment", accelerator="numba")
+
+
+def test_what_is_missing_is_said_once(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['numba'] = None\n"
+        "from ragspec.retrievers.indexes.segment import resolve_accelerator\n"
+        "print([resolve_accelerator('auto') for _ in range(3)])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True
+    )
+    assert done.stdout.strip() == str(["numpy"] * 3)
+    assert done.stderr.count("ragspec[fast]") == 1
 
 
 def test_an_empty_segment_answers_nothing(tmp_path: Path) -> None:
