@@ -27,7 +27,8 @@ with target.open(rows=1, capacity=len(prompt) + 24 + 8) as session:
         logits = session.verify([pending], [tree])
         # walk: follow the target's own tokens, argmax(log p + g), while a node has them
         verdict = Walk().judge(tree, RowView(logits[0], tree, law, stop, context.tokens))
-        new = [int(tree.tokens[node]) for node in verdict.path] + [verdict.token]
+        new = [int(tree.tokens[node]) for node in verdict.path]
+        new += [] if verdict.token is None else [verdict.token]  # None: the text ended on the path
         # commit: keep the accepted nodes' keys and values; the last token is the next root
         session.commit([verdict.path])
         context.tokens += new

@@ -76,7 +76,7 @@ def plain_engine(engine: Engine) -> Engine:
     """Return an engine over the same model and tokenizer that decodes without speculation."""
     from ragspec.engine.engine import Engine as AnyEngine
 
-    return AnyEngine(engine.model, engine.tokenizer, drafter=None)
+    return AnyEngine(engine.target, engine.tokenizer, drafter=None)
 
 
 def same_seed(sampling: Sampling, generation: Generation) -> Sampling:

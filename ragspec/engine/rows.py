@@ -86,9 +86,9 @@ class Run:
         self.spare = MOST_NODES if self.drafter is not None else 1
         self.prompt_of_row: list[int] = []
         self.rows: list[Row] = []
-        self._rounded = parts.drafter is not None and rounds(
-            parts.target.dtype, parts.target.device
-        )
+        target = parts.target
+        drafts = parts.drafter is not None and not target.bit_exact
+        self._rounded = drafts and rounds(target.dtype, target.device)
         self.seconds = 0.0
         batch = len(prompts) * settings.sampling.n
         cost = parts.cost

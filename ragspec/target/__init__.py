@@ -11,12 +11,14 @@ if TYPE_CHECKING:
     from ragspec.target.base import ReadsPrompts as ReadsPrompts
     from ragspec.target.base import TargetSession as TargetSession
     from ragspec.target.causal import CausalTarget as CausalTarget
+    from ragspec.target.constant_width import ConstantWidthTarget as ConstantWidthTarget
     from ragspec.target.open import open_target as open_target
     from ragspec.target.path_rows import PathTarget as PathTarget
     from ragspec.target.probe import probe_target as probe_target
 
 _WHERE = {
     "CausalTarget": "ragspec.target.causal",
+    "ConstantWidthTarget": "ragspec.target.constant_width",
     "KeepsHidden": "ragspec.target.base",
     "PathTarget": "ragspec.target.path_rows",
     "ReadsPrompts": "ragspec.target.base",

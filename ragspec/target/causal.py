@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -42,6 +43,7 @@ class CausalTarget:
     """
 
     copies: int = 1
+    bit_exact: bool = False  # whether forwards of all widths give the same bits, in any dtype
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -139,6 +141,7 @@ class TreeSession:
         self.target = target
         self.cache = SlotCache(rows, capacity, target.copies)
         self.hidden: list[torch.Tensor] = []
+        self.width = 1  # positions that a forward has at least, after the prompt
         self._pending: list[int] = []
         self._stack = ExitStack()
         self._tap: HeadTap | None = None
@@ -167,8 +170,11 @@ class TreeSession:
     def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
         """Run one forward; see `TargetSession.verify`."""
         self._pending = [len(row) for row in pending]
-        device = self.target.device
-        tokens, view = _layout(self.cache.book.lengths, pending, trees, device)
+        device, book = self.target.device, self.cache.book
+        width = self.width if any(book.lengths) else 1
+        tokens, view = _layout(book.lengths, pending, trees, device, width)
+        unused = book.read(tokens.shape[1]) - book.extent - tokens.shape[1]
+        view = replace(view, unused=unused) if unused else view
         wanted = max(len(tree) for tree in trees) + 1
         firsts = [count - 1 for count in self._pending]
         n = tokens.shape[1]
@@ -248,13 +254,14 @@ def _layout(
     pending: Sequence[Sequence[int]],
     trees: Sequence[DraftTree],
     device: torch.device,
+    width: int = 1,
 ) -> tuple[torch.Tensor, TreeView]:
     """Lay pending tokens and nodes side by side, rows padded with positions that see themselves.
 
-    Returns tokens i64 [B, n] and the view of their attention.
+    Returns tokens i64 [B, n], n at least `width`, and the view of their attention.
     """
     rows = len(trees)
-    n = max(len(p) + len(t) for p, t in zip(pending, trees, strict=True))
+    n = max(width, *(len(p) + len(t) for p, t in zip(pending, trees, strict=True)))
     if rows == 1 and n == 1:
         return _single(lengths[0], pending[0][0], device)
     plain = not any(lengths) and all(_is_chain(tree) for tree in trees)

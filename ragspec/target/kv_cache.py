@@ -26,12 +26,18 @@ class SlotBook:
         self.pending = 0
         self.capacity = capacity
         self.copies = copies
+        self.block = 1  # keys are read in whole blocks of so many slots, after the prompt
         self._columns: tuple[int, torch.Tensor] | None = None
 
     @property
     def extent(self) -> int:
         """Slots in use in the longest row, speculative ones included."""
         return max(self.lengths) + self.pending
+
+    def read(self, n: int) -> int:
+        """Return how many slots n more queries read: those in use, and what fills up a block."""
+        end = self.extent + n
+        return -(-end // self.block) * self.block if any(self.lengths) else end
 
     @property
     def even(self) -> bool:
@@ -71,15 +77,17 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write n new slots in place and return views up to the last slot in use.
 
-        Shapes: [C * B, heads, n, width] -> two views [C * B, heads, extent + n, width].
+        Shapes: [C * B, heads, n, width] -> two views [C * B, heads, extent + n, width], with what
+        fills up a block behind them.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         n = key_states.shape[-2]
         end = self.book.extent + n
-        if end > self.keys.shape[-2]:
-            self.keys = _grown(self.keys, end)
-            self.values = _grown(self.values, end)
+        read = self.book.read(n)
+        if read > self.keys.shape[-2]:
+            self.keys = _grown(self.keys, read)
+            self.values = _grown(self.values, read)
         if self.book.even:
             self.keys[:, :, end - n : end] = key_states
             self.values[:, :, end - n : end] = value_states
@@ -88,7 +96,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
             rows = torch.arange(len(columns), device=columns.device)[:, None]
             self.keys[rows, :, columns] = key_states.transpose(1, 2)
             self.values[rows, :, columns] = value_states.transpose(1, 2)
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        return self.keys[:, :, :read], self.values[:, :, :read]
 
     def move(self, row: int, source: torch.Tensor, target: slice) -> None:
         """Copy slots `source` i64 [A] of one sequence to the slots of `target`."""
@@ -103,7 +111,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the number of slots that n more queries see, and their offset 0."""
-        return self.book.extent + query_length, 0
+        return self.book.read(query_length), 0
 
     def get_seq_length(self) -> int:
         """Return the slots in use."""

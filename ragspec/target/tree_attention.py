@@ -36,12 +36,14 @@ class TreeView:
     query. slot_positions i64 [B, m]: the same for the m speculative slots, the queries last.
     related bool [B, n, m]: which speculative slots each query sees (itself and its ancestors);
     None where all rows start at slot 0 and form chains, so that plain causal attention is right.
+    unused: slots behind the speculative ones, which nobody sees.
     """
 
     lengths: torch.Tensor
     positions: torch.Tensor
     slot_positions: torch.Tensor
     related: torch.Tensor | None
+    unused: int = 0
 
 
 _view: ContextVar[TreeView | None] = ContextVar("ragspec_tree_view", default=None)
@@ -99,7 +101,7 @@ def tree_mask(
     if view.related is None:
         allowed = _model_allows(view, mask_function, kv_length)
     else:
-        allowed = _tree_allowed(view.lengths, view.related, kv_length)
+        allowed = _tree_allowed(view, view.related, kv_length)
         if windowed:
             allowed &= _model_allows(view, mask_function, kv_length)
     mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
@@ -243,11 +245,13 @@ def _plain_mask(dtype: torch.dtype, **kwargs: Any) -> torch.Tensor | None:
     return additive
 
 
-def _tree_allowed(lengths: torch.Tensor, related: torch.Tensor, slots: int) -> torch.Tensor:
+def _tree_allowed(view: TreeView, related: torch.Tensor, slots: int) -> torch.Tensor:
     """Return committed slots and ancestors: bool [B, n, slots]."""
+    lengths = view.lengths
     rows, n, m = related.shape
     if rows == 1:
-        return torch.cat([related.new_ones(1, n, slots - m), related], dim=-1)
+        committed = related.new_ones(1, n, slots - m - view.unused)
+        return torch.cat([committed, related, related.new_zeros(1, n, view.unused)], dim=-1)
     columns = torch.arange(slots, device=lengths.device)
     allowed = (columns < lengths[:, None])[:, None].expand(rows, n, slots).clone()
     index = (lengths[:, None] + torch.arange(m, device=lengths.device))[:, None]
