@@ -3,18 +3,21 @@ of them."""
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 
-from ragspec.acceptance.base import Rule
+from ragspec.acceptance.base import Rule, Step
 from ragspec.acceptance.block_verification import Block
 from ragspec.acceptance.k_seq import KSeq
 from ragspec.acceptance.rejection import ChainRejection, MultiStep, WithoutReplacement
-from ragspec.budget.calibration import Calibration
-from ragspec.budget.policy import FixedBudget
-from ragspec.budget.tree_size import best_first, cut
+from ragspec.budget.base import BudgetPolicy, BudgetSession
+from ragspec.budget.cost_curve import CostCurve
+from ragspec.budget.cost_grid import ROWS
+from ragspec.budget.policy import AutoBudget, FixedBudget
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.model.drafter import ModelDrafter
@@ -171,18 +174,34 @@ def law_of_pairs() -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("mode", "width"), [("sampled", (3, 2)), (WITHOUT, (2, 2, 2))])
-@pytest.mark.parametrize("size", [1, 3, 6])
+@pytest.mark.parametrize("policy", [FixedBudget(1), FixedBudget(3), FixedBudget(6), AutoBudget()])
 def test_what_a_budget_cuts_does_not_depend_on_the_tokens(
-    mode: str, width: tuple[int, ...], size: int
+    mode: str, width: tuple[int, ...], policy: BudgetPolicy
 ) -> None:
-    calibration = Calibration()
-    kept = set()
-    for seed in range(8):
-        tree = propose(ModelDrafter(model(1), width=width, mode=mode), 9, seed)
-        part = cut(tree, best_first(calibration.appraise(tree).reach), size)
-        assert part.kind is tree.kind and part.q is not None and len(part.q) == size + 1
-        kept.add(tuple(part.parents.tolist()))
-    assert len(kept) == 1
+    drafter = ModelDrafter(model(1), width=width, mode=mode)
+    dear = CostCurve(ROWS, (9,), np.array([[0.1 if n < 5 else 0.3 for n in ROWS]]))
+    session = copy.deepcopy(policy).open(dear)
+    trees = [propose(drafter, 9, seed) for seed in range(30)]
+    for tree in trees:  # the text always goes on with the last draw
+        last = int(np.flatnonzero(tree.parents == -1)[-1])
+        part = offered(session, tree)
+        session.observe(Step(part, (), (int(tree.tokens[last]), 99)), 9)
+    kept = {tuple(offered(copy.deepcopy(session), tree).parents.tolist()) for tree in trees}
+    assert len(kept) == 1 and 0 < len(kept.pop()) < 9
+    reach = session.adviser.appraise(trees[0], 2).reach  # type: ignore[union-attr]
+    assert reach[width[0] - 1] > reach[0] + 0.3, "best first would keep another sibling"
+
+
+def offered(session: BudgetSession, tree: DraftTree) -> DraftTree:
+    """Return what a policy verifies of a drawn tree, after a check that it is its beginning."""
+    session.allowance(9)
+    part = session.fit(tree, 9)
+    assert part.kind is tree.kind
+    assert part.tokens.tolist() == tree.tokens[: len(part)].tolist()
+    assert part.parents.tolist() == tree.parents[: len(part)].tolist()
+    assert part.q is not None and tree.q is not None
+    assert torch.equal(part.q, tree.q[: len(part) + 1])
+    return part
 
 
 def test_fuse_and_budget_let_a_sampled_draft_pass() -> None:
