@@ -154,7 +154,9 @@ def draft(
     if not (allowed := session.allowance(LENGTH)):
         return DraftTree.empty(drafter.kind)
     request = DraftRequest((7,), drafter.laws.vocab)
-    tree = Fuse([drafter]).open(request).propose(context, allowed)
+    fused = Fuse([drafter]).open(request)
+    tree = fused.propose(context, allowed)
+    assert not fused.faults and len(tree), "the drafter failed, so the test shows nothing"
     tree = session.fit(limit_depth(tree, context.remaining - 1), LENGTH)
     if mode is None:
         return tree

@@ -4,6 +4,7 @@ of them."""
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -23,11 +24,12 @@ from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.drafters.model.sampled import draw_distinct, draw_independent
 from ragspec.sampling.distribution import TokenLaw
-from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.noise import NoiseStream, Stream
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from tests.ragspec.drafters.model.test_drafter import write
 from tests.support import tiny
+from tests.support.enumeration import enumerate_outcomes
 
 V, SAMPLES = 5, 300
 PROMPT = [1, 0, 3, 2]
@@ -69,6 +71,24 @@ def test_distinct_draws_follow_what_the_ones_before_left() -> None:
     orders = [(a, b) for a in range(4) for b in range(4) if a != b]
     expected = torch.stack([q[a] * q[b] / (1 - q[a]) for a, b in orders])
     check_counts(Counter(orders.index((draw[0], draw[1])) for draw in draws), expected)
+
+
+def test_every_node_draws_with_noise_of_its_own() -> None:
+    """All draws of a step are independent: by enumeration, which refuses to serve noise twice."""
+    q = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
+
+    def distinct(noise: NoiseStream) -> tuple[int, ...]:
+        drawn = [draw_distinct(noise, 3, q, parent, 1) for parent in (-1, 0, 1)]
+        return tuple(itertools.chain.from_iterable(drawn))
+
+    for tokens, weight in enumerate_outcomes(distinct).items():
+        assert weight == pytest.approx(float(q[list(tokens)].prod()), abs=1e-12)
+    for seed in range(20):  # the independent ones, by number: siblings and nodes below them
+        noise = NoiseStream(seed)
+        numbers = [noise.uniform(3, Stream.DRAFT, node) for node in range(6)]
+        one_by_one = [draw_independent(noise, 3, q, [node])[0] for node in range(6)]
+        assert one_by_one == [int(n > 0.5) + int(n > 0.7) for n in numbers]
+        assert one_by_one == draw_independent(noise, 3, q, range(6))
 
 
 def check_counts(counts: Counter[int], p: torch.Tensor) -> None:
