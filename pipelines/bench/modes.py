@@ -25,6 +25,7 @@ from ragspec.sampling.settings import Sampling
 
 DRAFT_LENGTHS = (5, 10, 20)
 NGRAMS = (2, 3)
+CONFIDENCES = (0.0, 0.4)  # at which an assistant stops its draft: never, and transformers' default
 SEED = 0
 PEERS = ("hf-greedy", "hf-lookup", "hf-assistant")
 MODES = (*PEERS, "plain", "context", "model", "fused")  # what is run where nothing is said
@@ -77,14 +78,16 @@ class OurMode:
 
 
 class HFMode:
-    """`generate` of transformers with some arguments, on a model of its own."""
+    """`generate` of transformers with some arguments, on a model that modes may share.
+
+    A mode counts forwards by a hook that is there for its own runs only.
+    """
 
     def __init__(self, name: str, model: Any, **arguments: Any) -> None:
         self.name = name
         self.model = model
         self.arguments = arguments
         self._begun: list[int] = []  # by forward, the tokens in the cache
-        model.register_forward_pre_hook(self._count, with_kwargs=True)
 
     def run(self, item: BenchItem, new_tokens: int) -> Outcome:
         """Return what `generate` makes of the item."""
@@ -93,6 +96,7 @@ class HFMode:
         ids = torch.tensor([item.prompt], device=self.model.device)
         self._begun = []
         config.eos_token_id = None if item.fixed else end
+        hook = self.model.register_forward_pre_hook(self._count, with_kwargs=True)
         began = time.perf_counter()
         try:
             out = self.model.generate(
@@ -102,9 +106,10 @@ class HFMode:
                 **_sampled(item.temperature),
                 **self.arguments,
             )
+            seconds = time.perf_counter() - began
         finally:
+            hook.remove()
             config.eos_token_id = end
-        seconds = time.perf_counter() - began
         given = _step_tokens(self._begun, len(item.prompt), out.shape[1])
         return Outcome(out[0, len(item.prompt) :].tolist(), len(self._begun), seconds, given)
 
@@ -185,15 +190,19 @@ def _peers(name: str, model: Any, draft_model: Any) -> list[Mode]:
             for n in DRAFT_LENGTHS
             for gram in NGRAMS
         ]
-    return [HFMode(f"{name}:{n}", model, **_assistant(draft_model, n)) for n in DRAFT_LENGTHS]
+    return [
+        HFMode(f"{name}:{n}:{confidence:g}", model, **_assistant(draft_model, n, confidence))
+        for n in DRAFT_LENGTHS
+        for confidence in CONFIDENCES
+    ]
 
 
-def _assistant(draft_model: Any, tokens: int) -> dict[str, Any]:
+def _assistant(draft_model: Any, tokens: int, confidence: float) -> dict[str, Any]:
     assistant = copy.deepcopy(draft_model)
     config = assistant.generation_config
     config.num_assistant_tokens = tokens
     config.num_assistant_tokens_schedule = "constant"
-    config.assistant_confidence_threshold = 0.0  # its default stops drafts early
+    config.assistant_confidence_threshold = confidence
     return {"assistant_model": assistant}
 
 

@@ -13,7 +13,8 @@ from. So the text follows the target's law. The rules differ in the children tha
   MCSD, Yang et al. (arXiv 2401.06706), and RSD, Jeon et al. (arXiv 2402.14160).
 
 Nodes must stand in the order of their draws, and none may have been dropped or moved because of
-the token that it drew: pruning or sorting by q biases the text, and no rule can see it.
+the token that it drew: pruning or sorting by q biases the text, and no rule can see it. What a
+budget may cut of such drafts is said at `trees.operations.keep_order`.
 A step's numbers come from the indices that it emits, so no two steps share any.
 """
 

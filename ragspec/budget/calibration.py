@@ -23,7 +23,7 @@ from math import inf
 from typing import Any
 
 from ragspec.errors import InputError
-from ragspec.trees.draft_tree import DraftKind, DraftTree
+from ragspec.trees.draft_tree import DRAWN, DraftTree
 
 # Claims are told apart finely near 1, where long copies live or die.
 EDGES = (0.1, 0.3, 0.5, 0.7, 0.85, 0.93, 0.97)
@@ -167,9 +167,6 @@ STEADY, MANY = 0.995, 20.0  # decay and prior of what was reached: all nodes cou
 
 
 UNKNOWN = -1  # the token before the root where it is not told
-
-
-DRAWN = (DraftKind.SAMPLED, DraftKind.SAMPLED_WITHOUT_REPLACEMENT)
 
 
 @dataclass(slots=True)

@@ -24,8 +24,8 @@ from ragspec.budget.cost_curve import CostCurve
 from ragspec.budget.experience import Experience
 from ragspec.budget.gains import BUCKETS, CHEAP, FREE, OUTLIER
 from ragspec.budget.source_choice import Economy
-from ragspec.trees.draft_tree import DraftTree
-from ragspec.trees.operations import select
+from ragspec.trees.draft_tree import DRAWN, DraftTree
+from ragspec.trees.operations import keep_best, keep_order
 
 LONGEST_PAUSE = 16  # in pauses that the share for probes would allow
 PROBE = BUCKETS.index(4)
@@ -42,21 +42,6 @@ class Settings:
     probe_share: float = 0.008
     largest: int = len(BUCKETS) - 1
     learns: bool = True
-
-
-def best_first(reach: Sequence[float]) -> list[int]:
-    """Return the nodes by falling reach, earlier ones first among equals.
-
-    Any beginning of the list is closed under ancestors, if no reach exceeds its parent's.
-    """
-    return sorted(range(len(reach)), key=reach.__getitem__, reverse=True)
-
-
-def cut(tree: DraftTree, order: Sequence[int], size: int) -> DraftTree:
-    """Return the tree of the first `size` nodes of `order`, in the order of the tree."""
-    if size >= len(tree):
-        return tree
-    return select(tree, sorted(order[:size])) if size else DraftTree.empty(tree.kind)
 
 
 class GoodputSession:
@@ -80,6 +65,7 @@ class GoodputSession:
         self._costs: Sequence[float] = ()  # seconds of a forward of 0, 1, ... nodes of the draft
         self._late = 0.0  # milliseconds by which drafting lengthened the host's part of a step
         self._before: tuple[dict[str, float], bool] = ({}, False)
+        self._drawn: int | None = None  # nodes to keep of the next drawn draft; None: all
 
     @property
     def reason(self) -> str | None:
@@ -127,7 +113,7 @@ class GoodputSession:
         if not self.adviser.used:  # a drafter that asked for no advice
             tree = self.adviser.appraise(tree, UNKNOWN)
         reach = experience.calibration.foresee(tree)
-        order = best_first(reach)
+        order = keep_order(tree, reach)
         costs = self.cost.upto(length)
         gains, net = self._nets(reach, order, costs)
         best = max(range(len(net)), key=net.__getitem__)
@@ -138,11 +124,22 @@ class GoodputSession:
             experience.learn_worth(net, best if BUCKETS[best] <= last else 0)
         self._proposed = self._proposed or last > 0
         size = min(BUCKETS[best], last)
+        if tree.kind in DRAWN:
+            size = self._before_draw(size, last)
         self._expected = gains[size]
         self._costs = costs[: size + 1]
         added = 1000.0 * max(0.0, costs[size] - costs[0])
         self.adviser.learn_gain(gains[size] - added / max(self._plain, 1e-9))
-        return cut(tree, order, size)
+        return keep_best(tree, size, order)
+
+    def _before_draw(self, size: int, last: int) -> int:
+        """Return how many of `last` drawn nodes to keep, as the draft before this one has it.
+
+        size: what this one would have; it may depend on the tokens that were drawn, so it is for
+        the next. See `trees.operations.keep_order`.
+        """
+        settled, self._drawn = self._drawn, size if size < last else None
+        return last if settled is None else min(settled, last)
 
     def _nets(
         self, reach: Sequence[float], order: Sequence[int], costs: Sequence[float]

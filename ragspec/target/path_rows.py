@@ -26,7 +26,7 @@ import torch
 
 from ragspec.target.causal import CausalTarget
 from ragspec.trees.draft_tree import ROOT, DraftTree
-from ragspec.trees.operations import paths, select
+from ragspec.trees.operations import keep_paths, paths
 
 LAG = 16  # replayed tokens beyond this are settled by a forward of their own
 MOST_PATHS = 8
@@ -100,13 +100,7 @@ class PathSession:
 
     def admit(self, tree: DraftTree) -> DraftTree:
         """Return the part of a draft that is worth its rows: the best chain, or the best paths."""
-        leaves = paths(tree.parents)
-        most = 1 if self.target.mode == "chain" else MOST_PATHS
-        if len(leaves) <= most:
-            return tree
-        worth = [float(tree.reach[list(leaf)].sum()) for leaf in leaves]
-        best = sorted(range(len(leaves)), key=lambda i: -worth[i])[:most]
-        return select(tree, sorted({node for i in best for node in leaves[i]}))
+        return keep_paths(tree, 1 if self.target.mode == "chain" else MOST_PATHS)
 
     def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
         """Run one forward a row; see `TargetSession.verify`."""

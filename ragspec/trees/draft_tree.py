@@ -43,6 +43,10 @@ class DraftKind(StrEnum):
     SAMPLED_WITHOUT_REPLACEMENT = "sampled-without-replacement"
 
 
+DRAWN = frozenset({DraftKind.SAMPLED, DraftKind.SAMPLED_WITHOUT_REPLACEMENT})
+"""The kinds whose tokens were drawn from a law q; `operations.keep_order` says what may be cut."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftTree:
     """Draft tokens below the root, parents before children.
@@ -51,7 +55,8 @@ class DraftTree:
     probability that the node is accepted), source i64 [N] (index into `sources`), origin i64
     [N, 2] (document, token offset in it; -1 where there is none), q f64 [N + 1, V] (row 0 the law
     at the root, row i + 1 the law at node i; only rows of nodes with children matter).
-    Siblings carry distinct tokens unless `kind` is SAMPLED.
+    Siblings carry distinct tokens unless `kind` is SAMPLED. Nodes of DRAWN kinds are in the order
+    of their draws.
     """
 
     tokens: Ints

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from ragspec.errors import InputError
-from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree, Ints
+from ragspec.trees.draft_tree import DRAWN, ROOT, DraftKind, DraftTree, Ints
 
 Bools = NDArray[np.bool_]
 _WORD = 64
@@ -77,10 +77,13 @@ def paths(parents: Ints) -> list[tuple[int, ...]]:
 def select(tree: DraftTree, nodes: Sequence[int] | Ints) -> DraftTree:
     """Return the tree of some nodes in the given order.
 
-    Every node must come after its parent, which must be among them; raises InputError otherwise.
+    Every node must come after its parent, which must be among them; raises InputError otherwise,
+    and where a drawn draft would lose or move an earlier sibling of a node that stays.
     """
     picked = np.asarray(nodes, dtype=np.int64)
     n = len(tree)
+    if tree.kind in DRAWN:
+        _check_first_draws(tree.parents, picked)
     renamed = np.full(n + 1, n, dtype=np.int64)
     renamed[picked] = np.arange(len(picked))
     renamed[n] = ROOT
@@ -113,19 +116,58 @@ def promised(tree: DraftTree) -> list[float]:
     return below
 
 
-def keep_best(tree: DraftTree, budget: int) -> DraftTree:
-    """Return the at most `budget` nodes of largest reach, with all their ancestors.
+def keep_order(tree: DraftTree, reach: Sequence[float] | None = None) -> list[int]:
+    """Return all nodes in the order in which a budget keeps them; any beginning of it is a tree.
 
-    A node counts for no more than its parent, whatever `reach` says, so the result is a tree.
+    reach [N]: by default the tree's own; of a node it counts for no more than of its parent. Best
+    first, of equals the earlier one, for the tokens of `walk` do not depend on what it is shown.
+
+    A drawn draft is kept in the order of its draws, whatever its reach: it may only lose its end,
+    as if fewer nodes had been drawn. The rules that judge draws rest on this invariant: *whether a
+    node is kept is settled by the past and by the draws before it, never by its own token or by
+    what was drawn later*. Each needs a part of it.
+    - Chain rejection and block verification: a chain ends at a depth that no token of it moves.
+    - Multi-step and without replacement: a child is a draw from q, or from what the siblings
+      before it left of q. A later sibling may go; without an earlier one it would be of another
+      law, and so would be the best of several.
+    - k-seq: the number of siblings is part of the rule, so none of their tokens may change it.
+    So the number of nodes to keep must be known before the draw, too, as the reach of a draft may
+    tell what was drawn. Typical acceptance keeps no law; it is shown the same trees.
+    """
+    if tree.kind in DRAWN:
+        return list(range(len(tree)))
+    bounded: list[float] = []
+    claimed = tree.reach.tolist() if reach is None else reach
+    for parent, own in zip(tree.parents.tolist(), claimed, strict=True):
+        bounded.append(own if parent == ROOT else min(own, bounded[parent]))
+    return sorted(range(len(tree)), key=bounded.__getitem__, reverse=True)
+
+
+def keep_best(tree: DraftTree, budget: int, order: Sequence[int] | None = None) -> DraftTree:
+    """Return the first `budget` nodes of `order`, as they stand in the tree.
+
+    order: default that of `keep_order`.
     """
     if len(tree) <= budget:
         return tree
-    reach: list[float] = []
-    for parent, own in zip(tree.parents.tolist(), tree.reach.tolist(), strict=True):
-        reach.append(own if parent == ROOT else min(own, reach[parent]))
-    best = np.argsort(-np.asarray(reach), kind="stable")[: max(budget, 0)]
-    best.sort()
-    return select(tree, best)
+    if budget <= 0:
+        return DraftTree.empty(tree.kind)
+    return select(tree, sorted((order or keep_order(tree))[:budget]))
+
+
+def keep_paths(tree: DraftTree, most: int) -> DraftTree:
+    """Return the at most `most` paths of largest reach; of a drawn draft those drawn first.
+
+    So of draws every sibling before a kept one stays, with all below it; see `keep_order`.
+    """
+    leaves = paths(tree.parents)
+    if len(leaves) <= most:
+        return tree
+    if tree.kind in DRAWN:
+        leaves.sort()
+    else:
+        leaves.sort(key=lambda leaf: -float(tree.reach[list(leaf)].sum()))
+    return select(tree, sorted({node for leaf in leaves[:most] for node in leaf}))
 
 
 def limit_depth(tree: DraftTree, deepest: int) -> DraftTree:
@@ -261,6 +303,22 @@ def check(tree: DraftTree, vocab_size: int | None = None) -> None:
             raise InputError(
                 f"{n - distinct} nodes repeat a sibling's token; expected distinct siblings."
             )
+
+
+def _check_first_draws(parents: Ints, picked: Ints) -> None:
+    """Raise InputError where a node is picked without a sibling drawn before it, or out of turn."""
+    kept = set(picked.tolist())
+    bare: set[int] = set()  # parents that lost a child
+    for node, parent in enumerate(parents.tolist()):
+        if node not in kept:
+            bare.add(parent)
+        elif parent in bare:
+            raise InputError(
+                f"of a drawn draft, node {node} is to stay without a sibling that was drawn before "
+                "it; expected the later ones to go first, or the text follows another law."
+            )
+    if (np.diff(picked) <= 0).any():
+        raise InputError("the nodes of a drawn draft are to be moved; expected their own order.")
 
 
 def _check_shapes(tree: DraftTree, n: int) -> None:

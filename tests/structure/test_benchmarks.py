@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import gzip
+import importlib.util
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ragspec.acceptance.target_view import RowView
 from tests.support import tiny
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -132,6 +135,28 @@ def test_text_categories(folder: Path, tmp_path: Path) -> None:
     assert [(row["category"], row["mode"]) for row in rows] == expected
     assert all(row["equal_to_plain"] == 1.0 for row in rows)
     assert "quotation" in printed
+
+
+def test_the_walk_that_is_timed_asks_about_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("costs", SCRIPTS / "costs.py")
+    assert spec is not None and spec.loader is not None
+    costs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(costs)
+    asked: list[int] = []
+    token = RowView.token
+
+    def counted(view: RowView, node: int) -> int:
+        asked.append(node)
+        return token(view, node)
+
+    def once(run: Callable[[], Any]) -> int:
+        asked.clear()
+        run()
+        return len(set(asked))
+
+    monkeypatch.setattr(RowView, "token", counted)
+    monkeypatch.setattr(costs, "milliseconds", once)
+    assert costs.walk() == {"walk_ms": 33, "walk_6_ms": 7, "together_ms": 0}
 
 
 def test_distractors(folder: Path, tmp_path: Path) -> None:

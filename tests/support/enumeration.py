@@ -105,18 +105,25 @@ class BranchingGumbel:
         if func.__name__ == "argmax":
             return torch.tensor(args[0].ranked(1)[0])
         if func.__name__ == "topk":
-            return None, torch.tensor(args[0].ranked(args[1]))
+            places = args[0].ranked(args[1])
+            rest = [place for place in range(len(args[0].logits)) if place not in places]
+            some = torch.arange(args[1], 0, -1, dtype=torch.float64)  # falling, as scores would be
+            some[len(places) :] = float("-inf")
+            return some, torch.tensor([*places, *rest][: args[1]])
         raise TypeError(f"no branches for {func.__name__}")
 
     def ranked(self, k: int) -> list[int]:
-        """Return the places of the k largest scores, drawn one by one without replacement."""
+        """Return the places of the k largest scores, drawn one by one without replacement.
+
+        Fewer where the others have no weight.
+        """
         weights = {
             place: weight
             for place, weight in enumerate(torch.softmax(self.logits, -1).tolist())
             if weight > 0.0
         }
         places: list[int] = []
-        for _ in range(k):
+        for _ in range(min(k, len(weights))):
             places.append(self.branches.choose(weights))
             del weights[places[-1]]
         return places

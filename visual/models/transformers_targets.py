@@ -258,7 +258,7 @@ class _Bounded(TreeSession):
     """A session in which committed tokens and draft together never exceed the positions."""
 
     def admit(self, tree: DraftTree) -> DraftTree:
-        """Return the nodes of largest reach for which there is room behind the root."""
+        """Return the nodes for which there is room behind the root; see `tree.keep_best`."""
         room = self.target.model.config.n_positions - self.cache.book.extent - 1
         return keep_best(tree, max(room, 0))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -75,12 +76,39 @@ def test_the_peers_have_a_copy_and_a_grid(engine: Engine, modes: dict[str, list[
     assert isinstance(peer, HFMode)
     assert peer.model is not engine.model
     assert len(modes["hf-lookup"]) == len(DRAFT_LENGTHS) * len(NGRAMS)
-    assert len(modes["hf-assistant"]) == len(DRAFT_LENGTHS)
+    grid = set()
     for mode in modes["hf-assistant"]:
         assert isinstance(mode, HFMode)
         config = mode.arguments["assistant_model"].generation_config
-        assert config.assistant_confidence_threshold == 0.0
-    assert len({mode.name for settings in modes.values() for mode in settings}) == 14
+        grid.add((config.num_assistant_tokens, config.assistant_confidence_threshold))
+    assert grid == set(itertools.product((5, 10, 20), (0.0, 0.4)))
+    assert len(modes["hf-assistant"]) == len(grid)
+    assert len({mode.name for settings in modes.values() for mode in settings}) == 17
+
+
+def test_a_forward_of_the_peers_runs_the_counter_of_one_mode(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = copy.deepcopy(engine.model)
+    modes = [HFMode("greedy", peer), HFMode("lookup", peer, prompt_lookup_num_tokens=5)]
+    assert not peer._forward_pre_hooks
+    seen: list[int] = []
+    forward = peer.forward
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        seen.append(len(peer._forward_pre_hooks))
+        return forward(*arguments, **options)
+
+    monkeypatch.setattr(peer, "forward", watched)
+    for mode in (*modes, *modes):
+        seen.clear()
+        found = mode.run(ITEM, 12)
+        assert seen == [1] * found.forwards
+        assert sum(found.step_tokens) == 12
+    monkeypatch.setattr(peer, "forward", None)
+    with pytest.raises(TypeError):
+        modes[0].run(ITEM, 12)
+    assert not peer._forward_pre_hooks
 
 
 def test_modes_that_need_a_draft_model_are_left_out_without_one(engine: Engine) -> None:

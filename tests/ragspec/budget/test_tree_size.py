@@ -14,7 +14,7 @@ from ragspec.budget.cost_grid import ROWS
 from ragspec.budget.experience import Experience
 from ragspec.budget.gains import BUCKETS
 from ragspec.budget.policy import AutoBudget
-from ragspec.budget.tree_size import GoodputSession, Settings, best_first, cut
+from ragspec.budget.tree_size import GoodputSession, Settings
 from ragspec.trees.draft_tree import DraftTree
 
 HOST = 0.2
@@ -95,17 +95,6 @@ def test_a_gain_within_the_margin_is_left() -> None:
         session = AutoBudget(margin=margin).open(linear(row=0.4))
         session.allowance(128)
         assert len(session.fit(tree, 128)) == size
-
-
-@given(trees(most=12), st.integers(0, 12))
-def test_cut_keeps_paths_and_columns_together(tree: DraftTree, size: int) -> None:
-    order = best_first(tree.reach.tolist())
-    small = cut(tree, order, size)
-    kept = sorted(order[:size])
-    assert small.tokens.tolist() == [tree.tokens[i] for i in kept]
-    for node, parent in zip(kept, small.parents.tolist(), strict=True):
-        above = -1 if parent == -1 else kept[parent]
-        assert above == tree.parents[node]
 
 
 class Drafter:

@@ -4,11 +4,13 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -291,3 +293,55 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, blocked: str) -
         (root / f".build-{os.getpid()}").write_bytes(b"")
     with pytest.raises(StoreError, match="cannot be written"):
         publish(root, "kind", lambda folder: None)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="folders cannot be flushed there")
+def test_all_is_flushed_before_the_pointer_switches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, int, int]] = []  # what was called, on which inode, of which size
+
+    def note(name: str, told: os.stat_result) -> None:
+        calls.append((name, told.st_ino, told.st_size if stat.S_ISREG(told.st_mode) else 0))
+
+    def watched(name: str, look: Callable[[Any], os.stat_result]) -> None:
+        inner = getattr(os, name)
+
+        def call(what: Any, *others: Any) -> None:
+            note(name, look(what))
+            inner(what, *others)
+
+        monkeypatch.setattr(os, name, call)
+
+    for name, look in (("fsync", os.fstat), ("rename", os.stat), ("replace", os.stat)):
+        watched(name, look)
+    folder = build(tmp_path / "s", "one").path
+
+    def of(path: Path, name: str = "fsync") -> tuple[str, int, int]:
+        found = path.stat()
+        return name, found.st_ino, 0 if path.is_dir() else found.st_size
+
+    inner, manifest, root = folder / "inner", folder / "manifest.json", of(tmp_path / "s")
+    data = {of(folder / "data.txt"), of(inner / "more.txt"), of(inner)}
+    pointer = tmp_path / "s" / POINTER
+    assert set(calls[:3]) == data, "the data as they are now, before a manifest speaks of them"
+    assert calls[3:] == [
+        of(manifest),
+        of(folder),
+        of(folder, "rename"),
+        root,
+        of(pointer),
+        of(pointer, "replace"),
+        root,
+    ]
+    calls.clear()
+    first = open_store(tmp_path / "s", "toy")
+
+    def more(target: Path) -> Contents:
+        (target / "new.txt").write_text("new")
+        return Contents({}, {}, carry(first, ["data.txt"], target))
+
+    again = publish(tmp_path / "s", "toy", more).path
+    assert of(again / "new.txt") in calls
+    linked = (again / "data.txt").stat().st_nlink > 1  # what is linked was flushed before
+    assert (of(again / "data.txt") in calls) is not linked

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.errors import InputError
-from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
+from ragspec.trees.draft_tree import DRAWN, ROOT, DraftKind, DraftTree
 from ragspec.trees.operations import (
     ancestors,
     check,
@@ -19,6 +19,8 @@ from ragspec.trees.operations import (
     depth_first,
     depths,
     keep_best,
+    keep_order,
+    keep_paths,
     limit_depth,
     merge,
     paths,
@@ -152,6 +154,60 @@ def test_keep_best_takes_a_child_for_no_more_than_its_parent() -> None:
     tree = DraftTree.build([1, 2, 3], [-1, 0, -1], "a", reach=[0.2, 0.9, 0.5])
     assert keep_best(tree, 1).tokens.tolist() == [3]
     assert keep_best(tree, 2).tokens.tolist() == [1, 3]
+
+
+@given(trees(most=12), st.integers(0, 12))
+def test_keep_best_keeps_paths_and_columns_together(tree: DraftTree, size: int) -> None:
+    order = keep_order(tree)
+    small = keep_best(tree, size, order)
+    kept = sorted(order[:size])
+    assert small.tokens.tolist() == [tree.tokens[i] for i in kept]
+    for node, parent in zip(kept, small.parents.tolist(), strict=True):
+        above = -1 if parent == -1 else kept[parent]
+        assert above == tree.parents[node]
+
+
+drawn_kinds = pytest.mark.parametrize("kind", sorted(DRAWN))
+
+
+@drawn_kinds
+@given(tree=trees(most=12), size=st.integers(0, 13))
+def test_of_a_drawn_draft_the_draws_that_came_first_are_kept(
+    kind: DraftKind, tree: DraftTree, size: int
+) -> None:
+    drawn = replace(tree, kind=kind)
+    assert keep_order(drawn) == keep_order(drawn, [0.0] * len(tree)) == list(range(len(tree)))
+    assert keep_best(drawn, size).tokens.tolist() == tree.tokens[:size].tolist()
+    assert keep_best(drawn, size).kind is kind
+
+
+@drawn_kinds
+@given(tree=trees(most=12), most=st.integers(1, 6))
+def test_of_the_paths_of_a_drawn_draft_the_first_are_kept(
+    kind: DraftKind, tree: DraftTree, most: int
+) -> None:
+    drawn = replace(tree, kind=kind)
+    kept = keep_paths(drawn, most)  # select would refuse to leave out an earlier sibling
+    assert len(paths(kept.parents)) == min(most, len(paths(tree.parents)))
+    first = keep_paths(drawn, 1)
+    node, expected = ROOT, []
+    while below := children(tree.parents).get(node):
+        node = below[0]
+        expected.append(int(tree.tokens[node]))
+    assert first.tokens.tolist() == expected
+
+
+@drawn_kinds
+def test_select_refuses_to_lose_or_move_an_earlier_draw(kind: DraftKind) -> None:
+    drawn = DraftTree.build([1, 2, 3, 4], [-1, -1, 0, 0], "a", kind=kind)
+    assert select(drawn, [0, 2]).tokens.tolist() == [1, 3]
+    assert select(drawn, []).tokens.tolist() == []
+    for lost in ([1], [0, 1, 3]):
+        with pytest.raises(InputError, match="without a sibling that was drawn before"):
+            select(drawn, lost)
+    with pytest.raises(InputError, match="expected their own order"):
+        select(drawn, [1, 0])
+    assert select(replace(drawn, kind=DraftKind.COUPLED), [1, 0]).tokens.tolist() == [2, 1]
 
 
 @given(trees(most=16))

@@ -3,28 +3,33 @@ of them."""
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 
-from ragspec.acceptance.base import Rule
+from ragspec.acceptance.base import Rule, Step
 from ragspec.acceptance.block_verification import Block
 from ragspec.acceptance.k_seq import KSeq
 from ragspec.acceptance.rejection import ChainRejection, MultiStep, WithoutReplacement
-from ragspec.budget.calibration import Calibration
-from ragspec.budget.policy import FixedBudget
-from ragspec.budget.tree_size import best_first, cut
+from ragspec.budget.base import BudgetPolicy, BudgetSession
+from ragspec.budget.cost_curve import CostCurve
+from ragspec.budget.cost_grid import ROWS
+from ragspec.budget.policy import AutoBudget, FixedBudget
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.drafters.model.sampled import draw_distinct, draw_independent
 from ragspec.sampling.distribution import TokenLaw
-from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.noise import NoiseStream, Stream
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from tests.ragspec.drafters.model.test_drafter import write
 from tests.support import tiny
+from tests.support.enumeration import enumerate_outcomes
 
 V, SAMPLES = 5, 300
 PROMPT = [1, 0, 3, 2]
@@ -66,6 +71,24 @@ def test_distinct_draws_follow_what_the_ones_before_left() -> None:
     orders = [(a, b) for a in range(4) for b in range(4) if a != b]
     expected = torch.stack([q[a] * q[b] / (1 - q[a]) for a, b in orders])
     check_counts(Counter(orders.index((draw[0], draw[1])) for draw in draws), expected)
+
+
+def test_every_node_draws_with_noise_of_its_own() -> None:
+    """All draws of a step are independent: by enumeration, which refuses to serve noise twice."""
+    q = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
+
+    def distinct(noise: NoiseStream) -> tuple[int, ...]:
+        drawn = [draw_distinct(noise, 3, q, parent, 1) for parent in (-1, 0, 1)]
+        return tuple(itertools.chain.from_iterable(drawn))
+
+    for tokens, weight in enumerate_outcomes(distinct).items():
+        assert weight == pytest.approx(float(q[list(tokens)].prod()), abs=1e-12)
+    for seed in range(20):  # the independent ones, by number: siblings and nodes below them
+        noise = NoiseStream(seed)
+        numbers = [noise.uniform(3, Stream.DRAFT, node) for node in range(6)]
+        one_by_one = [draw_independent(noise, 3, q, [node])[0] for node in range(6)]
+        assert one_by_one == [int(n > 0.5) + int(n > 0.7) for n in numbers]
+        assert one_by_one == draw_independent(noise, 3, q, range(6))
 
 
 def check_counts(counts: Counter[int], p: torch.Tensor) -> None:
@@ -171,18 +194,34 @@ def law_of_pairs() -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("mode", "width"), [("sampled", (3, 2)), (WITHOUT, (2, 2, 2))])
-@pytest.mark.parametrize("size", [1, 3, 6])
+@pytest.mark.parametrize("policy", [FixedBudget(1), FixedBudget(3), FixedBudget(6), AutoBudget()])
 def test_what_a_budget_cuts_does_not_depend_on_the_tokens(
-    mode: str, width: tuple[int, ...], size: int
+    mode: str, width: tuple[int, ...], policy: BudgetPolicy
 ) -> None:
-    calibration = Calibration()
-    kept = set()
-    for seed in range(8):
-        tree = propose(ModelDrafter(model(1), width=width, mode=mode), 9, seed)
-        part = cut(tree, best_first(calibration.appraise(tree).reach), size)
-        assert part.kind is tree.kind and part.q is not None and len(part.q) == size + 1
-        kept.add(tuple(part.parents.tolist()))
-    assert len(kept) == 1
+    drafter = ModelDrafter(model(1), width=width, mode=mode)
+    dear = CostCurve(ROWS, (9,), np.array([[0.1 if n < 5 else 0.3 for n in ROWS]]))
+    session = copy.deepcopy(policy).open(dear)
+    trees = [propose(drafter, 9, seed) for seed in range(30)]
+    for tree in trees:  # the text always goes on with the last draw
+        last = int(np.flatnonzero(tree.parents == -1)[-1])
+        part = offered(session, tree)
+        session.observe(Step(part, (), (int(tree.tokens[last]), 99)), 9)
+    kept = {tuple(offered(copy.deepcopy(session), tree).parents.tolist()) for tree in trees}
+    assert len(kept) == 1 and 0 < len(kept.pop()) < 9
+    reach = session.adviser.appraise(trees[0], 2).reach  # type: ignore[union-attr]
+    assert reach[width[0] - 1] > reach[0] + 0.3, "best first would keep another sibling"
+
+
+def offered(session: BudgetSession, tree: DraftTree) -> DraftTree:
+    """Return what a policy verifies of a drawn tree, after a check that it is its beginning."""
+    session.allowance(9)
+    part = session.fit(tree, 9)
+    assert part.kind is tree.kind
+    assert part.tokens.tolist() == tree.tokens[: len(part)].tolist()
+    assert part.parents.tolist() == tree.parents[: len(part)].tolist()
+    assert part.q is not None and tree.q is not None
+    assert torch.equal(part.q, tree.q[: len(part) + 1])
+    return part
 
 
 def test_fuse_and_budget_let_a_sampled_draft_pass() -> None:

@@ -1,0 +1,359 @@
+"""The law of sampled text under every budget policy, by enumeration of every draw.
+
+A step drafts with the drafter of the core, cuts the draft as the loop does, lets a rule judge it
+and lets the policy learn from it. Claims may tell what was drawn, as a drafter's reach well may.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.acceptance.base import Rule, Step
+from ragspec.acceptance.block_verification import Block
+from ragspec.acceptance.k_seq import KSeq
+from ragspec.acceptance.rejection import ChainRejection, MultiStep, WithoutReplacement
+from ragspec.budget import tree_size
+from ragspec.budget.base import BudgetPolicy, BudgetSession
+from ragspec.budget.cost_curve import CostCurve
+from ragspec.budget.cost_grid import ROWS
+from ragspec.budget.policy import AutoBudget, FixedBudget
+from ragspec.budget.tree_size import GoodputSession
+from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.fuse import Fuse
+from ragspec.drafters.model.cache import DraftCache, Ground
+from ragspec.drafters.model.sampled import SampledGrowth
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.noise import NoiseStream, Stream
+from ragspec.sampling.settings import Sampling
+from ragspec.target import path_rows
+from ragspec.target.path_rows import PathSession, PathTarget
+from ragspec.trees import operations
+from ragspec.trees.draft_tree import DraftKind, DraftTree
+from ragspec.trees.operations import limit_depth
+from ragspec.visual.acceptance.cool_sd import Cool
+from ragspec.visual.acceptance.lantern_published import LanternRejection, RelaxedRejection
+from tests.support.codes import neighbours
+from tests.support.enumeration import Tokens, enumerate_outcomes
+from tests.support.laws import Laws, LawTarget, deviation, emitted
+
+EXACT, SEEN = 1e-12, 1e-3
+INDEPENDENT, DISTINCT = DraftKind.SAMPLED, DraftKind.SAMPLED_WITHOUT_REPLACEMENT
+LENGTH = 128
+
+
+def curve(*milliseconds: float) -> CostCurve:
+    """Return the cost of forwards of 1, 2, ... rows; further rows cost as the last."""
+    table = [milliseconds[min(n, len(milliseconds)) - 1] / 1000 for n in ROWS]
+    return CostCurve(ROWS, (LENGTH,), np.array([table]))
+
+
+CURVES = {
+    "dear third row": (10.0, 10.1, 30.0),
+    "dear second row": (10.0, 13.0, 13.1, 13.2, 30.0),
+    "dear fourth row": (10.0, 10.1, 10.2, 30.0),
+    "every row alike": (10.0, 13.0, 16.0, 19.0, 22.0),
+    "flat": (10.0, 10.01),
+}
+
+
+@dataclass
+class LawCache:
+    """The cache of a draft model of which only the laws exist."""
+
+    laws: Laws
+    context: Tokens
+    texts: list[Tokens] = field(default_factory=list)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.laws.vocab
+
+    @property
+    def drafted(self) -> int:
+        return len(self.texts)
+
+    def extend(self, tokens: Sequence[int], above: Sequence[int]) -> torch.Tensor:
+        start = len(self.texts)
+        for token, slot in zip(tokens, above, strict=True):
+            self.texts.append((*(self.texts[slot] if slot >= 0 else ()), token))
+        rows = [self.laws.draft((*self.context, *text)) for text in self.texts[start:]]
+        return torch.stack(rows).log()
+
+
+def draw_by_bounds(
+    noise: NoiseStream, root: int, q: torch.Tensor, nodes: Sequence[int]
+) -> list[int]:
+    """The independent draws of the core, with comparisons that enumeration can follow."""
+    bounds, last = q.cumsum(0).tolist(), int(q.nonzero()[-1])
+    tokens = []
+    for node in nodes:
+        number = noise.uniform(root, Stream.DRAFT, node)
+        tokens.append(next((x for x in range(last) if number < bounds[x]), last))
+    return tokens
+
+
+@pytest.fixture(autouse=True)
+def enumerable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ragspec.drafters.model.sampled.draw_independent", draw_by_bounds)
+
+
+@dataclass
+class Drawn:
+    """A drafter that draws its whole tree, however few nodes it is asked for.
+
+    telling: its claims are the probabilities of the tokens that it drew.
+    """
+
+    laws: Laws
+    kind: DraftKind
+    widths: tuple[int, ...]
+    telling: bool
+    noise: NoiseStream = field(default_factory=lambda: NoiseStream(0))
+    name: str = "drawn"
+
+    def open(self, request: DraftRequest) -> Drawn:
+        return self
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        text = tuple(context.tokens[context.prompt_length :])
+        law = TokenLaw(Sampling(temperature=1.0), self.noise, context.prompt_length)
+        growth = SampledGrowth(law, self.name, self.widths, self.kind)
+        cache = cast(DraftCache, LawCache(self.laws, text))
+        logits = self.laws.draft(text).log()[None]
+        tree = growth.grow(Ground(cache, logits, context, 64, len(self.widths), 0.0))
+        return with_claims(tree) if self.telling else tree
+
+    def observe(self, step: Step) -> None:
+        pass
+
+    def rollback(self, n: int) -> None:
+        pass
+
+
+def with_claims(tree: DraftTree) -> DraftTree:
+    assert tree.q is not None
+    reach: list[float] = []
+    for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
+        above = 1.0 if parent < 0 else reach[parent]
+        reach.append(above * float(tree.q[parent + 1, token]))
+    return replace(tree, reach=np.asarray(reach, dtype=np.float32))
+
+
+def draft(
+    session: BudgetSession, drafter: Drawn, text: Tokens, mode: str | None = None
+) -> DraftTree:
+    """Return what the loop would verify, by a target that verifies trees, or paths in a mode."""
+    context = DraftContext([7, *text], 1, 50, session.adviser)
+    if not (allowed := session.allowance(LENGTH)):
+        return DraftTree.empty(drafter.kind)
+    request = DraftRequest((7,), drafter.laws.vocab)
+    fused = Fuse([drafter]).open(request)
+    tree = fused.propose(context, allowed)
+    assert not fused.faults and len(tree), "the drafter failed, so the test shows nothing"
+    tree = session.fit(limit_depth(tree, context.remaining - 1), LENGTH)
+    if mode is None:
+        return tree
+    target = PathTarget.__new__(PathTarget)
+    target.mode = mode
+    return PathSession(target, 1).admit(tree)
+
+
+def unrelaxed() -> RelaxedRejection:
+    """Return the published form of LANTERN where no code stands for another."""
+    return LanternRejection(neighbours(3, 1), k=0)
+
+
+def taught(policy: BudgetPolicy, drafter: Drawn, cost: CostCurve) -> BudgetSession:
+    """Return a row of the policy in which the last draw was right and the first hardly ever."""
+    session = policy.open(cost)
+    for seed in range(40):
+        drafter = replace(drafter, noise=NoiseStream(seed))
+        whole = drafter.propose(DraftContext([7], 1, 50), 64)
+        tree = draft(session, drafter, ())
+        node, text = -1, []
+        while seed % 8 and (below := np.flatnonzero(whole.parents == node)).size:
+            node = int(below[-1])
+            text.append(int(whole.tokens[node]))
+        if drafter.widths == (1, 1) and seed % 2:
+            text = text[:1]  # a chain is right by halves
+        session.observe(Step(tree, (), (*text, 99)), LENGTH)
+    return session
+
+
+def row_of(policy: str, cost: str, drafter: Drawn) -> BudgetSession:
+    """Return a row that knows its past: a fixed number of nodes, "auto" or "frozen"."""
+    if policy.isdigit():
+        return taught(FixedBudget(int(policy)), drafter, curve(*CURVES[cost]))
+    auto = AutoBudget()
+    row = taught(auto, drafter, curve(*CURVES[cost]))
+    return row if policy == "auto" else taught(auto.freeze(), drafter, curve(*CURVES[cost]))
+
+
+def bias(
+    session: BudgetSession, rule: Rule, drafter: Drawn, steps: int = 1, mode: str | None = None
+) -> float:
+    """Return how far the text lies from the target's law, as a total variation."""
+
+    def run(noise: NoiseStream) -> Tokens:
+        row = copy.deepcopy(session)
+        text: Tokens = ()
+        for _ in range(steps):
+            tree = draft(row, replace(drafter, noise=noise), text, mode)
+            verdict = rule.judge(tree, LawTarget(drafter.laws, tree, text, noise))
+            new = emitted(tree, verdict)
+            row.observe(Step(tree, verdict.path, new), LENGTH)
+            text = (*text, *new)
+        return text
+
+    outcomes = enumerate_outcomes(run)
+    assert sum(outcomes.values()) == pytest.approx(1.0, abs=EXACT)
+    return deviation(outcomes, drafter.laws, steps * len(drafter.widths) + 1)
+
+
+LAWS = Laws(3, 25, alike=0.0)
+RULES: list[tuple[Rule, DraftKind, tuple[int, ...]]] = [
+    (ChainRejection(), INDEPENDENT, (1, 1)),
+    (Block(), INDEPENDENT, (1, 1)),
+    (Cool(delta=0.2), INDEPENDENT, (1, 1)),
+    (MultiStep(), INDEPENDENT, (2,)),
+    (MultiStep(), INDEPENDENT, (2, 1)),
+    (KSeq(), INDEPENDENT, (2,)),
+    (KSeq(), INDEPENDENT, (2, 1)),
+    (unrelaxed(), INDEPENDENT, (2,)),
+    (WithoutReplacement(), DISTINCT, (2,)),
+    (WithoutReplacement(), DISTINCT, (2, 1)),
+    (unrelaxed(), DISTINCT, (2,)),
+]
+POLICIES = [
+    ("0", "flat"),
+    ("1", "flat"),
+    ("2", "flat"),
+    ("3", "flat"),
+    ("auto", "dear third row"),
+    ("auto", "dear second row"),
+    ("auto", "every row alike"),
+    ("frozen", "every row alike"),
+    ("frozen", "dear fourth row"),
+]
+
+
+def name_of(value: object) -> str:
+    """Return the name of a rule or kind in a test's own."""
+    return str(value) if isinstance(value, DraftKind) else str(getattr(value, "name", value))
+
+
+each_rule = pytest.mark.parametrize(("rule", "kind", "widths"), RULES, ids=name_of)
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind", "widths", "policy", "cost"),
+    [
+        (*case, *policy)
+        for case in RULES
+        for policy in POLICIES
+        if case[2] != (2, 1) or policy in [("3", "flat"), ("auto", "every row alike")]  # long ones
+    ],
+    ids=name_of,
+)
+def test_no_policy_changes_the_law(
+    rule: Rule, kind: DraftKind, widths: tuple[int, ...], policy: str, cost: str
+) -> None:
+    for telling in (False, True) if kind is DISTINCT else (True,):
+        drafter = Drawn(LAWS, kind, widths, telling)
+        assert bias(row_of(policy, cost, drafter), rule, drafter) <= EXACT
+
+
+@each_rule
+def test_drafts_that_are_pruned_freely_change_the_law(
+    rule: Rule, kind: DraftKind, widths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prune_freely(monkeypatch)
+    assert seen(rule, kind, widths, POLICIES)
+
+
+def seen(
+    rule: Rule, kind: DraftKind, widths: tuple[int, ...], policies: Sequence[tuple[str, str]]
+) -> bool:
+    """Return whether some policy biases the text where claims tell what was drawn."""
+    drafter = Drawn(LAWS, kind, widths, telling=True)
+    return any(bias(row_of(*policy, drafter), rule, drafter) > SEEN for policy in policies)
+
+
+def prune_freely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let drawn drafts be cut like all others: the mutant of all tests here."""
+    for module in (operations, tree_size):
+        monkeypatch.setattr(module, "DRAWN", frozenset())
+
+
+@pytest.mark.parametrize("policy", ["1", "auto"])
+def test_the_first_of_a_pair_stays_where_the_second_was_right(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = Drawn(LAWS, DISTINCT, (2,), telling=False)
+    row = row_of(policy, "dear third row", drafter)
+    pair = row.adviser.appraise(drafter.propose(DraftContext([7], 1, 50), 2), 7)  # type: ignore[union-attr]
+    assert pair.reach[0] < 0.2 < 0.7 < pair.reach[1], "nothing would be gained by the wrong cut"
+    assert bias(row, WithoutReplacement(), drafter) <= EXACT
+    prune_freely(monkeypatch)
+    assert bias(row_of(policy, "dear third row", drafter), WithoutReplacement(), drafter) > SEEN
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind", "widths"),
+    [case for case in RULES if case[1] is INDEPENDENT and case[2] != (2,)],
+)
+def test_a_size_chosen_after_the_draw_changes_the_law(
+    rule: Rule, kind: DraftKind, widths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GoodputSession, "_before_draw", lambda self, size, last: size)
+    assert seen(rule, kind, widths, [each for each in POLICIES if not each[0].isdigit()])
+
+
+def test_a_size_does_not_follow_how_many_tokens_a_law_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without replacement a law of one token bears one child: the shape tells what was drawn."""
+    laws = Laws(3, 5)
+    laws.cache["target", ()] = torch.tensor([0.45, 0.45, 0.1], dtype=torch.float64)
+    for text, law in (((), [0.1, 0.3, 0.6]), ((0,), [1.0, 0.0, 0.0]), ((1,), [0.2, 0.3, 0.5])):
+        laws.cache["draft", text] = torch.tensor(law, dtype=torch.float64)
+    drafter = Drawn(laws, DISTINCT, (2, 2), telling=False)
+
+    def opened() -> BudgetSession:
+        """Return a row for which one node pays, or all six where there are so many."""
+        return AutoBudget().open(curve(10.0, 10.1, 20.0))
+
+    row, sizes = opened(), set()
+    for seed in range(8):
+        tree = draft(row, replace(drafter, noise=NoiseStream(seed)), ())
+        sizes.add(len(tree))
+        row.observe(Step(tree, (), (99,)), LENGTH)
+    assert sizes >= {1, 6}, "the policy never had the choice"
+    for each in (opened(), row):
+        assert bias(each, WithoutReplacement(), drafter) <= EXACT
+    monkeypatch.setattr(GoodputSession, "_before_draw", lambda self, size, last: size)
+    assert bias(opened(), WithoutReplacement(), drafter) > SEEN
+
+
+@pytest.mark.parametrize("rule", [MultiStep(), WithoutReplacement()], ids=lambda rule: rule.name)
+def test_what_a_step_taught_may_size_the_next(rule: Rule) -> None:
+    drafter = Drawn(LAWS, next(iter(rule.accepts)), (2,), telling=True)
+    row = row_of("auto", "every row alike", drafter)
+    assert bias(row, rule, drafter, steps=2) <= EXACT
+
+
+@pytest.mark.parametrize("mode", ["chain", "rows"])
+def test_a_target_of_few_paths_keeps_those_drawn_first(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(path_rows, "MOST_PATHS", 2)
+    drafter = Drawn(LAWS, DISTINCT, (3,), telling=False)
+    row = row_of("3", "flat", drafter)
+    assert bias(row, WithoutReplacement(), drafter, mode=mode) <= EXACT
+    prune_freely(monkeypatch)
+    assert bias(row_of("3", "flat", drafter), WithoutReplacement(), drafter, mode=mode) > SEEN
