@@ -36,7 +36,7 @@ MOST_LOGITS = 1 << 24  # of a prompt, kept at once to see its best tokens
 class CausalTarget:
     """Any transformers causal model that attends through the registered pair of `tree_attention`.
 
-    The model object is used, never changed: see `attention.lease`. Subclasses may make the logits
+    The model object is used, never changed: see `tree_attention.lease`. Subclasses may make the logits
     of a sequence from several rows of the model. vocab_size: ids that may be produced, V.
     input_size: ids that may be read, V and further ones where the model has tokens for input only.
     copies: rows of the cache that a sequence owns.
@@ -159,7 +159,7 @@ class TreeSession:
         self._stack.close()
 
     def keep_hidden(self) -> None:
-        """Keep what the output head reads from now on; see `taps.KeepsHidden`."""
+        """Keep what the output head reads from now on; see `base.KeepsHidden`."""
         if self._tap is None:
             self._tap = self._stack.enter_context(HeadTap(self.target.output_head))
 
@@ -193,7 +193,7 @@ class TreeSession:
     def read_prompts(
         self, pending: Sequence[Sequence[int]], k: int
     ) -> tuple[torch.Tensor, list[Tops]]:
-        """Run one forward; see `tops.ReadsPrompts`. Of long prompts only the ends are told."""
+        """Run one forward; see `base.ReadsPrompts`. Of long prompts only the ends are told."""
         rows, device = len(pending), self.target.device
         counts = self._pending = [len(row) for row in pending]
         empty = [DraftTree.empty()] * rows

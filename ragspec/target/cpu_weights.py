@@ -88,7 +88,7 @@ def pack(model: nn.Module) -> list[nn.Linear]:
 def lend(
     model: nn.Module, configs: Configs | None = None, modules: list[nn.Linear] | None = None
 ) -> Iterator[None]:
-    """Lease the model inside the block with its packs; see `attention.lease` and `packed`.
+    """Lease the model inside the block with its packs; see `tree_attention.lease` and `packed`.
 
     modules: what `pack` says of it, for callers that borrow it step by step.
     """
