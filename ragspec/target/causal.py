@@ -36,8 +36,8 @@ MOST_LOGITS = 1 << 24  # of a prompt, kept at once to see its best tokens
 class CausalTarget:
     """Any transformers causal model that attends through the registered pair of `tree_attention`.
 
-    The model object is used, never changed: see `tree_attention.lease`. Subclasses may make the logits
-    of a sequence from several rows of the model. vocab_size: ids that may be produced, V.
+    The model object is used, never changed: see `tree_attention.lease`. Subclasses may make the
+    logits of a sequence from several rows of the model. vocab_size: ids that may be produced, V.
     input_size: ids that may be read, V and further ones where the model has tokens for input only.
     copies: rows of the cache that a sequence owns.
     """
