@@ -9,15 +9,17 @@ must be called so.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from ragspec.acceptance.base import Step
-from ragspec.budget.base import BudgetPolicy
+from ragspec.budget.base import BudgetPolicy, BudgetSession
 from ragspec.budget.policy import make_budget
-from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, SourceText
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, SourceText
 from ragspec.drafters.fuse import Fuse
 from ragspec.errors import InputError
+from ragspec.pipelines.bench.clock import Machine
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import limit_depth
 
@@ -70,7 +72,8 @@ class Replayed:
 class Replay:
     """Plays known texts to one drafter, or to several fused, at one budget; both go on learning.
 
-    budget: draft nodes, or a policy that wants no costs. Raises InputError where it does.
+    budget: draft nodes, or a policy. machine: takes the time of every step; None for no times, and
+    no policy that wants costs: raises InputError for one.
     """
 
     def __init__(
@@ -78,9 +81,11 @@ class Replay:
         drafters: Drafter | Sequence[Drafter] | None,
         budget: int | BudgetPolicy,
         vocab_size: int,
+        machine: Machine | None = None,
     ) -> None:
         self.policy = make_budget(budget)
-        if self.policy.needs_cost:
+        self.machine = machine
+        if self.policy.needs_cost and machine is None:
             raise InputError(
                 f"the budget {self.policy.name!r} weighs costs, and nothing runs here; expected a "
                 "number of nodes."
@@ -104,23 +109,44 @@ class Replay:
         room = max(known.room or 0, len(known.text))
         context = DraftContext([*known.prompt, known.text[0]], len(known.prompt), room - 1)
         session = self._open(known)
-        budget = self.policy.open(None)
+        budget = self.policy.open(self.machine.belief if self.machine else None)
         context.adviser = budget.adviser
-        while context.generated < len(known.text):
-            tree = DraftTree.empty()
-            if session is not None and (allowed := budget.allowance(len(context.tokens))) > 0:
-                tree = limit_depth(session.propose(context, allowed), context.remaining - 1)
-                tree = budget.fit(tree, len(context.tokens))
-            step = _verdict(tree, known.text[context.generated :])
-            context.tokens.extend(step.tokens)
-            context.remaining -= len(step.tokens)
-            self._count(step)
-            if session is not None and context.generated < len(known.text):
-                session.observe(step)
-                budget.observe(step, len(context.tokens))
+        with self.machine.clock() if self.machine else nullcontext():
+            while context.generated < len(known.text):
+                self._step(known, context, session, budget)
         for name, number in getattr(session, "faults", {}).items():
             result.faults[name] = result.faults.get(name, 0) + number
         return result.steps - before
+
+    def _step(
+        self,
+        known: Known,
+        context: DraftContext,
+        session: DraftSession | None,
+        budget: BudgetSession,
+    ) -> None:
+        """Draft, judge, commit and learn, as the loop does."""
+        machine, length = self.machine, len(context.tokens)
+        began = machine.now if machine else 0.0
+        tree = DraftTree.empty()
+        if session is not None and (allowed := budget.allowance(length)) > 0:
+            tree = limit_depth(session.propose(context, allowed), context.remaining - 1)
+            tree = budget.fit(tree, length)
+        step = _verdict(tree, known.text[context.generated :])
+        if machine:
+            step.milliseconds["draft"] = 1000.0 * (machine.now - began)
+            step.milliseconds["verify"] = 1000.0 * machine.forward(len(tree) + 1, length)
+            step.milliseconds["commit"] = 0.0
+        context.tokens.extend(step.tokens)
+        context.remaining -= len(step.tokens)
+        self._count(step)
+        began = machine.now if machine else 0.0
+        if session is not None and context.generated < len(known.text):
+            session.observe(step)
+            budget.observe(step, len(context.tokens))
+        if machine:
+            machine.spend(machine.host)
+            step.milliseconds["host"] = 1000.0 * (machine.now - began)
 
     def _open(self, known: Known) -> Any:
         if self.drafter is None:

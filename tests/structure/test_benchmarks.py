@@ -123,6 +123,31 @@ def test_gold(folder: Path, tmp_path: Path) -> None:
     assert "| quotation |" in printed
 
 
+def test_budget(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    arguments = (
+        *("budget.py", "--data", tmp_path / "none", "--json", out, "--texts", "2"),
+        *("--scenarios", "quote,10 %", "--machines", "quiet,worst"),
+    )
+    printed = run(*arguments)
+    document = json.loads(out.read_text())
+    assert document["simulated"] is True and document["evaluation_data"] is False
+    rows = {row["scenario"]: row for row in document["rows"]}
+    assert set(rows) == {"quote", "quote, flat costs", "10 % model alone"}
+    assert rows["quote"]["best"] == max(rows["quote"]["fixed"].values()) > 2.0
+    assert rows["10 % model alone"]["best"] == 1.0
+    assert rows["10 % model alone"]["nothing"] is True
+    for row in rows.values():
+        assert set(row["fixed"]) == {"4", "8", "13", "16", "32"}
+        assert set(row["auto"]) == {"quiet", "worst"}
+        for made in row["auto"].values():
+            assert made["of_best"] == pytest.approx(made["to_plain"] / row["best"], abs=0.001)
+    assert "| **worst** |" in printed
+    before = out.read_text()
+    run(*arguments)
+    assert out.read_text() == before, "no wall clock is read"
+
+
 def test_text_categories(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
     printed = run(
