@@ -221,13 +221,6 @@ class NGramSession:
         if self._tail:
             self._tail = [*self._tail, *step.tokens][1 - self._drafter.level :]
 
-    def rollback(self, n: int) -> None:
-        """Forget the last `n` committed tokens: the pool is made again from the rest."""
-        if self._grows:
-            self._pool = self._begun()
-            self._seen = 0
-        self._tail = []
-
     def _begun(self) -> NGramPool:
         """Return a pool of the texts that the request brings along."""
         pool = NGramPool(self._drafter.level, self._drafter.guess)
