@@ -2,8 +2,9 @@
 
 A drafter that sets `top_logits` to k > 0 is lent `Step.best` with every step, one that sets
 `needs_hidden` is lent `Step.hidden`. The sessions of both are also told once what the target knew
-of the prompt, a `Prefill`; other sessions hear of steps alone. Nothing is worked out or kept where
-no drafter asks, and nothing is copied to the host unless somebody reads it there.
+of the prompt, a `Prefill` (but not of best tokens where `reads_prompt` is False); other sessions
+hear of steps alone. Nothing is worked out or kept where no drafter asks, and nothing is copied to
+the host unless somebody reads it there.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class DraftSession(Protocol):
 
 
 class LearningSession(DraftSession, Protocol):
-    """A session whose drafter sets `top_logits` or `needs_hidden`: it is told of the prompt too."""
+    """A session that is told of the prompt too, as its drafter asked; see `reads_prompts`."""
 
     def observe(self, feedback: Feedback) -> None:
         """Learn from the prompt, once and before the first step, and from every step."""

@@ -172,6 +172,7 @@ class NGramDrafter:
     method = Method("n-grams of the text", "Lookahead", colour=0, listed=False)
     kind = DraftKind.DETERMINISTIC
     reads_texts = True
+    reads_prompt = False  # the prompt's own n-grams are in its text
 
     def __init__(
         self,

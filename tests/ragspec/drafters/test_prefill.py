@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from ragspec.acceptance.base import Step
+from ragspec.acceptance.walk import Walk
+from ragspec.budget.policy import FixedBudget
 from ragspec.drafters.base import (
     DraftContext,
     Drafter,
@@ -17,15 +19,30 @@ from ragspec.drafters.base import (
     DraftSession,
     Feedback,
     Prefill,
+    needs_hidden,
+    reads_prompts,
     tell_prefill,
+    wanted,
 )
 from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
+from ragspec.engine.loop import decode
+from ragspec.engine.rows import Row
+from ragspec.reports.report import ReportBuilder
+from ragspec.retrievers.methods.auto import AutoDrafter
 from ragspec.retrievers.methods.cascade import Cascade, Named
+from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
+from ragspec.retrievers.methods.ngrams import NGramDrafter
 from ragspec.retrievers.methods.rasd import Rasd
-from ragspec.retrievers.methods.sam_decoding import Select
+from ragspec.retrievers.methods.sam_decoding import MatchDrafter, Select
 from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
+from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
+from ragspec.sampling.stopping import StopRule
 from ragspec.sampling.top_tokens import Tops
+from ragspec.target.causal import CausalTarget
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from tests.support import tiny
 
@@ -141,6 +158,60 @@ def test_sessions_that_know_nothing_but_steps_work_beside_others(holder: str | N
     learner = Asking("learner", top_logits=2, needs_hidden=True)
     generate(steps if holder is None else HOLDERS[holder](learner, steps))
     assert steps.paths
+
+
+def row_of(drafter: Drafter, prompt: list[int]) -> Row:
+    law = TokenLaw(Sampling(), NoiseStream(0), len(prompt))
+    row = Row(
+        context=DraftContext(list(prompt), len(prompt), 4),
+        law=law,
+        stop=StopRule(frozenset(), 4).open(None, prompt),
+        report=ReportBuilder("exact", 0, len(prompt)),
+        pending=list(prompt),
+        top=wanted([drafter]),
+        hidden=needs_hidden([drafter]),
+    )
+    row.drafter = drafter.open(DraftRequest(tuple(prompt), tiny.VOCAB, law=law))
+    row.budget = FixedBudget(3).open(None)
+    return row
+
+
+def test_of_several_rows_those_are_told_that_asked() -> None:
+    best, hidden, steps = Asking("best", 2), Asking("hidden", needs_hidden=True), StepsAlone()
+    prompts = [PROMPT[:4], PROMPT[:6], PROMPT[:5]]
+    rows = [row_of(each, text) for each, text in zip((best, hidden, steps), prompts, strict=True)]
+    with CausalTarget(tiny.model("llama", dtype=torch.float64)).open(3, 64) as session:
+        for _ in decode(session, rows, [0, 1, 2], Walk()):
+            pass
+    (first,), (second,) = best.prompts, hidden.prompts
+    assert first.tokens.tolist() == prompts[0] and second.tokens.tolist() == prompts[1]
+    assert first.best is not None and first.hidden is None
+    assert second.hidden is not None and second.best is None
+    assert first.best.host().shape == (4, 2) and second.hidden.shape[:2] == (1, 6)
+    assert steps.paths, "no fusion between it and the loop would have caught what it does not know"
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        NeighbourDrafter(),
+        NeighbourDrafter(reads_prompt=False),
+        NGramDrafter(),
+        AutoDrafter(),
+        Rasd(),
+        HierarchyDrafter(),
+        HierarchyDrafter(form="ngram"),
+        Select([MatchDrafter()], NeighbourDrafter()),
+        SuffixDrafter(NeighbourDrafter()),
+    ],
+)
+def test_the_librarys_own_sessions_understand_what_they_asked_for(drafter: Drafter) -> None:
+    session = drafter.open(DraftRequest((1, 2), 9))
+    best = Tops.of(torch.tensor([[3], [4]]).expand(2, 8))
+    prefill = Prefill(np.array([1, 2]), best, torch.zeros(1, 2, 4))
+    tell_prefill(session, prefill, reads_prompts([drafter]), needs_hidden([drafter]))
+    session.observe(Step(DraftTree.empty(), (), (5,), best=Tops.of(best.there()[:1])))
+    assert getattr(session, "faults", {}) == {}
 
 
 def test_a_session_may_leave_out_what_it_does_not_learn() -> None:

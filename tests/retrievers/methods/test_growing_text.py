@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,6 +43,7 @@ def test_what_was_followed_drafts_as_what_is_made_anew(
         kept.propose(DraftContext(text, len(prompt), 50), 8)
         text += piece
         context = DraftContext(text, len(prompt), 50)
-        fresh = DRAFTERS[name].open(request).propose(context, 8)
+        whole = replace(request, prompt=tuple(text))
+        fresh = DRAFTERS[name].open(whole).propose(context, 8)
         assert spelled(kept.propose(context, 8)) == spelled(fresh)
         assert spelled(kept.propose(context, 8)) == spelled(fresh), "nor does asking twice matter"
