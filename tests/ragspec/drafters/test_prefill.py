@@ -178,8 +178,9 @@ def row_of(drafter: Drafter, prompt: list[int]) -> Row:
 
 def test_of_several_rows_those_are_told_that_asked() -> None:
     best, hidden, steps = Asking("best", 2), Asking("hidden", needs_hidden=True), StepsAlone()
+    drafters: list[Drafter] = [best, hidden, steps]
     prompts = [PROMPT[:4], PROMPT[:6], PROMPT[:5]]
-    rows = [row_of(each, text) for each, text in zip((best, hidden, steps), prompts, strict=True)]
+    rows = [row_of(each, text) for each, text in zip(drafters, prompts, strict=True)]
     with CausalTarget(tiny.model("llama", dtype=torch.float64)).open(3, 64) as session:
         for _ in decode(session, rows, [0, 1, 2], Walk()):
             pass
