@@ -3,15 +3,15 @@
 Those of the models' folder are of files; these are of loaded objects, wherever they came from. A
 table or pool of one model's outputs drafts badly for another, and token ids mean nothing to
 another tokenizer. Drafters over such stores have `fits(model, tokenizer)`, which whoever knows both
-calls before the first request.
+calls before the first request (`ragspec.drafters.combined.check_fits`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -67,15 +67,6 @@ def _digest(known: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-@runtime_checkable
-class Fits(Protocol):
-    """The optional part of a drafter that knows what its stores were made with."""
-
-    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
-        """Raise StoreError where a store was made with another model or tokenizer."""
-        ...
-
-
 def prints_of(model: Any = None, tokenizer: Any = None) -> dict[str, str]:
     """Return the fingerprints of what is given: a model (or its fingerprint) and a tokenizer."""
     prints = {}
@@ -98,10 +89,3 @@ def check_prints(what: str, found: Mapping[str, str | None], expected: Mapping[s
                 f"{what} was made with another {name} (fingerprint {known[:12]}, expected "
                 f"{value[:12]}); make it again with this {name}, or leave it out."
             )
-
-
-def check_all(drafters: Iterable[object], model: Any, tokenizer: Any) -> None:
-    """Ask every drafter that knows whether it fits; raises StoreError where one does not."""
-    for drafter in drafters:
-        if isinstance(drafter, Fits):
-            drafter.fits(model, tokenizer)

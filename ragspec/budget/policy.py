@@ -176,17 +176,6 @@ class FrozenBudget:
         """Return the policy for one row; the profile's own costs are used, not the target's."""
         return GoodputSession(self.settings, self.experience, self.cost)
 
-    def thaw(self) -> AutoBudget:
-        """Return a policy that starts from this profile and goes on learning."""
-        settings = self.settings
-        auto = AutoBudget(
-            margin=settings.margin,
-            probe_share=settings.probe_share,
-            maximum=BUCKETS[settings.largest],
-        )
-        auto.experience = Experience.from_dict(self.experience.to_dict())
-        return auto
-
     def save(self, path: Path | str) -> None:
         """Write the profile as JSON."""
         entry = {

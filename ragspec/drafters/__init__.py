@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from ragspec.drafters.base import Drafter as Drafter
     from ragspec.drafters.base import DraftRequest as DraftRequest
     from ragspec.drafters.base import DraftSession as DraftSession
+    from ragspec.drafters.base import Feedback as Feedback
+    from ragspec.drafters.base import LearningSession as LearningSession
+    from ragspec.drafters.base import Prefill as Prefill
     from ragspec.drafters.base import SourceText as SourceText
     from ragspec.drafters.build import build_drafter as build_drafter
     from ragspec.drafters.eagle.drafter import HeadDrafter as HeadDrafter
@@ -23,9 +26,12 @@ _WHERE = {
     "DraftRequest": "ragspec.drafters.base",
     "DraftSession": "ragspec.drafters.base",
     "Drafter": "ragspec.drafters.base",
+    "Feedback": "ragspec.drafters.base",
     "Fuse": "ragspec.drafters.fuse",
     "HeadDrafter": "ragspec.drafters.eagle.drafter",
+    "LearningSession": "ragspec.drafters.base",
     "ModelDrafter": "ragspec.drafters.model.drafter",
+    "Prefill": "ragspec.drafters.base",
     "SourceText": "ragspec.drafters.base",
     "SyntheticDrafter": "ragspec.drafters.synthetic",
     "build_drafter": "ragspec.drafters.build",

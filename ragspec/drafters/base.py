@@ -1,17 +1,17 @@
 """What a drafter is: it opens a session for each row, which proposes trees and learns from steps.
 
-A drafter that sets `top_logits` to k > 0 is lent `Step.best` with every step, and its sessions may
-have `observe_prompt(tokens, top)`, called once with what the prefill knew, or `observe_tops`, which
-is given it where the target made it. One that sets `needs_hidden` is lent `Step.hidden` likewise,
-and its sessions may have `observe_hidden(tokens, hidden)`. Nothing is worked out or kept where no
-drafter asks, and nothing is copied to the host unless somebody reads it there.
+A drafter that sets `top_logits` to k > 0 is lent `Step.best` with every step, one that sets
+`needs_hidden` is lent `Step.hidden`. The sessions of both are also told once what the target knew
+of the prompt, a `Prefill` (but not of best tokens where `reads_prompt` is False); other sessions
+hear of steps alone. Nothing is worked out or kept where no drafter asks, and nothing is copied to
+the host unless somebody reads it there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 import torch
 
@@ -62,9 +62,10 @@ class DraftRequest:
 class DraftContext:
     """What a drafter may look at before each step. It must not change it.
 
-    tokens: prompt and generated tokens, the root last [T]. prompt_length: tokens of the prompt.
-    remaining: tokens that may still be generated; no use to draft deeper. adviser: knows how far
-    claims are to be believed and which sources pay; None where there is nobody to ask.
+    tokens: prompt and generated tokens, the root last [T]; from step to step more are appended and
+    none is taken back. prompt_length: tokens of the prompt. remaining: tokens that may still be
+    generated; no use to draft deeper. adviser: knows how far claims are to be believed and which
+    sources pay; None where there is nobody to ask.
     """
 
     tokens: list[int]
@@ -76,6 +77,24 @@ class DraftContext:
     def generated(self) -> int:
         """Index of the next generated token (0 = the first after the prompt)."""
         return len(self.tokens) - self.prompt_length
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefill:
+    """What the target knew of the prompt once it had read it, lent for the time of `observe`.
+
+    tokens: the prompt's last tokens, i64 [T]. best: the target's best tokens after each of them,
+    where the target made them; None where the drafter did not ask. hidden: the target's last hidden
+    states there, [copies, T, H], see `Step.hidden`; None where the drafter did not ask.
+    """
+
+    tokens: Ints
+    best: Tops | None = None
+    hidden: torch.Tensor | None = None
+
+
+Feedback = Step | Prefill
+"""What a session may learn from."""
 
 
 class DraftSession(Protocol):
@@ -90,12 +109,16 @@ class DraftSession(Protocol):
         ...
 
     def observe(self, step: Step) -> None:
-        """Learn what came of the last proposal; `step.tokens` are now committed."""
-        ...
+        """Learn what came of the last proposal, nothing by default; `step.tokens` are committed."""
+        return None
 
-    def rollback(self, n: int) -> None:
-        """Forget the last `n` committed tokens."""
-        ...
+
+class LearningSession(DraftSession, Protocol):
+    """A session that is told of the prompt too, as its drafter asked; see `reads_prompts`."""
+
+    def observe(self, feedback: Feedback) -> None:
+        """Learn from the prompt, once and before the first step, and from every step."""
+        return None
 
 
 @runtime_checkable
@@ -142,24 +165,6 @@ def check_pairing(rule: Rule, drafter: Drafter) -> None:
         )
 
 
-@runtime_checkable
-class LearnsFromPrompt(Protocol):
-    """The optional part of a draft session that hears of the prefill."""
-
-    def observe_prompt(self, tokens: Ints, top: Ints) -> None:
-        """Learn the best tokens i64 [T, k] after each of the prompt's last T tokens i64 [T]."""
-        ...
-
-
-@runtime_checkable
-class LearnsThere(Protocol):
-    """The optional part of a draft session that hears of it without a copy to the host."""
-
-    def observe_tops(self, tokens: Ints, tops: Tops) -> None:
-        """Learn the best tokens after each of the prompt's last T tokens i64 [T]."""
-        ...
-
-
 def wanted(drafters: Iterable[Drafter | None]) -> int:
     """Return the largest k that any of the drafters declares as `top_logits`; 0 for none."""
     return max((int(getattr(drafter, "top_logits", 0)) for drafter in drafters), default=0)
@@ -174,29 +179,20 @@ def reads_prompts(drafters: Iterable[Drafter | None]) -> bool:
     return any(getattr(each, "reads_prompt", True) for each in asking)
 
 
-def tell_prompt(session: DraftSession | None, tokens: Ints, top: Ints | Tops) -> None:
-    """Hand on the prefill's best tokens to a session that has a use for them, in its form."""
-    if isinstance(top, Tops) and isinstance(session, LearnsThere):
-        session.observe_tops(tokens, top)
-    elif isinstance(session, LearnsFromPrompt):
-        session.observe_prompt(tokens, top.host() if isinstance(top, Tops) else top)
-
-
-@runtime_checkable
-class LearnsFromHidden(Protocol):
-    """The optional part of a draft session that hears of the prompt's hidden states."""
-
-    def observe_hidden(self, tokens: Ints, hidden: torch.Tensor) -> None:
-        """Learn the states [copies, T, H] at the prompt's last T tokens i64 [T]; they are lent."""
-        ...
-
-
 def needs_hidden(drafters: Iterable[Drafter | None]) -> bool:
     """Tell whether any of the drafters declares `needs_hidden`."""
     return any(getattr(drafter, "needs_hidden", False) for drafter in drafters)
 
 
-def tell_hidden(session: DraftSession | None, tokens: Ints, hidden: torch.Tensor) -> None:
-    """Hand on the prompt's hidden states to a session that has a use for them."""
-    if isinstance(session, LearnsFromHidden):
-        session.observe_hidden(tokens, hidden)
+def tell_prefill(session: DraftSession, prefill: Prefill, best: bool, hidden: bool) -> None:
+    """Tell a session of the prompt what its drafter asked for; nothing where nothing is there.
+
+    best, hidden: whether it reads the best tokens of prompts (`reads_prompts`) and hidden states.
+    """
+    told = replace(
+        prefill,
+        best=prefill.best if best else None,
+        hidden=prefill.hidden if hidden else None,
+    )
+    if told.best is not None or told.hidden is not None:
+        cast(LearningSession, session).observe(told)

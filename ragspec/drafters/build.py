@@ -8,7 +8,7 @@ from typing import Any
 
 from ragspec.acceptance.base import Rule
 from ragspec.drafters.base import Drafter
-from ragspec.drafters.combined import within
+from ragspec.drafters.combined import check_fits, within
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.method import Sources, build, one
 from ragspec.errors import InputError
@@ -35,10 +35,7 @@ def build_drafter(
     sources = [made for item in asked for made in _made(item)]
     if draft_model is not None:
         sources.append(_model_drafter(draft_model, tokenizer, target))
-    for source in sources:
-        check = getattr(source, "fits", None)
-        if check is not None:  # a store of another tokenizer or model is refused here
-            check(target.model, tokenizer)
+    check_fits(sources, target.model, tokenizer)
     if not sources:
         return None
     if len(sources) == 1 and isinstance(sources[0], Fuse):

@@ -39,10 +39,18 @@ class Combined:
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
         """Let every drafter over a store raise StoreError where that is of another model."""
-        for drafter in self.drafters:
-            check = getattr(drafter, "fits", None)
-            if check is not None:
-                check(model, tokenizer)
+        check_fits(self.drafters, model, tokenizer)
+
+
+def check_fits(parts: Iterable[object], model: Any = None, tokenizer: Any = None) -> None:
+    """Let every part that knows a model or tokenizer of its own refuse other ones.
+
+    These are the parts with a method `fits(model, tokenizer)`, which raises StoreError.
+    """
+    for part in parts:
+        fits = getattr(part, "fits", None)
+        if fits is not None:
+            fits(model, tokenizer)
 
 
 def kind_of(drafters: Iterable[Drafter]) -> DraftKind:

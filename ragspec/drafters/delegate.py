@@ -11,22 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
-import torch
-
-from ragspec.acceptance.base import Step
 from ragspec.drafters.base import (
     DraftContext,
     Drafter,
     DraftRequest,
     DraftSession,
-    tell_hidden,
-    tell_prompt,
+    Feedback,
+    LearningSession,
 )
 from ragspec.drafters.fuse import PATIENCE, FuseSession, checked_patience
-from ragspec.sampling.top_tokens import Tops
-from ragspec.trees.draft_tree import DraftKind, DraftTree, Ints
+from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import merge
 
 if TYPE_CHECKING:
@@ -46,27 +42,12 @@ class Wrapped:
     """A session that hands on to another, `inner`, all that it learns; what it proposes differs."""
 
     def __init__(self, inner: DraftSession) -> None:
-        self.inner = inner
+        # Told of the prompt only if its drafter asked, for which the wrapping one answers.
+        self.inner = cast(LearningSession, inner)
 
-    def observe(self, step: Step) -> None:
-        """Hand on what came of the step."""
-        self.inner.observe(step)
-
-    def observe_prompt(self, tokens: Ints, top: Ints) -> None:
-        """Hand on what the prefill knew, see `base`."""
-        tell_prompt(self.inner, tokens, top)
-
-    def observe_tops(self, tokens: Ints, tops: Tops) -> None:
-        """Hand on the same, of best tokens that are where the target made them."""
-        tell_prompt(self.inner, tokens, tops)
-
-    def observe_hidden(self, tokens: Ints, hidden: torch.Tensor) -> None:
-        """Hand on the prompt's hidden states, see `base`."""
-        tell_hidden(self.inner, tokens, hidden)
-
-    def rollback(self, n: int) -> None:
-        """Hand on that the last `n` committed tokens are forgotten."""
-        self.inner.rollback(n)
+    def observe(self, feedback: Feedback) -> None:
+        """Hand on what came of the step, or what the target knew of the prompt."""
+        self.inner.observe(feedback)
 
 
 class Source:
@@ -100,25 +81,9 @@ class Source:
             context = replace(context, adviser=None)
         return self._guard.propose(context, budget)
 
-    def observe(self, step: Step) -> None:
-        """Hand on what came of the step."""
-        self._guard.observe(step)
-
-    def observe_prompt(self, tokens: Ints, top: Ints) -> None:
-        """Hand on what the prefill knew, see `base`."""
-        self._guard.observe_prompt(tokens, top)
-
-    def observe_tops(self, tokens: Ints, tops: Tops) -> None:
-        """Hand on the same, of best tokens that are where the target made them."""
-        self._guard.observe_tops(tokens, tops)
-
-    def observe_hidden(self, tokens: Ints, hidden: torch.Tensor) -> None:
-        """Hand on the prompt's hidden states, see `base`."""
-        self._guard.observe_hidden(tokens, hidden)
-
-    def rollback(self, n: int) -> None:
-        """Hand on that the last `n` committed tokens are forgotten."""
-        self._guard.rollback(n)
+    def observe(self, feedback: Feedback) -> None:
+        """Hand on what came of the step, and of the prompt what the drafter asked for."""
+        self._guard.observe(feedback)
 
 
 def faults_of(sources: Iterable[Source]) -> dict[str, int]:

@@ -12,25 +12,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
-import torch
-
-from ragspec.acceptance.base import Step
 from ragspec.budget.base import Adviser
 from ragspec.drafters.base import (
     DraftContext,
     Drafter,
     DraftRequest,
     DraftSession,
+    Feedback,
+    Prefill,
     expect_drafter,
     needs_hidden,
-    tell_hidden,
-    tell_prompt,
+    reads_prompts,
+    tell_prefill,
     wanted,
 )
 from ragspec.drafters.combined import Combined, kind_of
 from ragspec.errors import InputError
-from ragspec.sampling.top_tokens import Tops
-from ragspec.trees.draft_tree import DraftKind, DraftTree, Ints
+from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import check, keep_best, merge
 
 FAULTS_ALLOWED = 3
@@ -79,6 +77,7 @@ class _Source:
     suffix: what tells it, and the sources that its trees name, from others of the same name.
     look: the session's outlook, where it has one. patience: seconds that a draft may take; None for
     as long as it likes. learns: it has to be taught what the target thinks at every step.
+    reads_prompt, hidden: what its drafter asks to be told of the prompt.
     """
 
     name: str
@@ -90,6 +89,8 @@ class _Source:
     patience: float | None = None
     warm: bool = False
     learns: bool = False
+    reads_prompt: bool = False
+    hidden: bool = False
 
     def delay(self, seconds: float) -> InputError | None:
         """Return what is wrong with a draft that took so long; None where nothing is."""
@@ -147,6 +148,8 @@ class FuseSession:
                 _switch_off(source, error)
             source.patience = patience if _looks_up(drafter, source.session) else None
             source.learns = source is not self._sources[0] and wanted([drafter]) > 0
+            source.reads_prompt = reads_prompts([drafter])
+            source.hidden = needs_hidden([drafter])
         self._adviser: Adviser | None = None
 
     @property
@@ -195,34 +198,30 @@ class FuseSession:
         told = [source.outlook(context) for source in self._sources]
         return max((each for each in told if each is not None), default=None)
 
-    def observe(self, step: Step) -> None:
-        """Tell every source; `step.tree` is the fused tree as it was verified."""
+    def observe(self, feedback: Feedback) -> None:
+        """Tell every source; `Step.tree` is the fused tree as it was verified."""
+        if isinstance(feedback, Prefill):
+            return self._tell_prefill(feedback)
         for source in self._sources:
             if source.session is None:
                 continue
             began = perf_counter() if source.learns else 0.0
             try:
-                source.session.observe(step)
+                source.session.observe(feedback)
             except Exception as error:
                 _fault(source, error)
             if source.learns and self._adviser is not None:
                 self._adviser.taught(source.name, 1000.0 * (perf_counter() - began))
 
-    def observe_prompt(self, tokens: Ints, top: Ints) -> None:
-        """Tell the sources that learn from it what the target thought of the prompt."""
-        self._tell(lambda session: tell_prompt(session, tokens, top))
-
-    def observe_tops(self, tokens: Ints, tops: Tops) -> None:
-        """Tell them the same, of best tokens that are where the target made them."""
-        self._tell(lambda session: tell_prompt(session, tokens, tops))
-
-    def observe_hidden(self, tokens: Ints, hidden: torch.Tensor) -> None:
-        """Tell the sources that go on from them the prompt's hidden states."""
-        self._tell(lambda session: tell_hidden(session, tokens, hidden))
-
-    def rollback(self, n: int) -> None:
-        """Forget the last `n` committed tokens in every source."""
-        self._tell(lambda session: session.rollback(n))
+    def _tell_prefill(self, prefill: Prefill) -> None:
+        """Tell each source of the prompt what its own drafter asked for."""
+        for source in self._sources:
+            if source.session is None:
+                continue
+            try:
+                tell_prefill(source.session, prefill, source.reads_prompt, source.hidden)
+            except Exception as error:
+                _fault(source, error)
 
     def _begin(self, adviser: Adviser) -> None:
         """Let the sources rest that are not worth their teaching: for this text, and silently."""
@@ -264,15 +263,6 @@ class FuseSession:
                 tree = context.adviser.appraise(tree, context.tokens[-1])
             context.adviser.spent(source.name, 1000.0 * (perf_counter() - began))
         return tree
-
-    def _tell(self, what: Callable[[DraftSession], None]) -> None:
-        for source in self._sources:
-            if source.session is None:
-                continue
-            try:
-                what(source.session)
-            except Exception as error:
-                _fault(source, error)
 
 
 def checked_patience(patience: float | None) -> float | None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ragspec.acceptance.base import Step
-from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.base import DraftContext, DraftRequest, DraftSession
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.sampling.noise import NoiseStream, Stream
@@ -67,7 +66,7 @@ class SyntheticDrafter:
         return SyntheticSession(truth, self.acceptance, noise, request.vocab_size)
 
 
-class SyntheticSession:
+class SyntheticSession(DraftSession):
     """The true continuation of one row."""
 
     def __init__(
@@ -85,12 +84,6 @@ class SyntheticSession:
         tokens = [self._token(index) for index in range(first, last)]
         reach = [self._acceptance ** (depth + 1) for depth in range(len(tokens))]
         return DraftTree.chain(tokens, SyntheticDrafter.name, reach=reach)
-
-    def observe(self, step: Step) -> None:
-        """Learn nothing: what is right is known beforehand."""
-
-    def rollback(self, n: int) -> None:
-        """Forget nothing: the context says where the text stands."""
 
     def _token(self, index: int) -> int:
         right = int(self._truth[index])

@@ -15,7 +15,7 @@ import torch
 
 from ragspec.acceptance.base import Rule, Step, Verdict, open_rule
 from ragspec.acceptance.target_view import RowView, choose_together
-from ragspec.drafters.base import tell_hidden, tell_prompt
+from ragspec.drafters.base import Prefill, tell_prefill
 from ragspec.engine.rows import Row
 from ragspec.sampling.top_tokens import Tops
 from ragspec.target.base import KeepsHidden, ReadsPrompts, TargetSession
@@ -98,14 +98,13 @@ def _hidden(session: TargetSession, rows: Sequence[Row]) -> Sequence[torch.Tenso
     return kept or [None] * len(rows)
 
 
-def _tell(row: Row, top: Tops | None, hidden: torch.Tensor | None) -> None:
+def _tell(row: Row, best: Tops | None, hidden: torch.Tensor | None) -> None:
     """Tell the row's drafter what the prefill knew of the prompt's last tokens."""
-    prompt = row.context.tokens
-    if top is not None and len(top):
-        tell_prompt(row.drafter, np.asarray(prompt[-len(top) :], dtype=np.int64), top)
-    if row.hidden and hidden is not None and hidden.shape[1]:
-        told = np.asarray(prompt[-hidden.shape[1] :], dtype=np.int64)
-        tell_hidden(row.drafter, told, hidden)
+    told = len(best) if best is not None else 0 if hidden is None else hidden.shape[1]
+    if row.drafter is not None and told:
+        tokens = np.asarray(row.context.tokens[-told:], dtype=np.int64)
+        reads = row.top > 0 and row.reads_prompt
+        tell_prefill(row.drafter, Prefill(tokens, best, hidden), reads, row.hidden)
 
 
 def _advance(session: TargetSession, rows: Sequence[Row]) -> list[Emission]:

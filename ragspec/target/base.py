@@ -67,7 +67,8 @@ class KeepsHidden(Protocol):
 
     hidden: of the last forward, for each row [copies, n, H]: after `verify` at the root and the
     nodes (what lies beyond a row's own is undefined), after `read_prompts` at the prompt's last n
-    tokens. copies: the cache rows of a sequence, 2 with guidance, the conditional one first.
+    tokens, as many as it tells the best tokens of. copies: the cache rows of a sequence, 2 with
+    guidance, the conditional one first.
     """
 
     hidden: list[torch.Tensor]

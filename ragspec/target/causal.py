@@ -239,15 +239,6 @@ class TreeSession:
         """Keep these rows; see `TargetSession.select`."""
         self.cache.select(rows)
 
-    def snapshot(self) -> list[int]:
-        """Return the committed lengths, to be given to `restore`."""
-        return list(self.cache.book.lengths)
-
-    def restore(self, lengths: Sequence[int]) -> None:
-        """Forget what was committed after the snapshot."""
-        for row, length in enumerate(lengths):
-            self.cache.truncate(row, length)
-
 
 def _layout(
     lengths: Sequence[int],

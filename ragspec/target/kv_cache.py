@@ -3,7 +3,8 @@
 Row b owns slots 0 .. capacity. Slots below `lengths[b]` hold committed tokens, slot = position.
 Above them lie up to `pending` speculative slots, filled by one or more forwards and then either
 kept (the accepted ones move down to close the gaps) or forgotten. Sliding and chunked layers keep
-every slot too: their window is enforced by the mask, so that a rollback never lacks a key.
+every slot too: their window is enforced by the mask, so that no draft that is
+forgotten takes a key along.
 
 A sequence may own several rows of the buffers, its *copies* (guidance runs a model on a pair): with
 B sequences, copy c of sequence b is buffer row c * B + b. Lengths are those of sequences.

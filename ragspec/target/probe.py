@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +22,7 @@ import torch
 
 from ragspec.errors import UnsupportedModelError
 from ragspec.models.supported import state_layers
+from ragspec.storage import json_cache
 from ragspec.target.causal import CausalTarget
 from ragspec.target.path_rows import PathTarget
 from ragspec.target.probe_trial import CHAINS, TREES, Attempt, Trial, shortest_window
@@ -66,8 +66,8 @@ class Probed(NamedTuple):
 def probe_target(target: CausalTarget, directory: Path | None) -> Probed:
     """Return the target to use for a model, which is `target` itself where trees are right.
 
-    directory: where verdicts are kept (see `cost.cache_directory`); None: probe afresh. A damaged
-    or unwritable cache is not an error. Raises UnsupportedModelError for a refused model.
+    directory: where verdicts are kept (see `json_cache`); None: probe afresh. Raises
+    UnsupportedModelError for a refused model.
     """
     verdict = cached(target, directory) if directory is not None else probe(target)
     if verdict.mode == "refused":
@@ -88,21 +88,13 @@ def cached(target: CausalTarget, directory: Path) -> ProbeVerdict:
     be held against every other checkpoint of the architecture.
     """
     key = probe_key(target)
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
-    path = Path(directory) / f"probe-{digest}.json"
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        entry = json.loads(path.read_text(encoding="utf-8"))
-        if entry.pop("key") == key and entry.pop("format") == FORMAT:
-            return ProbeVerdict(**entry)
+    kept = json_cache.read(directory, "probe", key)
+    with contextlib.suppress(TypeError):  # damage that left it JSON
+        if kept is not None:
+            return ProbeVerdict(**kept)
     verdict = probe(target)
-    if verdict.mode == "refused":
-        return verdict
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        entry = {"format": FORMAT, "key": key} | asdict(verdict)
-        part.write_text(json.dumps(entry), encoding="utf-8")
-        os.replace(part, path)
+    if verdict.mode != "refused":
+        json_cache.write(directory, "probe", key, asdict(verdict))
     return verdict
 
 
@@ -118,6 +110,7 @@ def probe_key(target: CausalTarget) -> dict[str, str]:
     modules = sorted({f"{type(m).__module__}.{type(m).__qualname__}" for m in model.modules()})
     text = json.dumps([config, modules], sort_keys=True, default=str)
     return {
+        "format": str(FORMAT),
         "model": type(model).__name__,
         "variant": _variant(model),
         "architecture": hashlib.sha256(text.encode()).hexdigest()[:24],

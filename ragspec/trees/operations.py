@@ -178,28 +178,6 @@ def limit_depth(tree: DraftTree, deepest: int) -> DraftTree:
     return tree if shallow.all() else select(tree, np.flatnonzero(shallow))
 
 
-def depth_first(tree: DraftTree) -> tuple[DraftTree, Ints]:
-    """Return the tree in depth-first order, best child first, and the order: i64 [N].
-
-    Node i of the result is node order[i] of `tree`. The most likely path comes first, so the slots
-    of accepted nodes are mostly in place already.
-    """
-    below = children(tree.parents)
-    reach = tree.reach.tolist()
-    order: list[int] = []
-    stack = [ROOT]
-    while stack:
-        node = stack.pop()
-        if node != ROOT:
-            order.append(node)
-        kin = below.get(node, [])
-        if len(kin) > 1:
-            kin = sorted(kin, key=lambda child: (-reach[child], child))
-        stack.extend(reversed(kin))
-    permutation = np.asarray(order, dtype=np.int64)
-    return select(tree, permutation), permutation
-
-
 def merge(trees: Iterable[DraftTree]) -> DraftTree:
     """Return one tree that holds every path of all trees, shared prefixes once; see `overlay`."""
     return overlay([(tree, 1) for tree in trees])[0]

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.combined import check_fits
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.indexes.continuations import FOLLOWED_AFTER_MISS, Draft, DraftOptions
@@ -116,9 +117,7 @@ class RestDrafter:
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
         """Raise StoreError where the corpus was made with another model or tokenizer."""
-        check = getattr(self.corpus, "fits", None)
-        if check is not None:
-            check(model, tokenizer)
+        check_fits([self.corpus], model, tokenizer)
 
     def open(self, request: DraftRequest) -> RestSession:
         """Return a session over what the corpus holds now; later text is for later requests.
@@ -217,10 +216,6 @@ class RestSession:
             if hit is None:
                 return
             at = hit
-
-    def rollback(self, n: int) -> None:
-        """Forget the last proposal: nothing of the text is kept here."""
-        self._drafted = None
 
     def _corrected(self, nodes: _Nodes) -> NDArray[np.float32]:
         """Return the reach of every node, after what was learned in this text: f32 [N]."""

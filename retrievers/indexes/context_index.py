@@ -1,7 +1,7 @@
 """The context index: one request's texts, prompt and output, kept in step with what is committed.
 
 A suffix automaton over the further texts of the request (each behind its own border), the prompt
-and the growing output, and where its places lie in documents. Truncating equals rebuilding.
+and the growing output, and where its places lie in documents.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ class ContextIndex:
             self.ranges.append(place)
         self.automaton.build_texts([*texts, (request.prompt, marks)], accelerate)
         self._starts = [r.start for r in self.ranges]
-        self._committed = len(request.prompt)
 
     @property
     def matched(self) -> int:
@@ -52,18 +51,7 @@ class ContextIndex:
 
     def follow(self, tokens: list[int]) -> None:
         """Bring the index up to the committed tokens (prompt and output)."""
-        self._committed = len(tokens)
-        self._truncate()
         self.automaton.extend(tokens[len(self.automaton) - self.base :])
-
-    def commit(self, n: int) -> None:
-        """Note that `n` more tokens were committed; `follow` will bring them."""
-        self._committed += n
-
-    def rollback(self, n: int) -> None:
-        """Forget the last `n` committed tokens."""
-        self._committed -= n
-        self._truncate()
 
     def suffixes(self) -> list[int]:
         """Return the states of the suffixes that occurred before, longest first."""
@@ -81,8 +69,3 @@ class ContextIndex:
             return NO_ORIGIN
         r = self.ranges[at]
         return r.document, r.offset + position - r.start
-
-    def _truncate(self) -> None:
-        keep = self.base + self._committed
-        if keep < len(self.automaton):
-            self.automaton.truncate(keep)

@@ -192,21 +192,10 @@ class Segment:
         )
         return cls(sizes, arrays, accelerator)
 
-    def document(self, number: int) -> NDArray[Any]:
-        """Return the tokens of a document, a view of the mapped file."""
-        if not 0 <= number < self.sizes.documents:
-            raise InputError(f"no document {number}; expected 0 to {self.sizes.documents - 1}.")
-        return self.tokens[int(self.starts[number]) : int(self.starts[number + 1]) - 1]
-
     def documents(self) -> Iterator[NDArray[Any]]:
         """Yield the tokens of every document in order, as views of the mapped file."""
         for start, end in zip(self.starts[:-1].tolist(), self.starts[1:].tolist(), strict=True):
             yield self.tokens[start : end - 1]
-
-    def document_of(self, position: int) -> tuple[int, int]:
-        """Return (document, token offset) of a position of the token file."""
-        number = int(np.searchsorted(self.starts, position, side="right")) - 1
-        return number, position - int(self.starts[number])
 
     def longest_match(self, context: Sequence[int], max_match: int = 16) -> Match:
         """Return the longest suffix of the context, up to `max_match` tokens, that occurs here.

@@ -4,7 +4,7 @@ After Blumer et al. 1985 ("The smallest automaton recognizing the subwords of a 
 drafting follows SAM-Decoding (arXiv 2411.10666). Deviations: one automaton holds several texts,
 parted by separator ids that occur once (so no match crosses a border); the match state need not be
 advanced beside the automaton, because the longest suffix that occurred before is the suffix link
-of the newest state; each state keeps its count and its latest end; the last tokens can be undone.
+of the newest state; each state keeps its count and its latest end.
 
 The layout is flat so that it can be compiled: parallel integer lists by state. Most states have
 one outgoing edge, kept in two of the lists; the few further edges lie in a dictionary by state.
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from ragspec.errors import InputError
@@ -33,19 +32,6 @@ Accelerate = Literal["auto", "numba", "numpy"]
 
 
 Text = tuple[Sequence[int], Sequence[bool] | bool]
-
-
-@dataclass(slots=True)
-class _Undo:
-    """What appending one token changed, so that it can be taken back."""
-
-    last: int
-    token: int
-    was_document: bool
-    counted: list[tuple[int, int, int]]
-    grown: list[int]
-    split: int = _NONE
-    redirected: list[int] | None = None
 
 
 class SuffixAutomaton:
@@ -73,26 +59,23 @@ class SuffixAutomaton:
         self._last = ROOT_STATE
         self._separator = vocab_size
         self._last_is_document = False
-        self._undo: list[_Undo] = []
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def build(self, tokens: Sequence[int], document: Sequence[bool] | bool = False) -> None:
-        """Append a text that will not be truncated, as document text where `document` is true."""
-        if self._undo:
-            raise InputError("build() after extend(): whole texts come before the tokens that grow")
+        """Append a text, as document text where `document` is true."""
         marks = [document] * len(tokens) if isinstance(document, bool) else document
         for token, mark in zip(tokens, marks, strict=True):
-            self._count_newest(None)
-            self._append(token, None)
+            self._count_newest()
+            self._append(token)
             self._last_is_document = mark
 
     def build_texts(self, texts: Sequence[Text], accelerate: Accelerate = "auto") -> None:
         """Append whole texts, (tokens, document) each, with borders between them.
 
         accelerate: "numba" for compiled code, "numpy" for none, "auto" for long texts where the
-        code is loaded already (see `automaton_kernel.warm_up`: loading takes longer than most
+        code is loaded already (see `suffix_automaton_numba.warm_up`: loading takes longer than most
         texts); the result is the same. Raises InputError for anything else.
         """
         if accelerate not in ("auto", "numba", "numpy"):
@@ -114,46 +97,14 @@ class SuffixAutomaton:
         self._separator += 1
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens that `truncate` can take back."""
+        """Append tokens that are no document's, such as the output while it grows."""
         for token in tokens:
-            undo = _Undo(self._last, token, self._last_is_document, [], [])
-            self._count_newest(undo.counted)
-            self._append(token, undo)
-            self._undo.append(undo)
-
-    def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens; equal to building those alone.
-
-        Raises InputError where that would cut into what `build` appended.
-        """
-        drop = len(self.tokens) - length
-        if not 0 <= drop <= len(self._undo):
-            raise InputError(
-                f"cannot truncate {len(self.tokens)} tokens to {length}: only the last "
-                f"{len(self._undo)}, those appended with extend(), can be taken back."
-            )
-        for _ in range(drop):
-            self._take_back(self._undo.pop())
+            self._count_newest()
+            self._append(token)
 
     def match(self) -> int:
         """Return the state of the longest suffix that also ends earlier (0: not even one token)."""
         return max(self.link[self._last], ROOT_STATE)
-
-    def step(self, state: int, token: int) -> int:
-        """Return the state after `token`, or -1 where that never occurred."""
-        if self.first_token[state] == token:
-            return self.first_target[state]
-        further = self.more.get(state)
-        return _NONE if further is None else further.get(token, _NONE)
-
-    def find(self, tokens: Sequence[int]) -> int:
-        """Return the state that holds `tokens`, or -1 where they never occurred in a row."""
-        state = ROOT_STATE
-        for token in tokens:
-            state = self.step(state, token)
-            if state == _NONE:
-                return _NONE
-        return state
 
     def children(self, state: int) -> Iterator[tuple[int, int]]:
         """Yield (token, state) for every token that followed; borders are left out."""
@@ -186,7 +137,7 @@ class SuffixAutomaton:
         self._last = self.length.index(len(tokens))
         self._last_is_document = marks[-1]
 
-    def _count_newest(self, log: list[tuple[int, int, int]] | None) -> None:
+    def _count_newest(self) -> None:
         """Count the end of the newest token in its suffixes, now that a token follows it."""
         state, end = self._last, len(self.tokens) - 1
         count, latest, link = self.count, self.latest, self.link
@@ -194,8 +145,6 @@ class SuffixAutomaton:
         for _ in range(MAX_LINKS):
             if state <= ROOT_STATE:
                 break
-            if log is not None:
-                log.append((state, latest[state], self.cited[state]))
             count[state] += 1
             latest[state] = end
             if cited is not None:
@@ -203,7 +152,7 @@ class SuffixAutomaton:
             state = link[state]
         self._last_is_document = False
 
-    def _append(self, token: int, undo: _Undo | None) -> None:
+    def _append(self, token: int) -> None:
         first_token, first_target, more, link = (
             self.first_token, self.first_target, self.more, self.link
         )  # fmt: skip
@@ -225,16 +174,14 @@ class SuffixAutomaton:
                 if found >= 0:
                     break
                 further[token] = newest
-            if undo is not None:
-                undo.grown.append(state)
             state = link[state]
         else:
             return
         if self.length[found] != self.length[state] + 1:
-            found = self._split(state, token, found, undo)
+            found = self._split(state, token, found)
         link[newest] = found
 
-    def _split(self, state: int, token: int, found: int, undo: _Undo | None) -> int:
+    def _split(self, state: int, token: int, found: int) -> int:
         """Part the suffixes of `found` that now end at one more place; return their state."""
         first_token, first_target, more = self.first_token, self.first_target, self.more
         half = self._new_state(self.length[state] + 1, self.link[found])
@@ -243,7 +190,6 @@ class SuffixAutomaton:
         if found in more:
             more[half] = dict(more[found])
         self.link[found] = half
-        redirected = []
         while state >= 0:
             if first_token[state] == token:
                 if first_target[state] != found:
@@ -254,10 +200,7 @@ class SuffixAutomaton:
                 if further is None or further.get(token) != found:
                     break
                 further[token] = half
-            redirected.append(state)
             state = self.link[state]
-        if undo is not None:
-            undo.split, undo.redirected = found, redirected
         return half
 
     def _new_state(self, length: int, link: int) -> int:
@@ -269,39 +212,6 @@ class SuffixAutomaton:
         self.first_token.append(_NONE)
         self.first_target.append(_NONE)
         return len(self.length) - 1
-
-    def _take_back(self, undo: _Undo) -> None:
-        token = undo.token
-        if undo.redirected is not None:
-            half = len(self.length) - 1
-            self.link[undo.split] = self.link[half]
-            for state in undo.redirected:
-                if self.first_token[state] == token:
-                    self.first_target[state] = undo.split
-                else:
-                    self.more[state][token] = undo.split
-            self._drop_newest_state()
-        for state in undo.grown:
-            further = self.more[state]
-            del further[token]
-            if not further:
-                del self.more[state]
-        self._drop_newest_state()
-        self._last = undo.last
-        self.first_token[undo.last] = self.first_target[undo.last] = _NONE
-        self._last_is_document = undo.was_document
-        for state, latest, cited in undo.counted:
-            self.count[state] -= 1
-            self.latest[state], self.cited[state] = latest, cited
-        self.tokens.pop()
-
-    def _drop_newest_state(self) -> None:
-        self.more.pop(len(self.length) - 1, None)
-        for values in (
-            self.length, self.link, self.count, self.latest, self.cited,
-            self.first_token, self.first_target,
-        ):  # fmt: skip
-            values.pop()
 
 
 def _ready(texts: Sequence[Text]) -> bool:

@@ -22,12 +22,7 @@ from ragspec.retrievers.indexes.node_heap_numba import compiled
 # of the shorter suffixes beyond this many links may then lag; the matches themselves stay exact.
 MAX_LINKS = 32
 
-
 Ints = NDArray[np.int64]
-
-
-Edges = tuple[Ints, Ints, Ints, Ints, Ints, Ints]
-
 
 _MIX = 0x9E3779B1  # mixes bits: the golden ratio of 2 ** 32
 

@@ -10,28 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import torch
 
-from ragspec.acceptance.base import Step
 from ragspec.drafters.base import (
     DraftContext,
     Drafter,
     DraftRequest,
     DraftSession,
+    Feedback,
     expect_drafter,
-    needs_hidden,
-    reads_prompts,
-    wanted,
 )
 from ragspec.drafters.combined import Combined
 from ragspec.drafters.delegate import Source, Wrapped, as_kind, faults_of
 from ragspec.drafters.fuse import PATIENCE
 from ragspec.errors import InputError
-from ragspec.retrievers.fingerprints import check_all
-from ragspec.trees.draft_tree import DraftTree, Ints
+from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import keep_best, overlay, select
 
 RESERVE = 0.2
@@ -114,25 +108,10 @@ class CascadeSession:
         chosen = fill(merged, offers, len(offered), budget, reserve, self._sure)
         return select(merged, sorted(chosen))
 
-    def observe(self, step: Step) -> None:
-        """Tell every source; `step.tree` is the tree as it was verified."""
+    def observe(self, feedback: Feedback) -> None:
+        """Tell every source; `Step.tree` is the tree as it was verified."""
         for source in self._sources:
-            source.observe(step)
-
-    def observe_prompt(self, tokens: Ints, top: Ints) -> None:
-        """Tell the sources that learn from it what the target thought of the prompt."""
-        for source in self._sources:
-            source.observe_prompt(tokens, top)
-
-    def observe_hidden(self, tokens: Ints, hidden: torch.Tensor) -> None:
-        """Tell the sources that go on from them the prompt's hidden states."""
-        for source in self._sources:
-            source.observe_hidden(tokens, hidden)
-
-    def rollback(self, n: int) -> None:
-        """Forget the last `n` committed tokens in every source."""
-        for source in self._sources:
-            source.rollback(n)
+            source.observe(feedback)
 
 
 def fill(
@@ -172,21 +151,22 @@ def _take(node: int, parents: Sequence[int], chosen: set[int], room: int) -> Non
         chosen.update(path)
 
 
-class Named:
+class Named(Combined):
     """A drafter under another name, so that reports tell two of one kind apart."""
 
     def __init__(self, drafter: Drafter, name: str) -> None:
         self.drafter = drafter
-        self.drafters = (drafter,)
         self.name = name
-        self.kind = drafter.kind
-        self.top_logits = wanted([drafter])
-        self.reads_prompt = reads_prompts([drafter])
-        self.needs_hidden = needs_hidden([drafter])
 
-    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
-        """Raise StoreError where the drafter's store was made with another model or tokenizer."""
-        check_all([self.drafter], model, tokenizer)
+    @property
+    def drafters(self) -> tuple[Drafter, ...]:
+        """The drafter that is renamed."""
+        return (self.drafter,)
+
+    @property
+    def kind(self) -> DraftKind:
+        """The drafter's own kind, whose trees pass unchanged."""
+        return self.drafter.kind
 
     def open(self, request: DraftRequest) -> NamedSession:
         """Return the drafter's session, its trees under the new name."""

@@ -155,7 +155,6 @@ class ContextSession:
 
     def observe(self, step: Step) -> None:
         """Correct the acceptance table by what became of the last proposal."""
-        self._texts.commit(len(step.tokens))
         if not self._drafted:
             return
         children: dict[int, list[int]] = {}
@@ -169,11 +168,6 @@ class ContextSession:
                 self._acceptance.learn(node.key, node.prior, node.token == token)
                 if node.token == token:
                     at = i
-        self._drafted = []
-
-    def rollback(self, n: int) -> None:
-        """Forget the last `n` committed tokens."""
-        self._texts.rollback(n)
         self._drafted = []
 
     def _grow(self, budget: int, depth: int) -> list[_Node]:

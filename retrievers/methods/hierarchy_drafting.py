@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from ragspec.drafters.base import Drafter, DraftRequest
+from ragspec.drafters.combined import Combined
 from ragspec.drafters.method import Method, Sources
 from ragspec.errors import InputError
 from ragspec.retrievers.fingerprints import check_prints, prints_of
@@ -23,7 +24,6 @@ from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.ngrams import GUESS, KIND, LEVEL, MOST, NGramDrafter, NGramPool
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
 from ragspec.storage.store import read_current
-from ragspec.trees.draft_tree import DraftKind
 
 Form = Literal["trie", "ngram"]
 PREVIOUS = 2
@@ -41,7 +41,7 @@ class HasDrafter(Protocol):
 Database = HasDrafter | NGramPool | Drafter | str | Path
 
 
-class HierarchyDrafter:
+class HierarchyDrafter(Combined):
     """Drafts from the context, the model's own answers and a corpus, in this order.
 
     model_store: the model's earlier answers; corpus: other text. Each is a `CorpusIndex`, a
@@ -91,32 +91,12 @@ class HierarchyDrafter:
         """The drafters of the databases."""
         return self.cascade.drafters
 
-    @property
-    def kind(self) -> DraftKind:
-        """The kind of the databases' trees."""
-        return self.cascade.kind
-
-    @property
-    def top_logits(self) -> int:
-        """How many of the target's best tokens the context learns from."""
-        return self.cascade.top_logits
-
-    @property
-    def reads_prompt(self) -> bool:
-        """Whether the context learns from the prompt's best tokens too."""
-        return self.cascade.reads_prompt
-
-    @property
-    def needs_hidden(self) -> bool:
-        """Whether a database goes on from the target's hidden states."""
-        return self.cascade.needs_hidden
-
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
         """Raise StoreError where a store was made with another model or tokenizer."""
         expected = prints_of(model, tokenizer)
         for name, store in self.stores.items():
             check_prints(name, _prints(store), expected)
-        self.cascade.fits(model, tokenizer)
+        super().fits(model, tokenizer)
 
     def open(self, request: DraftRequest) -> CascadeSession:
         """Return a session over all databases."""

@@ -172,6 +172,7 @@ class NGramDrafter:
     method = Method("n-grams of the text", "Lookahead", colour=0, listed=False)
     kind = DraftKind.DETERMINISTIC
     reads_texts = True
+    reads_prompt = False  # the prompt's own n-grams are in its text
 
     def __init__(
         self,
@@ -220,13 +221,6 @@ class NGramSession:
             self._look_ahead(step, step.top[:, 0].tolist())
         if self._tail:
             self._tail = [*self._tail, *step.tokens][1 - self._drafter.level :]
-
-    def rollback(self, n: int) -> None:
-        """Forget the last `n` committed tokens: the pool is made again from the rest."""
-        if self._grows:
-            self._pool = self._begun()
-            self._seen = 0
-        self._tail = []
 
     def _begun(self) -> NGramPool:
         """Return a pool of the texts that the request brings along."""

@@ -14,8 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ragspec.acceptance.base import Step
-from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.base import DraftContext, DraftRequest, DraftSession
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.retrievers.methods.context import FOLLOWS
@@ -64,7 +63,7 @@ class LookupDrafter:
         return LookupSession(self, request)
 
 
-class LookupSession:
+class LookupSession(DraftSession):
     """The tokens of one row; see `LookupDrafter`. matched: the n-gram of the last proposal."""
 
     def __init__(self, drafter: LookupDrafter, request: DraftRequest) -> None:
@@ -105,16 +104,9 @@ class LookupSession:
             origin=origin,
         )
 
-    def observe(self, step: Step) -> None:
-        """Learn nothing: the next proposal sees the text."""
-
-    def rollback(self, n: int) -> None:
-        """Forget the last `n` committed tokens."""
-        self._held = max(self._held - n, self._base)
-
     def _follow(self, tokens: list[int]) -> None:
         """Bring the buffer up to the committed tokens."""
-        have, end = min(self._held - self._base, len(tokens)), self._base + len(tokens)
+        have, end = self._held - self._base, self._base + len(tokens)
         if end > len(self._tokens):
             grown = np.zeros(2 * end, dtype=np.int32)
             grown[: self._held] = self._tokens[: self._held]

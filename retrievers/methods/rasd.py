@@ -22,7 +22,7 @@ from typing import cast
 import numpy as np
 
 from ragspec.acceptance.base import Step
-from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, Feedback
 from ragspec.drafters.delegate import KnowsLaws
 from ragspec.drafters.fuse import PATIENCE, Fuse, FuseSession, checked_patience
 from ragspec.drafters.method import Method, Sources, one
@@ -109,15 +109,11 @@ class RasdSession(FuseSession):
         self._grace.begin()
         return super().propose(context, budget)
 
-    def observe(self, step: Step) -> None:
+    def observe(self, feedback: Feedback) -> None:
         """Tell every source, and learn what became of pruned branches."""
-        self._grace.learn(step.tokens)
-        super().observe(step)
-
-    def rollback(self, n: int) -> None:
-        """Forget the last `n` committed tokens in every source."""
-        self._grace.begin()
-        super().rollback(n)
+        if isinstance(feedback, Step):
+            self._grace.learn(feedback.tokens)
+        super().observe(feedback)
 
     def _merged(self, parts: Sequence[tuple[DraftTree, int]]) -> DraftTree:
         """Return the parts as one tree, the retrieved ones pruned where a law is known."""

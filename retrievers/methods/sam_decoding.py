@@ -14,10 +14,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-import torch
-
-from ragspec.acceptance.base import Step
-from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, expect_drafter
+from ragspec.drafters.base import (
+    DraftContext,
+    Drafter,
+    DraftRequest,
+    DraftSession,
+    Feedback,
+    expect_drafter,
+)
 from ragspec.drafters.combined import Combined
 from ragspec.drafters.delegate import Source, as_kind, faults_of
 from ragspec.drafters.fuse import PATIENCE
@@ -26,7 +30,7 @@ from ragspec.errors import InputError
 from ragspec.retrievers.indexes.context_index import ContextIndex
 from ragspec.retrievers.indexes.suffix_automaton import ROOT_STATE
 from ragspec.retrievers.methods.prompt_lookup import chain_reach
-from ragspec.trees.draft_tree import DraftKind, DraftTree, Ints
+from ragspec.trees.draft_tree import DraftKind, DraftTree
 
 
 class MatchDrafter:
@@ -59,7 +63,7 @@ class MatchDrafter:
         return MatchSession(self, ContextIndex(request))
 
 
-class MatchSession:
+class MatchSession(DraftSession):
     """The index of one row; see `MatchDrafter`. matched: the match of the last proposal."""
 
     def __init__(self, drafter: MatchDrafter, index: ContextIndex) -> None:
@@ -93,14 +97,6 @@ class MatchSession:
             reach=chain_reach(self.matched, len(tokens)),
             origin=[index.origin(start + i % period) for i in range(len(tokens))],
         )
-
-    def observe(self, step: Step) -> None:
-        """Note that the tokens were committed."""
-        self._index.commit(len(step.tokens))
-
-    def rollback(self, n: int) -> None:
-        """Forget the last `n` committed tokens."""
-        self._index.rollback(n)
 
 
 class Select(Combined):
@@ -196,25 +192,10 @@ class SelectSession:
                 best, self.matched = tree, self._fallback.matched or 0
         return as_kind(best, self._kind)
 
-    def observe(self, step: Step) -> None:
+    def observe(self, feedback: Feedback) -> None:
         """Tell every drafter, also those that did not draft."""
         for source in self._all():
-            source.observe(step)
-
-    def observe_prompt(self, tokens: Ints, top: Ints) -> None:
-        """Tell every drafter what the prefill knew."""
-        for source in self._all():
-            source.observe_prompt(tokens, top)
-
-    def observe_hidden(self, tokens: Ints, hidden: torch.Tensor) -> None:
-        """Tell every drafter that goes on from them the prompt's hidden states."""
-        for source in self._all():
-            source.observe_hidden(tokens, hidden)
-
-    def rollback(self, n: int) -> None:
-        """Forget the last `n` committed tokens in every drafter."""
-        for source in self._all():
-            source.rollback(n)
+            source.observe(feedback)
 
     def _said(self, source: Source, tree: DraftTree) -> float:
         if self._drafter.by == "reach":

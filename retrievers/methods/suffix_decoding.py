@@ -13,12 +13,13 @@ often copies of this match length hold, and by what the target accepted so far.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 import numpy as np
 
 from ragspec.acceptance.base import Step
-from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, expect_drafter
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, Feedback, expect_drafter
 from ragspec.drafters.combined import Combined
 from ragspec.drafters.delegate import Source, as_kind, faults_of
 from ragspec.drafters.fuse import PATIENCE, Fuse
@@ -26,7 +27,7 @@ from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.retrievers.indexes.context_index import ContextIndex
 from ragspec.retrievers.methods.context import FOLLOWS
-from ragspec.trees.draft_tree import ROOT, DraftTree, Ints
+from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import keep_best
 
 _LONGEST = len(FOLLOWS) - 1
@@ -133,34 +134,26 @@ class SuffixSession:
                 tree, self.matched = past, known or 0
         return as_kind(tree, self._kind)
 
-    def observe(self, step: Step) -> None:
-        """Learn how often matches of this length hold, drafted from or not."""
-        self._index.commit(len(step.tokens))
+    def observe(self, feedback: Feedback) -> None:
+        """Learn how often matches of this length hold, drafted from or not, and tell the past."""
+        if isinstance(feedback, Step):
+            self._learn(feedback.tokens)
+        if self._past is not None:
+            self._past.observe(feedback)
+
+    def _learn(self, tokens: Sequence[int]) -> None:
+        """Learn from the tokens that were emitted after the last proposal."""
         (matched, nodes), self._drafted = self._drafted, (0, [])
         children = {(node[1], node[3]): i for i, node in enumerate(nodes)}
         offered = {node[1] for node in nodes}
         at: int | None = ROOT
-        for depth, token in enumerate(step.tokens):
+        for depth, token in enumerate(tokens):
             if at is None or at not in offered:
                 break
             key = min(matched + depth, _LONGEST)
             at = children.get((at, token))
             self._hits[key] = self._hits[key] * _DECAY + (at is not None)
             self._claims[key] = self._claims[key] * _DECAY + FOLLOWS[key]
-        if self._past is not None:
-            self._past.observe(step)
-
-    def observe_prompt(self, tokens: Ints, top: Ints) -> None:
-        """Hand on what the prefill knew."""
-        if self._past is not None:
-            self._past.observe_prompt(tokens, top)
-
-    def rollback(self, n: int) -> None:
-        """Forget the last `n` committed tokens."""
-        self._drafted = (0, [])
-        self._index.rollback(n)
-        if self._past is not None:
-            self._past.rollback(n)
 
     def _local(self, budget: int, deepest: int) -> tuple[int, list[Node]]:
         """Return the match and the nodes of the best-scored suffix of this text."""

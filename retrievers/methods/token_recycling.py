@@ -24,7 +24,7 @@ from typing import Any, Literal
 import torch
 
 from ragspec.acceptance.base import Step
-from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.base import DraftContext, DraftRequest, Feedback, Prefill
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.retrievers.fingerprints import check_prints, prints_of
@@ -32,8 +32,7 @@ from ragspec.retrievers.neighbours.device_table import DeviceNeighbourTable
 from ragspec.retrievers.neighbours.rank_rates import RankRates
 from ragspec.retrievers.neighbours.rows import NOTHING, Find, Place, Rows, Shape
 from ragspec.retrievers.neighbours.table import LONGEST, NeighbourTable
-from ragspec.sampling.top_tokens import Tops
-from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree, Ints
+from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from ragspec.trees.operations import keep_best
 
 PAPER_LEVELS = (8, 21, 25, 15, 8, 3)
@@ -161,18 +160,15 @@ class NeighbourSession:
         found = self._table.around(place[2], self._shape)(place)
         return 0.0 if found is None else self._rates.of(found, 0)[0]
 
-    def observe_prompt(self, tokens: Ints, top: Ints) -> None:
-        """Learn the best tokens i64 [T, k] after the prompt's tokens i64 [T]."""
-        self.observe_tops(tokens, Tops.of(torch.as_tensor(top)))
-
-    def observe_tops(self, tokens: Ints, tops: Tops) -> None:
-        """Learn the same of best tokens that are where the target made them."""
-        self._table.learn_prompt(tokens, tops)
-
-    def observe(self, step: Step) -> None:
-        """Learn how good the ranks are, then the rows of all verified tokens; some time later."""
-        self._untold.append(Step(step.tree, step.path, step.tokens, best=step.best))
-        if len(step.tree) or len(self._untold) >= self._patience:
+    def observe(self, feedback: Feedback) -> None:
+        """Learn from the prompt; from a step, some time later, how good the ranks are, and rows."""
+        if isinstance(feedback, Prefill):
+            if feedback.best is not None:
+                self._table.learn_prompt(feedback.tokens, feedback.best)
+            return
+        told = Step(feedback.tree, feedback.path, feedback.tokens, best=feedback.best)
+        self._untold.append(told)
+        if len(told.tree) or len(self._untold) >= self._patience:
             self._catch_up()
 
     def _catch_up(self) -> None:
@@ -200,11 +196,6 @@ class NeighbourSession:
         for token in step.tokens:
             place = (place[1], place[2], token)
         self._place = place
-
-    def rollback(self, n: int) -> None:
-        """Forget where the text ended; what the target thinks of tokens stays true."""
-        self._catch_up()
-        self._place = None
 
     def _grown(self, budget: int, deepest: int, find: Find) -> DraftTree:
         """Follow rows best-first: siblings one after the other, children below what was taken."""

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from ragspec.drafters.base import reads_prompts
+from ragspec.drafters.combined import check_fits
 from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.fingerprints import (
-    check_all,
     check_prints,
     model_fingerprint,
     prints_of,
@@ -59,7 +59,7 @@ def test_a_store_of_nobody_fits_all_and_others_only_their_own() -> None:
 
 def test_only_drafters_that_know_are_asked() -> None:
     drafter = Drafter()
-    check_all([object(), drafter], "m", "t")
+    check_fits([object(), drafter], "m", "t")
     assert drafter.asked == [("m", "t")]
 
 

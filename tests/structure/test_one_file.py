@@ -40,8 +40,6 @@ class Toy:
     def observe(self, step):
         pass
 
-    def rollback(self, n):
-        pass
 """
 
 RULE = """

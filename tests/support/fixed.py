@@ -65,9 +65,6 @@ class FixedSession:
     def observe(self, step: Step) -> None:
         self.drafter.heard.append(step)
 
-    def rollback(self, n: int) -> None:
-        self.drafter.heard.append(n)
-
 
 def fake_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Let the time that a fusion sees stand still; the one number returned is that time."""
@@ -92,7 +89,4 @@ class BrokenSession:
         raise RuntimeError("as always")
 
     def observe(self, step: Step) -> None:
-        raise RuntimeError("as always")
-
-    def rollback(self, n: int) -> None:
         raise RuntimeError("as always")

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ragspec.acceptance.base import Step
-from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.base import DraftContext, DraftRequest, DraftSession
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 
 
@@ -26,7 +25,7 @@ class MixingDrafter:
         return MixingSession(self, self.truth[request.prompt], request.vocab_size)
 
 
-class MixingSession:
+class MixingSession(DraftSession):
     def __init__(self, drafter: MixingDrafter, truth: list[int], vocab_size: int) -> None:
         self.drafter = drafter
         self.truth = truth
@@ -49,9 +48,3 @@ class MixingSession:
                 parents.append(parent)
             parent = tokens.index(level[-1], len(tokens) - len(set(level)))
         return DraftTree.build(tokens[:budget], parents[:budget], self.drafter.name)
-
-    def observe(self, step: Step) -> None:
-        return None
-
-    def rollback(self, n: int) -> None:
-        return None

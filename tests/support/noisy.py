@@ -62,6 +62,3 @@ class NoisySession:
 
     def observe(self, step: Step) -> None:
         """Learn nothing."""
-
-    def rollback(self, n: int) -> None:
-        """Forget nothing."""

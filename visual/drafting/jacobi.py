@@ -178,10 +178,6 @@ class JacobiSession:
             reach.append(chance)
         return DraftTree.build(tokens, parents, chain.sources[0], reach=reach, kind=chain.kind)
 
-    def rollback(self, n: int) -> None:
-        """Forget what the target thought."""
-        self._guesses, self._laws, self._ages, self._drafted = {}, {}, {}, []
-
     def _fresh(self, codes: Sequence[int], index: int, last: int) -> int:
         """Return the code beside a position that no forward has reached."""
         width = self._drafter.width

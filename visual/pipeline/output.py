@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -106,8 +105,3 @@ def weakest(labels: Sequence[str]) -> str:
         return (LABELS.index(kind) if kind in LABELS else len(LABELS), label)
 
     return max(labels, key=rank)
-
-
-def to_numbers(images: Any) -> NDArray[np.uint8]:
-    """Return PIL images as u8 [B, H, W, 3]."""
-    return np.stack([np.asarray(image.convert("RGB"), dtype=np.uint8) for image in images])

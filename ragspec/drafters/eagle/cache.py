@@ -86,8 +86,9 @@ class HeadCache(DraftCache):
 
     def read(self, tokens: Sequence[int]) -> torch.Tensor:
         """Read what the cache lacks of the text; return the root's logits [1, V]."""
-        self.truncate(len(tokens))
-        start, end = len(self), self._wanted(len(tokens))
+        end = self._wanted(len(tokens))
+        self._keep(end - 1)
+        start = len(self)
         fresh = list(tokens[len(tokens) - (end - start) :])
         n = len(fresh)
         causal = start == 0 or n == 1
@@ -112,12 +113,6 @@ class HeadCache(DraftCache):
     def commit(self, tokens: Sequence[int]) -> None:
         """Drop the draft: its pairs were guesses."""
         super().commit(())
-
-    def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens of the text only, the last of them to be read again."""
-        wanted = max(self._wanted(length), 0)
-        self._known = min(self._known, wanted)
-        super().truncate(max(wanted - 1, 0))
 
     def _wanted(self, length: int) -> int:
         """Return how many states, and pairs, a text of so many tokens has."""

@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from ragspec.acceptance.base import Step
-from ragspec.drafters.base import DraftRequest
+from ragspec.drafters.base import DraftRequest, Feedback, Prefill
 from ragspec.drafters.eagle.cache import HeadCache, HeadModel
 from ragspec.drafters.eagle.head import FeatureHead, check_head
 from ragspec.drafters.method import Method
@@ -26,7 +25,6 @@ from ragspec.drafters.model.growth import Growth, checked_mode, checked_widths, 
 from ragspec.drafters.model.static_tree import TreeShape
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.target.causal import CausalTarget
-from ragspec.trees.draft_tree import Ints
 
 
 class HeadDrafter:
@@ -98,28 +96,32 @@ class HeadSession(ModelSession):
         self, cache: HeadCache, growth: Growth, drafter: HeadDrafter, prompt_length: int
     ) -> None:
         super().__init__(cache, growth, drafter.depth, drafter.worth)
-        self._prompt_length = self._committed = prompt_length
+        self._prompt_length = prompt_length
         self._copies = drafter.target.copies
 
-    def observe_hidden(self, tokens: Ints, hidden: torch.Tensor) -> None:
-        """Learn the target's states at the prompt's last tokens.
+    def observe(self, feedback: Feedback) -> None:
+        """Learn the target's states at the prompt's last tokens, or at the root and what it took.
 
         Raises InputError where the engine runs the model otherwise than the drafter's target does.
         """
+        if isinstance(feedback, Prefill):
+            if feedback.hidden is not None:
+                self._begin(feedback.hidden, self._prompt_length - len(feedback.tokens))
+            return
+        super().observe(feedback)
+        if feedback.hidden is not None:
+            verified = [0, *(node + 1 for node in feedback.path)]
+            self.cache.tell(feedback.hidden[:, verified[: len(feedback.tokens)]])
+
+    def _begin(self, hidden: torch.Tensor, first: int) -> None:
+        """Take the states [copies, T, H] at the prompt's tokens from number `first` on."""
         if hidden.shape[0] != self._copies:
             raise InputError(
                 f"the engine's target has {hidden.shape[0]} row(s) a text, the drafter's "
                 f"{self._copies}: with guidance in one of them only. Give HeadDrafter the very "
                 "target that the engine runs."
             )
-        self.cache.tell(hidden, self._prompt_length - len(tokens))
-
-    def observe(self, step: Step) -> None:
-        """Learn the target's states at the root and at the accepted nodes."""
-        super().observe(step)
-        if step.hidden is not None:
-            verified = [0, *(node + 1 for node in step.path)]
-            self.cache.tell(step.hidden[:, verified[: len(step.tokens)]])
+        self.cache.tell(hidden, first)
 
 
 def _ready(head: FeatureHead | Path | str, target: CausalTarget) -> FeatureHead:

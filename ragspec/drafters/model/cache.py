@@ -74,8 +74,7 @@ class DraftCache:
 
         An unfinished draft is dropped. The root is always read again, for its logits.
         """
-        self.commit(())
-        self.truncate(len(tokens) - 1)
+        self._keep(len(tokens) - 1)
         start, fresh = len(self), list(tokens[len(self) :])
         n = len(fresh)
         causal = start == 0 or n == 1
@@ -108,10 +107,6 @@ class DraftCache:
         """The number of draft nodes that were read since the last commit."""
         return len(self._depths)
 
-    def slot(self, parent: int, token: int) -> int | None:
-        """Return the slot of the node with this token below slot `parent`, None if not read."""
-        return self._slots.get((parent, token))
-
     def commit(self, tokens: Sequence[int]) -> None:
         """Keep what the draft holds of the emitted tokens, drop the rest of it.
 
@@ -131,11 +126,11 @@ class DraftCache:
         self._slots.clear()
         self._depths.clear()
 
-    def truncate(self, length: int) -> None:
-        """Keep the first `length` committed tokens only, and no draft."""
+    def _keep(self, length: int) -> None:
+        """Drop the draft, and the root where it was read before; keep `length` tokens."""
         self.commit(())
         if length < len(self):
-            self._cache.truncate(0, max(length, 0))
+            self._cache.truncate(0, length)
 
     def _forward(
         self,

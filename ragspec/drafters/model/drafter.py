@@ -131,14 +131,12 @@ class ModelSession:
         self.pace = Pace(worth)
         self._growth = growth
         self._depth = depth
-        self._committed = 0
         self._drafted = False
         self._open = False  # whether the outcome of a draft is yet to be told
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return at most `budget` nodes; none where the text has outgrown the draft model."""
         cache, tokens = self.cache, context.tokens
-        self._committed = len(tokens)
         depth = min(budget, context.remaining - 1, cache.room(tokens))
         depth = depth if self._depth is None else min(depth, self._depth)
         self._drafted = self._open = depth >= 1 and cache.readable(tokens)
@@ -161,16 +159,10 @@ class ModelSession:
 
     def observe(self, step: Step) -> None:
         """Keep what the target accepted of the last proposal, wherever it stood in the tree."""
-        self._committed += len(step.tokens)
         if self._open:
             self._open = False
             self.cache.commit(step.tokens)
             self._growth.learn(step.tokens)
-
-    def rollback(self, n: int) -> None:
-        """Forget the last `n` committed tokens."""
-        self._committed -= n
-        self.cache.truncate(self._committed)
 
 
 def _checked(model: Any) -> CausalTarget:

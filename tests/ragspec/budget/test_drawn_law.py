@@ -133,9 +133,6 @@ class Drawn:
     def observe(self, step: Step) -> None:
         pass
 
-    def rollback(self, n: int) -> None:
-        pass
-
 
 def with_claims(tree: DraftTree) -> DraftTree:
     assert tree.q is not None

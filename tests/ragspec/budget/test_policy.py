@@ -10,7 +10,6 @@ from ragspec.acceptance.base import Step
 from ragspec.budget.base import BudgetPolicy, BudgetSession
 from ragspec.budget.cost_curve import CostCurve
 from ragspec.budget.cost_grid import ROWS
-from ragspec.budget.gains import BUCKETS
 from ragspec.budget.policy import AutoBudget, FixedBudget, FrozenBudget, make_budget
 from ragspec.errors import InputError, StoreError, UnknownNameError
 from ragspec.trees.draft_tree import DraftTree
@@ -39,17 +38,6 @@ def run(session: BudgetSession, seed: int, steps: int, slow: float = 1.0) -> lis
         session.observe(step, 128)
         sizes.append(len(tree))
     return sizes
-
-
-def test_a_thawed_profile_starts_from_what_was_known_and_goes_on_learning(tmp_path: Path) -> None:
-    auto = AutoBudget(maximum=24)
-    run(auto.open(curve()), 1, 80)
-    auto.freeze().save(tmp_path / "profile.json")
-    thawed = FrozenBudget.load(tmp_path / "profile.json").thaw()
-    assert thawed.experience.to_dict() == auto.experience.to_dict()
-    assert BUCKETS[thawed.settings.largest] == 24
-    run(thawed.open(curve()), 2, 5)
-    assert thawed.experience.to_dict() != auto.experience.to_dict()
 
 
 @pytest.mark.parametrize("spec", [5, "5", " 5 "])

@@ -46,9 +46,6 @@ class Fixed:
     def observe(self, step: Step) -> None:
         self.told.append(step)
 
-    def rollback(self, n: int) -> None:
-        self.told.append(n)
-
 
 def fail() -> DraftTree:
     raise RuntimeError("no draft today")
@@ -195,13 +192,12 @@ def test_a_source_that_cannot_open_is_off_at_once() -> None:
     assert session.faults == {"synthetic": 1}
 
 
-def test_sources_hear_of_steps_and_rollbacks() -> None:
+def test_sources_hear_of_steps() -> None:
     sources = [Fixed(DraftTree.chain([3], "a")), Fixed(DraftTree.chain([4], "b"))]
     session = Fuse(sources).open(REQUEST)
     step = Step(session.propose(PLACE, 5), (0,), (3, 9))
     session.observe(step)
-    session.rollback(2)
-    assert [source.told for source in sources] == [[step, 2], [step, 2]]
+    assert [source.told for source in sources] == [[step], [step]]
     assert session.faults == {}
 
 

@@ -18,7 +18,6 @@ def propose(drafter: SyntheticDrafter, done: int, budget: int, remaining: int = 
     tree = session.propose(place, budget)
     check(tree, 20)
     session.observe(Step(tree, (), (1,)))
-    session.rollback(1)
     drafted: list[int] = tree.tokens.tolist()
     return drafted
 

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from ragspec.acceptance.base import Step
-from ragspec.drafters.base import DraftContext, DraftRequest, tell_prompt, wanted
+from ragspec.drafters.base import DraftContext, DraftRequest, Feedback, Prefill, wanted
 from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
 from ragspec.sampling.settings import Sampling
@@ -46,14 +45,12 @@ class Learning:
         self.root = list(context.tokens)
         return DraftTree.build([5, 6, 7][:budget], [-1, 0, -1][:budget], "learner")
 
-    def observe_prompt(self, tokens: Ints, top: Ints) -> None:
-        self.prompts.append((tokens, top))
-
-    def observe(self, step: Step) -> None:
-        self.seen.append((self.root, step, step.top))
-
-    def rollback(self, n: int) -> None:
-        return None
+    def observe(self, feedback: Feedback) -> None:
+        if isinstance(feedback, Prefill):
+            assert feedback.best is not None and feedback.hidden is None
+            self.prompts.append((feedback.tokens, feedback.best.host()))
+        else:
+            self.seen.append((self.root, feedback, feedback.top))
 
 
 def best_after(model: Any, text: list[int], k: int) -> list[list[int]]:
@@ -69,12 +66,6 @@ def test_the_largest_wish_counts() -> None:
     assert wanted([plain, Learner(3), Learner(5)]) == 5
     assert Fuse([plain, Learner(4)]).top_logits == 4
     assert Fuse([plain]).top_logits == 0
-
-
-def test_sessions_that_do_not_learn_from_prompts_are_left_alone() -> None:
-    one = np.zeros((1, 1), dtype=np.int64)
-    tell_prompt(FixedDrafter([1]).open(DraftRequest((1,), 9)), one[0], one)
-    tell_prompt(None, one[0], one)
 
 
 @pytest.mark.parametrize("batch", [1, 3])

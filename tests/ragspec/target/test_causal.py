@@ -91,19 +91,6 @@ def test_rows_are_dropped_and_copied() -> None:
         assert_right(model, logits, followed, trees)
 
 
-def test_a_snapshot_takes_steps_back() -> None:
-    model, empty = build("gemma3_text"), DraftTree.empty()
-    with CausalTarget(model).open(2, 32) as session:
-        session.verify([[1, 2, 3], [4, 5]], [empty] * 2)
-        session.commit([(), ()])
-        before = session.snapshot()
-        session.verify([[6], [7]], [DraftTree.chain([8, 9], "t"), empty])
-        session.commit([(0, 1), ()])
-        session.restore(before)
-        logits = session.verify([[10], [11]], [empty] * 2)
-        assert_right(model, logits, [[1, 2, 3, 10], [4, 5, 11]], [empty] * 2)
-
-
 def test_only_wanted_logits_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = copy.deepcopy(build("llama"))
     seen: list[int] = []

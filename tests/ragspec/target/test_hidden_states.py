@@ -6,12 +6,11 @@ import threading
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from ragspec.acceptance.base import Step, TargetView
-from ragspec.drafters.base import DraftContext, DraftRequest, needs_hidden, tell_hidden
+from ragspec.drafters.base import DraftContext, DraftRequest, Feedback, Prefill, needs_hidden
 from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
 from ragspec.retrievers.methods.cascade import Cascade
@@ -56,10 +55,12 @@ class Watching:
         self.root = list(context.tokens)
         return DraftTree.build([5, 6, 7][:budget], [-1, 0, -1][:budget], "watcher")
 
-    def observe_hidden(self, tokens: Ints, hidden: torch.Tensor) -> None:
-        self.prompts.append((tokens, hidden.clone()))
-
-    def observe(self, step: Step) -> None:
+    def observe(self, feedback: Feedback) -> None:
+        if isinstance(feedback, Prefill):
+            assert feedback.hidden is not None and feedback.best is None
+            self.prompts.append((feedback.tokens, feedback.hidden.clone()))
+            return
+        step = feedback
         self.steps.append(step)
         if step.view is None or step.hidden is None:
             return
@@ -67,9 +68,6 @@ class Watching:
         chosen = [step.view.token(node) for node in nodes]
         laws = torch.stack([step.view.probabilities(node) for node in nodes])
         self.seen.append((self.root, step, step.hidden.clone(), chosen, laws))
-
-    def rollback(self, n: int) -> None:
-        return None
 
 
 def model() -> Any:
@@ -266,12 +264,6 @@ def test_models_that_give_all_logits_tell_of_the_right_places() -> None:
         for row, (prompt, tree) in enumerate(zip(PROMPTS, trees, strict=False)):
             expected = torch.stack([states(text)[-1] for text in texts(prompt, tree)])
             torch.testing.assert_close(session.hidden[row][0, : len(tree) + 1], expected)
-
-
-def test_sessions_that_have_no_use_for_them_are_left_alone() -> None:
-    one = np.zeros(1, dtype=np.int64)
-    tell_hidden(FixedDrafter([1]).open(DraftRequest((1,), 9)), one, torch.zeros(1, 1, 2))
-    tell_hidden(None, one, torch.zeros(1, 1, 2))
 
 
 def test_a_target_makes_the_same_logits_of_kept_states() -> None:

@@ -16,7 +16,6 @@ from ragspec.trees.operations import (
     ancestors,
     check,
     children,
-    depth_first,
     depths,
     keep_best,
     keep_order,
@@ -208,17 +207,6 @@ def test_select_refuses_to_lose_or_move_an_earlier_draw(kind: DraftKind) -> None
     with pytest.raises(InputError, match="expected their own order"):
         select(drawn, [1, 0])
     assert select(replace(drawn, kind=DraftKind.COUPLED), [1, 0]).tokens.tolist() == [2, 1]
-
-
-@given(trees(most=16))
-def test_depth_first_keeps_the_tree_and_puts_the_best_child_next(tree: DraftTree) -> None:
-    ordered, order = depth_first(tree)
-    check(ordered, VOCAB)
-    assert np.array_equal(ordered.tokens, tree.tokens[order])
-    assert set(spelled(ordered)) == set(spelled(tree))
-    for node, kin in children(ordered.parents).items():
-        assert kin[0] == node + 1
-        assert list(ordered.reach[kin]) == sorted(ordered.reach[kin], reverse=True)
 
 
 @given(trees(most=16), st.integers(0, 6))

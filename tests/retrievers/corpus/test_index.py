@@ -281,6 +281,8 @@ def test_a_corpus_knows_whom_it_fits(tmp_path: Path) -> None:
             store.fits(model, tiny.bpe_tokenizer())
         with pytest.raises(StoreError, match="another model"):
             store.fits(tiny.model(seed=1), text)
+        with pytest.raises(StoreError, match="another model"):
+            store.drafter().fits(tiny.model(seed=1))
 
 
 def test_the_drafter_compiles_before_the_first_text(tmp_path: Path) -> None:

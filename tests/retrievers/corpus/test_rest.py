@@ -199,7 +199,6 @@ def test_reach_follows_what_the_target_accepts() -> None:
             tree = propose(found, [start, start + 1])
             found.observe(Step(tree, (), tokens))
     assert propose(trusting, [3, 4]).reach[0] > first > propose(doubting, [3, 4]).reach[0]
-    doubting.rollback(3)
     doubting.observe(Step(DraftTree.empty(), (), (1,)))  # nothing was drafted: nothing learned
 
 

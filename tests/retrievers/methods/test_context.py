@@ -124,20 +124,6 @@ def test_the_first_node_continues_the_longest_match(
     assert len(tree) == bool(following)
 
 
-@given(requests(), st.lists(tokens, min_size=1, max_size=10), st.lists(tokens, max_size=10))
-def test_rollback_forgets_what_was_committed(
-    request: DraftRequest, output: list[int], other: list[int]
-) -> None:
-    session = ContextDrafter(NO_STARTS).open(request)
-    session.propose(context(request.prompt, output), 8)
-    session.rollback(len(output))
-    again = session.propose(context(request.prompt, other), 8)
-    fresh = ContextDrafter(NO_STARTS).open(request).propose(context(request.prompt, other), 8)
-    assert np.array_equal(again.tokens, fresh.tokens)
-    assert np.array_equal(again.parents, fresh.parents)
-    assert np.array_equal(again.origin, fresh.origin)
-
-
 def test_copying_a_document_takes_one_step_per_budget() -> None:
     document = list(range(10, 50))
     prompt = [1, *document, 2, 10]

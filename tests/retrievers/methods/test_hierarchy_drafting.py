@@ -5,12 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, Prefill
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.retrievers.methods.hierarchy_drafting import Form, HierarchyDrafter
 from ragspec.retrievers.methods.ngrams import NGramPool
+from ragspec.sampling.top_tokens import Tops
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import check, depths
 from tests.support import tiny
@@ -121,7 +123,7 @@ def test_levels_may_be_left_out() -> None:
 
 def test_second_choices_stand_in_for_lookahead() -> None:
     session = HierarchyDrafter(form="trie").open(DraftRequest((1, 2), VOCAB))
-    session.observe_prompt(np.array([1, 2]), np.array([[7, 8], [9, 10]]))
+    session.observe(Prefill(np.array([1, 2]), Tops.of(torch.tensor([[7, 8], [9, 10]]))))
     tree = session.propose(DraftContext([1, 2], 2, 50), 4)
     assert names(tree) == {9: "recycling", 10: "recycling"}
 

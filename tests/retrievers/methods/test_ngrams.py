@@ -148,22 +148,10 @@ def test_a_fixed_pool_is_never_changed() -> None:
     tree = session.propose(at([4, 5, 6, 7, 1]), 4)
     assert tree.sources == ("answers",)
     session.observe(Step(tree, (), (9,), best=Tops.of(torch.tensor([[3], [3], [3]]))))
-    session.rollback(1)
     session.propose(at([4, 5, 6, 7, 1]), 4)
     assert len(pool) == 1
     assert NGramDrafter(pool).top_logits == 0
     assert NGramDrafter().top_logits == 1
-
-
-def test_a_rollback_is_as_if_the_text_had_never_been() -> None:
-    drafter = NGramDrafter(level=3)
-    session = drafter.open(request(1, 2, 3))
-    session.propose(at([1, 2, 3, 7, 8, 9]), 4)
-    session.rollback(3)
-    fresh = drafter.open(request(1, 2, 3))
-    for text in ([1, 2, 3], [1, 2, 3, 4, 2, 3], [1, 2, 3, 4, 7]):
-        one, two = session.propose(at(text), 9), fresh.propose(at(text), 9)
-        assert branches(one) == branches(two)
 
 
 def test_reach_learns_from_what_the_target_refuses() -> None:

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, DraftRequest, SourceText
 from ragspec.errors import InputError
 from ragspec.retrievers.methods.prompt_lookup import LookupDrafter, LookupSession
@@ -83,19 +82,6 @@ def test_further_texts_are_copied_with_their_origin_and_never_run_into_each_othe
     tree = session.propose(DraftContext([5, 7, 8], 3, 50), 10)
     assert tree.tokens.tolist() == [9]
     assert tree.origin.tolist() == [[3, 42]]
-
-
-@given(tokens, tokens, tokens)
-def test_rollback_forgets(prompt: list[int], output: list[int], other: list[int]) -> None:
-    request = DraftRequest(tuple(prompt), VOCAB)
-    session = LookupDrafter().open(request)
-    session.propose(DraftContext([*prompt, *output], len(prompt), 50), 8)
-    session.observe(Step(DraftTree.empty(), (), (1,)))
-    session.rollback(len(output) + 1)
-    again = session.propose(DraftContext([*prompt, *other], len(prompt), 50), 8)
-    fresh = LookupDrafter().open(request)
-    expected = fresh.propose(DraftContext([*prompt, *other], len(prompt), 50), 8)
-    assert again.tokens.tolist() == expected.tokens.tolist()
 
 
 def test_it_keeps_to_the_budget_and_tells_its_match() -> None:

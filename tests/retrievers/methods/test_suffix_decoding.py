@@ -139,18 +139,6 @@ def test_the_better_of_text_and_past_drafts() -> None:
             assert session.propose(at(prompt), 8).sources == ("suffix",)
 
 
-@given(tokens, tokens, tokens)
-def test_rollback_forgets(prompt: list[int], output: list[int], other: list[int]) -> None:
-    request = DraftRequest(tuple(prompt), VOCAB)
-    session = SuffixDrafter().open(request)
-    session.propose(at([*prompt, *output]), 8)
-    session.rollback(len(output))
-    again = session.propose(at([*prompt, *other]), 8)
-    fresh = SuffixDrafter().open(request).propose(at([*prompt, *other]), 8)
-    assert again.tokens.tolist() == fresh.tokens.tolist()
-    assert again.parents.tolist() == fresh.parents.tolist()
-
-
 @given(tokens, st.integers(0, 9), st.integers(1, 5))
 def test_trees_keep_their_promises(text: list[int], budget: int, left: int) -> None:
     tree = propose(text, budget, left, factor=4.0, least=0.0)

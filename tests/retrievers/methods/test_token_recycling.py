@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.acceptance.base import Step
-from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.base import DraftContext, DraftRequest, Prefill
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.methods.cascade import Cascade
@@ -132,15 +132,12 @@ def test_the_text_is_followed_where_nothing_was_proposed() -> None:
     row = known.row(7)
     assert row is not None
     assert row.tokens == [3, 8, 9]
-    session.rollback(2)
-    session.observe(step(DraftTree.empty(), (), 3, [[0, 1, 2]]))  # nobody knows where this was
-    assert known.row(3) is None
 
 
 def test_the_prompt_teaches() -> None:
     session = NeighbourDrafter(k=2).open(REQUEST)
-    top = np.array([[3, 4, 9], [5, 6, 9], [7, 8, 9]])
-    session.observe_prompt(np.array([1, 2, 3]), top)
+    top = torch.tensor([[3, 4, 9], [5, 6, 9], [7, 8, 9]])
+    session.observe(Prefill(np.array([1, 2, 3]), Tops.of(top)))
     tree = session.propose(at([9, 1]), 3)
     assert tree.tokens[tree.parents == ROOT].tolist() == [3, 4]
     assert tree.tokens[tree.parents == 0].tolist() == [7]

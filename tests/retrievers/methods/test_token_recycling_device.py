@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.acceptance.base import Step
-from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.base import DraftContext, DraftRequest, Prefill
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter, NeighbourSession
@@ -71,8 +71,8 @@ def test_sessions_draft_what_those_of_the_host_draft(
     prompt = np.array([random.randrange(VOCAB) for _ in range(8)])
     top = torch.tensor([random.sample(range(VOCAB), K + 1) for _ in prompt])
     for sessions in pair:
-        sessions.sessions[0].observe_prompt(prompt, top.numpy())
-        sessions.sessions[1].observe_tops(prompt[::-1].copy(), Tops.of(top))
+        sessions.sessions[0].observe(Prefill(prompt, Tops.of(top)))
+        sessions.sessions[1].observe(Prefill(prompt[::-1].copy(), Tops.of(top)))
     budget = 5 if template is None else 30  # by reach: as deep and wide as the shape surely is
     for _ in range(6):
         asked = budget if random.random() < 0.8 else 0
@@ -125,7 +125,7 @@ def test_a_step_waits_for_the_device_once() -> None:
     for length in (3, 300):
         told = tops(length)
         with Crossings() as crossings:
-            session.observe_tops(np.arange(length) % VOCAB, told)
+            session.observe(Prefill(np.arange(length) % VOCAB, told))
         assert crossings.waits == 0
         calls.append(crossings.calls)
     assert calls[0] == calls[1], "a prompt is learned in as many calls, however long it is"

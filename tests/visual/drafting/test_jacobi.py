@@ -252,15 +252,11 @@ def test_it_finds_its_codes_among_those_of_others() -> None:
     assert opened.propose(at([1, 8]), 9).tokens.tolist() == [101, 103, 103]
 
 
-def test_without_a_view_and_after_a_rollback_it_starts_afresh() -> None:
-    for forget in (False, True):
-        opened = session(JacobiDrafter(2), vocab=200)
-        tree = opened.propose(at([1]), 9)
-        view: Any = Told() if forget else None
-        opened.observe(Step(tree, (), (5,), view=view))
-        if forget:
-            opened.rollback(1)
-        assert opened.propose(at([1, 6]), 9).tokens.tolist() == [6, 6]
+def test_without_a_view_it_starts_afresh() -> None:
+    opened = session(JacobiDrafter(2), vocab=200)
+    tree = opened.propose(at([1]), 9)
+    opened.observe(Step(tree, (), (5,)))
+    assert opened.propose(at([1, 6]), 9).tokens.tolist() == [6, 6]
 
 
 def test_reach_follows_what_came_true() -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from ragspec.acceptance.base import Step
 from ragspec.engine.output import Generation
 from ragspec.reports.report import ReportBuilder
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.visual.pipeline.output import acceptance_of, codes_of, stats_of, to_numbers, weakest
+from ragspec.visual.pipeline.output import acceptance_of, codes_of, stats_of, weakest
 
 
 def generation(*lengths: int, label: str = "exact", excess: Any = None) -> Generation:
@@ -67,9 +65,3 @@ def test_the_weakest_label_holds_for_all() -> None:
     assert weakest(["exact", "exact"]) == "exact"
     assert weakest(["exact", "bounded(tv<=0.1)", "exact-for(law)"]) == "bounded(tv<=0.1)"
     assert weakest(["approximate", "bounded(tv<=0.1)"]) == "approximate"
-
-
-def test_images_become_numbers() -> None:
-    found = to_numbers([Image.new("RGBA", (2, 3), (1, 2, 3, 255))])
-    assert found.shape == (1, 3, 2, 3) and found.dtype == np.uint8
-    assert found[0, 0, 0].tolist() == [1, 2, 3]

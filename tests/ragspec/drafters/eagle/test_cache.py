@@ -75,25 +75,6 @@ def test_accepted_tokens_are_read_again_with_the_targets_own_states(picture: boo
         torch.testing.assert_close(node[0], expected[1].to(root))
 
 
-@PICTURE
-def test_tokens_may_be_forgotten(picture: bool) -> None:
-    head, target, prompt, text = setting(picture)
-    cache = opened(head, target)
-    whole = [*prompt, *text]
-    cache.tell(heads.states(target, whole)[:, :-1])
-    with cache.lease():
-        cache.read(whole)
-        cache.extend([1], [ROOT])
-    for length in (len(whole) - 3, len(prompt) + 1):
-        cache.truncate(length)
-        assert cache.readable(whole[:length])
-        assert not cache.readable(whole)
-        with cache.lease():
-            again = cache.read(whole[:length])
-        expected = heads.laws_below(head, target, whole[:length], [])
-        torch.testing.assert_close(again[0], expected[0].to(again))
-
-
 def test_a_text_may_be_read_twice() -> None:
     head, target, prompt, text = setting(False)
     cache = opened(head, target)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from ragspec.acceptance.base import Step
-from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.base import DraftContext, DraftRequest, Prefill
 from ragspec.drafters.eagle.drafter import HeadDrafter, HeadSession
 from ragspec.drafters.model.static_tree import TreeShape
 from ragspec.engine.engine import Engine
@@ -129,7 +130,8 @@ def test_blind_drafts_do_not_depend_on_the_seed() -> None:
             opened = drafter(target, mode=mode).open(
                 DraftRequest(tuple(prompt), heads.VOCAB, law=law)
             )
-            opened.observe_hidden(torch.tensor(prompt).numpy(), heads.states(target, prompt))
+            tokens = np.array(prompt, dtype=np.int64)
+            opened.observe(Prefill(tokens, hidden=heads.states(target, prompt)))
             tree = opened.propose(DraftContext([*prompt, 3], len(prompt), 20), 8)
             found.append(tree.tokens.tolist())
     assert first["deterministic"][0] == first["deterministic"][1]
@@ -177,22 +179,6 @@ def test_without_states_it_drafts_nothing() -> None:
     result = Engine(slow.target, drafter=made, budget=4).generate([3, 4, 5], max_new_tokens=5)
     assert result.tokens == slow.generate([3, 4, 5], max_new_tokens=5).tokens
     assert all(len(step.tree) == 0 for step in result.steps)
-
-
-def test_a_rollback_takes_it_back_to_what_it_drafted_before() -> None:
-    target = CausalTarget(heads.model())
-    opened, prompt = session(target)
-    opened.observe_hidden(torch.tensor(prompt).numpy(), heads.states(target, prompt))
-    text = [*prompt, 3]
-    before = opened.propose(DraftContext(list(text), len(prompt), 20), 8)
-    states = heads.states(target, [*text, 5, 6])
-    hidden = states[:, len(prompt) :]  # at the root and at two accepted nodes
-    chain = DraftTree.chain([5, 6], "other")
-    opened.observe(Step(chain, (0, 1), (5, 6, 7), hidden=hidden))
-    assert len(opened.propose(DraftContext([*text, 5, 6, 7], len(prompt), 20), 8))
-    opened.rollback(3)
-    after = opened.propose(DraftContext(list(text), len(prompt), 20), 8)
-    assert after.tokens.tolist() == before.tokens.tolist()
 
 
 def test_a_folder_will_do(tmp_path: Path) -> None:

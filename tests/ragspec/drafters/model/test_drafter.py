@@ -200,23 +200,6 @@ def test_a_budget_that_cuts_and_pauses_changes_nothing() -> None:
     assert write(ModelDrafter(alike()), sampling, new=60, budget=AutoBudget())[0] == plain
 
 
-def test_a_rollback_is_followed() -> None:
-    prompt = tiny.prompt()
-    drafter = ModelDrafter(alike(), worth=0.0)
-    request = DraftRequest(tuple(prompt), tiny.VOCAB, law=law(Sampling(), prompt))
-    session = drafter.open(request)
-    session.rollback(0)
-    context = DraftContext([*prompt, 5, 6, 7], len(prompt), 20)
-    tree = session.propose(context, 6)
-    session.observe(Step(tree, (0,), (int(tree.tokens[0]), 9)))
-    session.rollback(5)
-    other = DraftContext([*prompt, 8, 8, 8], len(prompt), 20)
-    fresh = drafter.open(request)
-    assert isinstance(session._growth, CoupledGrowth) and isinstance(fresh._growth, CoupledGrowth)
-    fresh._growth.error = session._growth.error
-    assert same(session.propose(other, 6), fresh.propose(other, 6))
-
-
 def test_a_text_that_outgrows_the_draft_model_goes_on_without_it() -> None:
     short = tiny.model(seed=0, dtype=torch.float64, max_position_embeddings=40)
     plain, _ = write(None, Sampling(), new=40)

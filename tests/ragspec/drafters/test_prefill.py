@@ -1,0 +1,234 @@
+"""What sessions are told of the prompt: what their own drafter asked for, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.acceptance.base import Step
+from ragspec.acceptance.walk import Walk
+from ragspec.budget.policy import FixedBudget
+from ragspec.drafters.base import (
+    DraftContext,
+    Drafter,
+    DraftRequest,
+    DraftSession,
+    Feedback,
+    Prefill,
+    needs_hidden,
+    reads_prompts,
+    tell_prefill,
+    wanted,
+)
+from ragspec.drafters.fuse import Fuse
+from ragspec.engine.engine import Engine
+from ragspec.engine.loop import decode
+from ragspec.engine.rows import Row
+from ragspec.reports.report import ReportBuilder
+from ragspec.retrievers.methods.auto import AutoDrafter
+from ragspec.retrievers.methods.cascade import Cascade, Named
+from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
+from ragspec.retrievers.methods.ngrams import NGramDrafter
+from ragspec.retrievers.methods.rasd import Rasd
+from ragspec.retrievers.methods.sam_decoding import MatchDrafter, Select
+from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
+from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
+from ragspec.sampling.stopping import StopRule
+from ragspec.sampling.top_tokens import Tops
+from ragspec.target.causal import CausalTarget
+from ragspec.trees.draft_tree import DraftKind, DraftTree
+from tests.support import tiny
+
+PROMPT = tiny.prompt(9, seed=3)
+
+
+@dataclass
+class Asking:
+    """Asks for what its fields say, drafts a token that is never right, and keeps what it hears."""
+
+    name: str
+    top_logits: int = 0
+    reads_prompt: bool = True
+    needs_hidden: bool = False
+    kind: DraftKind = DraftKind.DETERMINISTIC
+    heard: list[Feedback] = field(default_factory=list)
+
+    def open(self, request: DraftRequest) -> DraftSession:
+        return Hearing(self)
+
+    @property
+    def prompts(self) -> list[Prefill]:
+        return [told for told in self.heard if isinstance(told, Prefill)]
+
+
+class Hearing:
+    matched = 1
+
+    def __init__(self, drafter: Asking) -> None:
+        self.drafter = drafter
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        return DraftTree.chain([context.tokens[-1]][:budget], self.drafter.name)
+
+    def observe(self, feedback: Feedback) -> None:
+        self.drafter.heard.append(feedback)
+
+
+class StepsAlone:
+    """A drafter and session of a user: they know nothing of what others may learn from."""
+
+    name = "steps"
+    kind = DraftKind.DETERMINISTIC
+
+    def __init__(self) -> None:
+        self.paths: list[tuple[int, ...]] = []
+
+    def open(self, request: DraftRequest) -> StepsAlone:
+        return self
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        return DraftTree.chain([1][:budget], self.name)
+
+    def observe(self, step: Step) -> None:
+        self.paths.append(step.path)
+
+
+class Silent(DraftSession):
+    """A session that learns nothing, so that it says nothing about learning."""
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        return DraftTree.chain([1][:budget], "silent")
+
+
+HOLDERS: dict[str, Callable[[Drafter, Drafter], Drafter]] = {
+    "fuse": lambda one, two: Fuse([one, two]),
+    "fuse of fuses": lambda one, two: Fuse([Fuse([one], "a"), Fuse([two], "b")]),
+    "cascade": lambda one, two: Cascade([one, two]),
+    "select": lambda one, two: Select([one], two, threshold=9.0),
+    "select of several": lambda one, two: Select([one, two], by="reach"),
+    "rasd": lambda one, two: Rasd(one, [two]),
+    "suffix": lambda one, two: SuffixDrafter(Fuse([one, two])),
+    "named": lambda one, two: Fuse([Named(one, "one"), Named(two, "two")]),
+}
+
+
+def generate(drafter: Drafter) -> None:
+    model = tiny.model("llama", dtype=torch.float64)
+    result = Engine(model, drafter=drafter, budget=3).generate(
+        PROMPT, max_new_tokens=4, ignore_eos=True
+    )
+    assert result.report.faults == {}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_each_is_told_of_the_prompt_what_it_asked_for(holder: str) -> None:
+    best, hidden = Asking("best", top_logits=2), Asking("hidden", needs_hidden=True)
+    generate(HOLDERS[holder](best, hidden))
+    ((first, *steps), (second, *more)) = best.heard, hidden.heard
+    assert isinstance(first, Prefill) and isinstance(second, Prefill)
+    assert first.best is not None and first.hidden is None
+    assert second.hidden is not None and second.best is None
+    assert first.tokens.tolist() == second.tokens.tolist() == PROMPT
+    assert first.best.host().shape == (len(PROMPT), 2)
+    assert second.hidden.shape[:2] == (1, len(PROMPT))
+    assert steps and more and all(isinstance(step, Step) for step in [*steps, *more])
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_who_asks_for_nothing_hears_of_steps_alone(holder: str) -> None:
+    greedy, quiet = Asking("greedy", top_logits=2, needs_hidden=True), Asking("quiet")
+    late = Asking("late", top_logits=2, reads_prompt=False)
+    generate(HOLDERS[holder](greedy, Fuse([quiet, late])))
+    (told,) = greedy.prompts
+    assert told.best is not None and told.hidden is not None
+    assert quiet.heard and late.heard
+    assert quiet.prompts == late.prompts == []
+
+
+@pytest.mark.parametrize("holder", [None, *HOLDERS])
+def test_sessions_that_know_nothing_but_steps_work_beside_others(holder: str | None) -> None:
+    steps = StepsAlone()
+    learner = Asking("learner", top_logits=2, needs_hidden=True)
+    generate(steps if holder is None else HOLDERS[holder](learner, steps))
+    assert steps.paths
+
+
+def row_of(drafter: Drafter, prompt: list[int]) -> Row:
+    law = TokenLaw(Sampling(), NoiseStream(0), len(prompt))
+    row = Row(
+        context=DraftContext(list(prompt), len(prompt), 4),
+        law=law,
+        stop=StopRule(frozenset(), 4).open(None, prompt),
+        report=ReportBuilder("exact", 0, len(prompt)),
+        pending=list(prompt),
+        top=wanted([drafter]),
+        hidden=needs_hidden([drafter]),
+    )
+    row.drafter = drafter.open(DraftRequest(tuple(prompt), tiny.VOCAB, law=law))
+    row.budget = FixedBudget(3).open(None)
+    return row
+
+
+def test_of_several_rows_those_are_told_that_asked() -> None:
+    best, hidden, steps = Asking("best", 2), Asking("hidden", needs_hidden=True), StepsAlone()
+    drafters: list[Drafter] = [best, hidden, steps]
+    prompts = [PROMPT[:4], PROMPT[:6], PROMPT[:5]]
+    rows = [row_of(each, text) for each, text in zip(drafters, prompts, strict=True)]
+    with CausalTarget(tiny.model("llama", dtype=torch.float64)).open(3, 64) as session:
+        for _ in decode(session, rows, [0, 1, 2], Walk()):
+            pass
+    (first,), (second,) = best.prompts, hidden.prompts
+    assert first.tokens.tolist() == prompts[0] and second.tokens.tolist() == prompts[1]
+    assert first.best is not None and first.hidden is None
+    assert second.hidden is not None and second.best is None
+    assert first.best.host().shape == (4, 2) and second.hidden.shape[:2] == (1, 6)
+    assert steps.paths, "no fusion between it and the loop would have caught what it does not know"
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        NeighbourDrafter(),
+        NeighbourDrafter(reads_prompt=False),
+        NGramDrafter(),
+        AutoDrafter(),
+        Rasd(),
+        HierarchyDrafter(),
+        HierarchyDrafter(form="ngram"),
+        Select([MatchDrafter()], NeighbourDrafter()),
+        SuffixDrafter(NeighbourDrafter()),
+    ],
+)
+def test_the_librarys_own_sessions_understand_what_they_asked_for(drafter: Drafter) -> None:
+    session = drafter.open(DraftRequest((1, 2), 9))
+    best = Tops.of(torch.tensor([[3], [4]]).expand(2, 8))
+    prefill = Prefill(np.array([1, 2]), best, torch.zeros(1, 2, 4))
+    tell_prefill(session, prefill, reads_prompts([drafter]), needs_hidden([drafter]))
+    session.observe(Step(DraftTree.empty(), (), (5,), best=Tops.of(best.there()[:1])))
+    assert getattr(session, "faults", {}) == {}
+
+
+def test_a_session_may_leave_out_what_it_does_not_learn() -> None:
+    session: DraftSession = Silent()
+    session.observe(Step(session.propose(DraftContext([1], 1, 5), 4), (), (2,)))
+
+
+@pytest.mark.parametrize("best", [True, False])
+@pytest.mark.parametrize("hidden", [True, False])
+def test_nothing_is_told_where_nothing_is_there(best: bool, hidden: bool) -> None:
+    tokens = np.zeros(1, dtype=np.int64)
+    drafter = Asking("any")
+    session = Hearing(drafter)
+    tell_prefill(session, Prefill(tokens), best, hidden)
+    assert drafter.heard == []
+    tops, states = Tops.of(torch.zeros(1, 2, dtype=torch.int64)), torch.zeros(1, 1, 3)
+    tell_prefill(session, Prefill(tokens, tops, states), best, hidden)
+    found = [(told.best is tops, told.hidden is states) for told in drafter.prompts]
+    assert found == ([(best, hidden)] if best or hidden else [])
