@@ -22,6 +22,7 @@ from ragspec.drafters.build import with_prediction
 from ragspec.engine.options import RowSettings
 from ragspec.engine.output import Generation
 from ragspec.engine.parts import Parts
+from ragspec.models.device import without_autograd
 from ragspec.reports.label import rounds
 from ragspec.reports.report import ReportBuilder
 from ragspec.sampling.distribution import TokenLaw
@@ -154,6 +155,7 @@ class Run:
         found = [text.find(string) for string in self.settings.stop.strings]
         return text[: min((place for place in found if place >= 0), default=row.stop.cut)]
 
+    @without_autograd
     def _row(self, prompt: list[int], seed: int, sample: int, texts: tuple[SourceText, ...]) -> Row:
         parts, settings = self.parts, self.settings
         noise = NoiseStream(seed, sample)

@@ -10,7 +10,6 @@ import inspect
 import math
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,10 +19,10 @@ import torch
 from ragspec.models.device import input_device
 from ragspec.models.supported import unwrapped
 from ragspec.sampling.top_tokens import Tops, best_tokens
-from ragspec.target.cpu_weights import lend
+from ragspec.target.cpu_weights import Packed, lend, pack
 from ragspec.target.hidden_states import HeadTap
 from ragspec.target.kv_cache import SlotCache
-from ragspec.target.tree_attention import TreeView, tree_view
+from ragspec.target.tree_attention import Configs, TreeView, model_configs, tree_view
 from ragspec.trees.draft_tree import DraftTree, Ints
 from ragspec.trees.operations import ancestors
 
@@ -140,11 +139,13 @@ class TreeSession:
         self.cache = SlotCache(rows, capacity, target.copies)
         self.hidden: list[torch.Tensor] = []
         self._pending: list[int] = []
-        self._stack = ExitStack()
+        self._configs: Configs = []
+        self._packs = Packed(())
         self._tap: HeadTap | None = None
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(lend(self.target.model))
+        self._configs = model_configs(self.target.model)
+        self._packs = Packed(pack(self.target.model))
         return self
 
     def __exit__(
@@ -153,12 +154,12 @@ class TreeSession:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._stack.close()
+        self._packs = Packed(())
 
     def keep_hidden(self) -> None:
         """Keep what the output head reads from now on; see `taps.KeepsHidden`."""
         if self._tap is None:
-            self._tap = self._stack.enter_context(HeadTap(self.target.output_head))
+            self._tap = HeadTap(self.target.output_head)
 
     def admit(self, tree: DraftTree) -> DraftTree:
         """Return the whole draft; see `TargetSession.admit`."""
@@ -208,12 +209,18 @@ class TreeSession:
     def _forward(
         self, tokens: torch.Tensor, view: TreeView, keep: int | torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the kept queries' logits [B, k, V] and, if they are kept, states [C, B, k, H]."""
-        if self._tap is None:
-            return self.target.forward(tokens, view, self.cache, keep), None
-        self._tap.listen()
-        logits = self.target.forward(tokens, view, self.cache, keep)
-        states = self._tap.taken()
+        """Return the kept queries' logits [B, k, V] and, if they are kept, states [C, B, k, H].
+
+        The model is lent for this forward alone: between two of them it is as its owner left it.
+        """
+        states = None
+        with lend(self.target.model, self._configs, self._packs):
+            if self._tap is None:
+                logits = self.target.forward(tokens, view, self.cache, keep)
+            else:
+                with self._tap:
+                    logits = self.target.forward(tokens, view, self.cache, keep)
+                states = self._tap.taken()
         if states is None:
             return logits, None
         if not self.target.keeps_logits:
