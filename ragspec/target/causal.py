@@ -55,6 +55,11 @@ class CausalTarget:
         self.device = input_device(model.get_input_embeddings())
         self.dtype: torch.dtype = model.dtype
 
+    @property
+    def generation_config(self) -> Any:
+        """What the model asks of every text, see `defaults`; None for nothing."""
+        return getattr(self.model, "generation_config", None)
+
     def check_prompt(self, tokens: Sequence[int]) -> None:
         """Raise InputError for a prompt that the model cannot go on from; ids are in range."""
 
