@@ -10,6 +10,8 @@ import torch
 
 from ragspec.acceptance.base import Step
 from ragspec.engine.engine import Engine
+from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
+from ragspec.retrievers.neighbours.device_table import DeviceNeighbourTable
 from ragspec.sampling.settings import Sampling
 from ragspec.target import cpu_weights as packing
 from ragspec.target.causal import CausalTarget, TreeSession
@@ -172,13 +174,18 @@ def test_a_lease_may_begin_and_end_inside_the_forward_of_another(
 
 
 def engine_of(kind: str) -> Engine:
+    if kind == "recycling on the device":
+        drafter = NeighbourDrafter(DeviceNeighbourTable(tiny.VOCAB, device="cpu"), scope="global")
+        return Engine(tiny.model("llama"), tiny.tokenizer(), drafter, budget=6)
     if kind == "model":
         return Engine(tiny.model("llama"), tiny.tokenizer(), None, tiny.model("llama", seed=1))
     return Engine(tiny.model("llama"), tiny.tokenizer(), kind, budget=6)
 
 
 @pytest.mark.filterwarnings("error")  # a drafter that fails is left out with a warning
-@pytest.mark.parametrize("kind", ["context", "recycling", "model", "auto"])
+@pytest.mark.parametrize(
+    "kind", ["context", "recycling", "recycling on the device", "model", "auto"]
+)
 @pytest.mark.parametrize("first", [True, False])
 def test_a_stream_goes_on_in_another_mode_than_it_began(kind: str, first: bool) -> None:
     sampling = Sampling(temperature=0.7, repetition_penalty=1.1, seed=3)
