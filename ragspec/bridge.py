@@ -8,6 +8,11 @@ With a callable `custom_generate`, transformers drops `streamer`, `tokenizer`, `
 and `synced_gpus` without a word: a streamer given to `generate` waits for ever, and stop_strings
 fail for want of a tokenizer. They are fields of `Speculation` instead; `generate` of this module
 accepts them, and stop_strings, in the usual place.
+
+Processors and criteria get what transformers gives them, the padding of a batch included, but one
+row at a time: where they are called with a batch, each row has a copy (`batch_rows`). So
+greedy text is that of transformers. One exception: without end tokens transformers goes on with a
+row that a criterion has ended until all rows are; here it is padded.
 """
 
 from __future__ import annotations
@@ -25,11 +30,10 @@ from ragspec.engine.engine import Engine
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError
 from ragspec.reports.report import Report
+from ragspec.sampling.batch_rows import BatchRows, RowCriterion, RowProcessors
 from ragspec.sampling.settings import Sampling
 
-_HARMLESS = frozenset(
-    {"past_key_values", "use_cache", "logits_to_keep", "cache_position", "position_ids"}
-)
+_HARMLESS = frozenset({"past_key_values", "use_cache", "logits_to_keep", "cache_position"})
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 # What asks for another way of decoding, which custom_generate would drop without a word.
 _OTHER_WAYS = {
@@ -124,27 +128,33 @@ def speculative(
     """Decode for `model.generate(custom_generate=speculative, speculation=...)`.
 
     Shapes: input_ids i64 [B, T] -> i64 [B, T + new], padded; a GenerateDecoderOnlyOutput where
-    return_dict_in_generate asks for it. Raises InputError for model inputs other than text.
+    return_dict_in_generate asks for it. Raises InputError for model inputs other than text, and
+    for position_ids that do not count the tokens.
     """
     spec = _checked(speculation)
-    # Not a named parameter: transformers would then pass it a second time.
+    # Not named parameters: transformers would then pass them a second time.
     attention_mask = model_kwargs.pop("attention_mask", None)
+    positions = model_kwargs.pop("position_ids", None)
     _refuse_unknown(model_kwargs)
+    _refuse_positions(positions, input_ids, attention_mask)
     _refuse_outputs(generation_config)
     engine = spec.engine(model)
     sampling, processors = _settings(generation_config, logits_processor, spec.seed)
     prompts = input_ids[:: sampling.n]
     masks = None if attention_mask is None else attention_mask[:: sampling.n]
+    rows = BatchRows(input_ids, attention_mask, sampling.n, (model, spec.tokenizer))
+    limit, ends, criteria = _ending(stopping_criteria, generation_config, engine.target.vocab_size)
     try:
         results = engine.generate(
             prompts,
             sampling,
-            max_new_tokens=int(generation_config.max_length) - input_ids.shape[1],
-            logits_processor=processors,
+            max_new_tokens=max(limit - input_ids.shape[1], 1),
+            logits_processor=[RowProcessors(rows, processors)] if processors else [],
             attention_mask=masks,
-            stopping_criteria=_own_criteria(stopping_criteria, generation_config),
-            stop_token_ids=_ends(generation_config),
-            ignore_eos=True,  # the model's own: the ones of this call may be others
+            stopping_criteria=[RowCriterion(rows, criterion) for criterion in criteria],
+            stop_token_ids=ends,
+            ignore_eos=True,  # the model's own: the ones of this call may be others,
+            ignore_defaults=True,  # and the processors of this call hold all that they ask for
             on_step=_streaming(spec.streamer, input_ids),
         )
     finally:
@@ -184,21 +194,21 @@ def _settings(config: Any, processors: Any, seed: int | None) -> tuple[Sampling,
     return Sampling(**{"temperature": 1.0, **found}, n=n, seed=seed), rest
 
 
-def _own_criteria(criteria: Any, config: Any) -> list[Any]:
-    """Return the stopping criteria that the engine does not have of its own."""
+def _ending(criteria: Any, config: Any, vocab_size: int) -> tuple[int, list[int], list[Any]]:
+    """Return the most tokens of a row, its end tokens, and the criteria beside these two.
 
-    def own(criterion: Any) -> bool:
+    A criterion of the caller stands in for the one of the same kind that transformers makes.
+    """
+    limit, ends, rest = int(config.max_length), [], []
+    for criterion in criteria:
         kind = type(criterion).__name__
-        whole = kind == "MaxLengthCriteria" and criterion.max_length == config.max_length
-        return whole or kind == "EosTokenCriteria"
-
-    return [criterion for criterion in criteria if not own(criterion)]
-
-
-def _ends(config: Any) -> list[int]:
-    """Return the end tokens of this call, which may differ from the model's own."""
-    ends = config.eos_token_id
-    return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+        if kind == "MaxLengthCriteria":
+            limit = int(criterion.max_length)
+        elif kind == "EosTokenCriteria":
+            ends += torch.as_tensor(criterion.eos_token_id).flatten().tolist()
+        else:
+            rest.append(criterion)
+    return limit, [end for end in ends if 0 <= end < vocab_size], rest
 
 
 def _streaming(streamer: Any, input_ids: torch.Tensor) -> Any:
@@ -240,6 +250,22 @@ def _with_stop_strings(
     return {**kwargs, **more}
 
 
+def _refuse_positions(
+    positions: torch.Tensor | None, ids: torch.Tensor, mask: torch.Tensor | None
+) -> None:
+    """Refuse positions of the tokens that differ from the ones that transformers works out."""
+    if positions is None:
+        return
+    seen = torch.ones_like(ids) if mask is None else mask.long()
+    rows, length = ids.shape
+    fits = positions.shape[-2:] in ((1, length), (rows, length))
+    if not fits or bool(((positions != seen.cumsum(-1) - 1) & (seen > 0)).any()):
+        raise InputError(
+            "got position_ids that do not count each row's tokens from 0; expected none. Call "
+            "model.generate without custom_generate for them."
+        )
+
+
 def _refuse_unknown(model_kwargs: dict[str, Any]) -> None:
     extra = [k for k, v in model_kwargs.items() if v is not None and k not in _HARMLESS]
     if extra:
@@ -274,7 +300,8 @@ def _sequences(input_ids: torch.Tensor, results: list[Generation], config: Any) 
     longest = max(len(result.tokens) for result in results)
     pad = config.pad_token_id
     if pad is None:
-        pad = next(iter(_ends(config)), 0)
+        ends = config.eos_token_id
+        pad = 0 if ends is None else ends if isinstance(ends, int) else ends[0]
     new = torch.full((len(results), longest), int(pad), device=input_ids.device)
     for row, result in enumerate(results):
         new[row, : len(result.tokens)] = torch.tensor(result.tokens, device=input_ids.device)

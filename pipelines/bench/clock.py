@@ -138,7 +138,7 @@ class Priced:
         self.drafter, self.machine = drafter, machine
         self.name, self.kind = drafter.name, drafter.kind
         self.call, self.node, self.teach = call, node, teach
-        self.top_logits = 1 if teach else 0
+        self.top_logits, self.reads_prompt = 1 if teach else 0, False
 
     def open(self, request: DraftRequest) -> PricedSession:
         """Return a session of the drafter that also takes its time."""
@@ -162,10 +162,6 @@ class PricedSession:
         if self._priced.teach:
             self._priced.machine.spend(self._priced.teach)
         self._session.observe(step)
-
-    def rollback(self, n: int) -> None:
-        """Hand on."""
-        self._session.rollback(n)
 
 
 class LookingSession(PricedSession):
@@ -238,6 +234,3 @@ class GuesserSession:
 
     def observe(self, step: Step) -> None:
         """Learn nothing."""
-
-    def rollback(self, n: int) -> None:
-        """Forget nothing."""

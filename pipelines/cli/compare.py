@@ -133,6 +133,8 @@ def margin_at(engine: Engine, plain: Generation, index: int, sampling: Sampling)
     """
     import torch
 
+    from ragspec.engine.options import end_tokens
+    from ragspec.sampling.defaults import default_processors, with_defaults
     from ragspec.sampling.distribution import TokenLaw
     from ragspec.sampling.noise import NoiseStream
 
@@ -141,7 +143,11 @@ def margin_at(engine: Engine, plain: Generation, index: int, sampling: Sampling)
     with torch.inference_mode():
         logits = engine.model(input_ids=ids, use_cache=False).logits[:, -1].double()
     noise = NoiseStream(sampling.seed if isinstance(sampling.seed, int) else 0, plain.sample)
-    law = TokenLaw(sampling, noise, len(plain.prompt_tokens))
+    config, start = engine.target.generation_config, len(plain.prompt_tokens)
+    ends = end_tokens(engine.model, engine.tokenizer)
+    limit = start + len(plain.tokens)
+    own = default_processors(config, ids[:, :start], limit, ends, engine.target.vocab_size)
+    law = TokenLaw(with_defaults(sampling, config), noise, start, ends, own=own)
     scores = law.process(logits, context, [()])
     if sampling.greedy:
         values = scores[0].topk(2).values

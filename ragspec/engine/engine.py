@@ -107,7 +107,11 @@ class Engine:
         prompts: text, chat messages, token ids, or a batch of one of these; see `encode_prompts`.
         With Sampling(n > 1) every prompt gives a list of n. attention_mask [B, T]: marks padding
         of token ids. on_step: called with the number of the row and each of its steps. options:
-        see `Options`. Raises InputError, SamplingError, PromptTooLongError.
+        see `Options`. sampling None is greedy, whatever the model's own generation config says;
+        beside temperature, filters, beams, lengths and stop strings that config counts, as under
+        transformers: penalties, forbidden, forced and suppressed tokens, where the sampling leaves
+        them open. So greedy text is that of transformers. Raises InputError, SamplingError,
+        PromptTooLongError.
         """
         sampling = Sampling() if sampling is None else sampling
         encoded = self._encode(prompts, attention_mask)
@@ -201,6 +205,7 @@ class Engine:
             vocab_size=self.target.vocab_size,
             limit=self.target.max_length,
             tokenizer=self.tokenizer,
+            defaults=self.target.generation_config,
         )
 
     def _decode(self, run: Run) -> Iterator[list[Emission]]:

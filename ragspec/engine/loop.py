@@ -17,6 +17,7 @@ from ragspec.acceptance.base import Rule, Step, Verdict, open_rule
 from ragspec.acceptance.target_view import RowView, choose_together
 from ragspec.drafters.base import Prefill, tell_prefill
 from ragspec.engine.rows import Row
+from ragspec.models.device import without_autograd
 from ragspec.sampling.top_tokens import Tops
 from ragspec.target.base import KeepsHidden, ReadsPrompts, TargetSession
 from ragspec.trees.draft_tree import ROOT, DraftTree
@@ -50,6 +51,7 @@ def decode(
         live = _unfinished(session, live)
 
 
+@without_autograd
 def _unfinished(session: TargetSession, rows: Sequence[Row]) -> list[Row]:
     """Return the rows that go on, and let the session keep no others."""
     kept = [i for i, row in enumerate(rows) if not row.done]
@@ -58,6 +60,7 @@ def _unfinished(session: TargetSession, rows: Sequence[Row]) -> list[Row]:
     return [rows[i] for i in kept]
 
 
+@without_autograd
 def _prefill(session: TargetSession, rows: Sequence[Row], prompts: Sequence[int]) -> list[Emission]:
     """Read the prompts in one forward, which also yields every row's first token."""
     firsts = [i for i, prompt in enumerate(prompts) if i == 0 or prompts[i - 1] != prompt]
@@ -107,6 +110,7 @@ def _tell(row: Row, best: Tops | None, hidden: torch.Tensor | None) -> None:
         tell_prefill(row.drafter, Prefill(tokens, best, hidden), reads, row.hidden)
 
 
+@without_autograd
 def _advance(session: TargetSession, rows: Sequence[Row]) -> list[Emission]:
     """Take one step in every row."""
     began = time.perf_counter()

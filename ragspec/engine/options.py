@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any, TypedDict
+
+import torch
 
 from ragspec.drafters.base import SourceText
 from ragspec.engine.prediction import read_prediction
 from ragspec.engine.prompts import check_length
 from ragspec.errors import InputError, SamplingError
 from ragspec.registry import did_you_mean
-from ragspec.sampling.processors import HFCallable
+from ragspec.sampling.defaults import default_processors, with_defaults
+from ragspec.sampling.processors import ByRow, HFCallable, Processor, copied
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.stopping import Criterion, StopRule
 
@@ -23,16 +26,39 @@ class RowSettings:
     """What all rows of one call share.
 
     logprobs: None, or the number of alternatives to keep. extra: transformers processors. spans,
-    texts: see `DraftRequest`. predictions: one for each prompt of the call, or none at all.
+    texts: see `DraftRequest`. predictions: one for each prompt of the call, or none at all. alone:
+    whether the call has a single row, which then needs no processors of its own. defaults: the
+    model's generation config, None for none.
     """
 
     sampling: Sampling
     stop: StopRule
     logprobs: int | None = None
-    extra: Sequence[HFCallable] = ()
+    extra: Sequence[HFCallable | ByRow] = ()
     spans: Sequence[tuple[int, int, int, int]] = ()
     texts: Sequence[SourceText] = ()
     predictions: Sequence[SourceText | None] = ()
+    alone: bool = True
+    defaults: Any = None
+
+    def stop_of(self, row: int) -> StopRule:
+        """Return what ends row number `row` of the call, with the criteria of that row."""
+        criteria = tuple(_of_row(criterion, row) for criterion in self.stop.criteria)
+        return replace(self.stop, criteria=criteria)
+
+    def extra_of(self, row: int, shared: Sequence[Any]) -> list[HFCallable]:
+        """Return the processors of row number `row`: a `ByRow`'s, or a copy that holds `shared`."""
+        memo = {id(thing): thing for thing in shared}  # one for all: they may share what they know
+        made: list[tuple[Any, Any]] = [(given, _of_row(given, row)) for given in self.extra]
+        if self.alone:
+            return [own for _, own in made]
+        return [copied(own, memo) if own is given else own for given, own in made]
+
+    def own_of(self, prompt: torch.Tensor, vocab_size: int) -> list[Processor]:
+        """Return what the model itself asks of the text after a prompt i64 [1, T]."""
+        limit = prompt.shape[1] + self.stop.max_new_tokens
+        ends = sorted(self.stop.ends)
+        return default_processors(self.defaults, prompt, limit, ends, vocab_size)
 
     def texts_of(self, prompt: int) -> tuple[SourceText, ...]:
         """Return the texts of prompt number `prompt`, its prediction last."""
@@ -48,19 +74,24 @@ class Options(TypedDict, total=False):
 
     max_new_tokens: default 256, or less where the context is short. stop: strings that end the
     text and are not part of it. stop_token_ids: further end tokens. ignore_eos: go on past the
-    model's own. logprobs: keep log-probabilities, with as many alternatives. logits_processor,
-    stopping_criteria: any of transformers'. spans, texts: what the prompt was made from, see
-    `DraftRequest`. prediction: a text that the output will resemble, see `read_prediction`; it
-    may only make it faster; the context drafter joins where no drafter reads texts.
+    model's own. ignore_defaults: leave out what else the model's generation config asks for, such
+    as penalties and suppressed tokens. logprobs: keep log-probabilities, with as many alternatives.
+    logits_processor, stopping_criteria: any of transformers', called with one text at a time. Of
+    several texts each gets a copy of every processor (`copy.deepcopy`), so that one with a memory
+    remembers that text alone; functions and criteria are shared; a `ByRow` makes those of each
+    text. spans, texts: what the prompt was made from, see `DraftRequest`. prediction: a text that
+    the output will resemble, see `read_prediction`; it may only make it faster; the context drafter
+    joins where no drafter reads texts.
     """
 
     max_new_tokens: int | None
     stop: str | Sequence[str] | None
     stop_token_ids: Iterable[int] | None
     ignore_eos: bool
+    ignore_defaults: bool
     logprobs: int | bool | None
-    logits_processor: Sequence[HFCallable] | None
-    stopping_criteria: Sequence[Criterion] | None
+    logits_processor: Sequence[HFCallable | ByRow] | None
+    stopping_criteria: Sequence[Criterion | ByRow] | None
     spans: Sequence[tuple[int, int, int, int]] | None
     texts: Sequence[SourceText] | None
     prediction: Any
@@ -76,14 +107,18 @@ def read_options(
     vocab_size: int,
     limit: int | None,
     tokenizer: Any = None,
+    defaults: Any = None,
 ) -> RowSettings:
     """Return what the rows of a call share, checked before any work is done.
 
     ends: the model's end tokens. has_text: whether there is a tokenizer. limit: positions of the
-    context. tokenizer: for a prediction. Raises InputError, SamplingError, PromptTooLongError.
+    context. tokenizer: for a prediction. defaults: the model's generation config. Raises
+    InputError, SamplingError, PromptTooLongError.
     """
     _refuse_unknown(options)
     _check_sampling(sampling, len(prompts))
+    defaults = None if options.get("ignore_defaults") else defaults
+    sampling = with_defaults(sampling, defaults)
     longest = max(len(prompt) for prompt in prompts)
     new = _new_tokens(options.get("max_new_tokens"), longest, limit)
     check_length(longest, new, limit)
@@ -91,7 +126,7 @@ def read_options(
     _check_penalties(sampling, prompts, vocab_size)
     own = () if options.get("ignore_eos") else ends
     rule = StopRule(
-        frozenset(own) | _stop_ids(options.get("stop_token_ids")),
+        frozenset(own) | _stop_ids(options.get("stop_token_ids"), vocab_size),
         new,
         _stop_strings(options.get("stop", ()), has_text),
         _callables("stopping_criteria", options.get("stopping_criteria")),
@@ -105,6 +140,8 @@ def read_options(
         options.get("spans") or (),
         options.get("texts") or (),
         read_prediction(options.get("prediction"), prompts, tokenizer, vocab_size),
+        alone=len(prompts) * sampling.n == 1,
+        defaults=defaults,
     )
 
 
@@ -136,22 +173,33 @@ def _stop_strings(stop: str | Sequence[str] | None, has_text: bool) -> tuple[str
     return tuple(strings)
 
 
-def _stop_ids(ids: Iterable[int] | None) -> frozenset[int]:
+def _stop_ids(ids: Iterable[int] | None, vocab_size: int) -> frozenset[int]:
     if ids is None:
         return frozenset()
     if not isinstance(ids, Iterable):
         raise InputError(f"stop_token_ids is {ids!r}; expected a list of token ids, or None")
     tokens = list(ids)
-    for token in tokens:  # ids past the vocabulary pass: some configs name such end tokens
-        if not isinstance(token, Integral):
-            raise InputError(f"stop_token_ids has {token!r}; expected token ids")
+    for token in tokens:
+        if not isinstance(token, Integral) or not 0 <= int(token) < vocab_size:
+            raise InputError(
+                f"stop_token_ids has {token!r}; expected token ids from 0 to {vocab_size - 1}, "
+                "which the model produces"
+            )
     return frozenset(map(int, tokens))
 
 
-def _callables(name: str, given: Sequence[Callable[..., Any]] | None) -> tuple[Any, ...]:
+def _of_row(given: Any, row: int) -> Any:
+    """Return the processor or criterion of row number `row`: what a `ByRow` says, or the object."""
+    own = getattr(given, "of_row", None)
+    return given if own is None else own(row)
+
+
+def _callables(name: str, given: Sequence[Any] | None) -> tuple[Any, ...]:
     if given is None:
         return ()
-    if not isinstance(given, Sequence) or not all(callable(each) for each in given):
+    if not isinstance(given, Sequence) or not all(
+        callable(each) or hasattr(each, "of_row") for each in given
+    ):
         raise InputError(f"{name} is {given!r}; expected a list of callables, or None")
     return tuple(given)
 
@@ -218,7 +266,7 @@ def _check_bad_words(sampling: Sampling, ends: frozenset[int]) -> None:
 
 def _check_penalties(sampling: Sampling, prompts: Sequence[Sequence[int]], vocab_size: int) -> None:
     """Refuse what would look up ids of the prompt among the logits, which lack some of them."""
-    if sampling.repetition_penalty == 1.0 and not sampling.no_repeat_ngram_size:
+    if sampling.repetition_penalty in (None, 1.0) and not sampling.no_repeat_ngram_size:
         return
     highest = max(max(prompt) for prompt in prompts)
     if highest >= vocab_size:

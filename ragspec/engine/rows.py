@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from ragspec.acceptance.base import Rule, Step
 from ragspec.acceptance.walk import Walk
 from ragspec.budget.base import BudgetSession
@@ -13,7 +15,6 @@ from ragspec.drafters.base import (
     DraftContext,
     DraftRequest,
     DraftSession,
-    SourceText,
     needs_hidden,
     reads_prompts,
     wanted,
@@ -22,6 +23,7 @@ from ragspec.drafters.build import with_prediction
 from ragspec.engine.options import RowSettings
 from ragspec.engine.output import Generation
 from ragspec.engine.parts import Parts
+from ragspec.models.device import without_autograd
 from ragspec.reports.label import rounds
 from ragspec.reports.report import ReportBuilder
 from ragspec.sampling.distribution import TokenLaw
@@ -98,8 +100,7 @@ class Run:
             seed = fresh_seed() if seed is None else seed
             for sample in range(settings.sampling.n):
                 self.prompt_of_row.append(number)
-                texts = settings.texts_of(first + number)
-                self.rows.append(self._row(prompt, seed, sample, texts))
+                self.rows.append(self._row(prompt, seed, sample, first + number))
 
     @property
     def prompts_count(self) -> int:
@@ -154,16 +155,24 @@ class Run:
         found = [text.find(string) for string in self.settings.stop.strings]
         return text[: min((place for place in found if place >= 0), default=row.stop.cut)]
 
-    def _row(self, prompt: list[int], seed: int, sample: int, texts: tuple[SourceText, ...]) -> Row:
-        parts, settings = self.parts, self.settings
-        noise = NoiseStream(seed, sample)
+    @without_autograd
+    def _row(self, prompt: list[int], seed: int, sample: int, number: int) -> Row:
+        """Return the row of a sample; number: of the prompt in the whole call."""
+        parts, settings, target = self.parts, self.settings, self.parts.target
+        place = number * settings.sampling.n + sample
+        ids = torch.tensor([prompt], device=target.device)
         law = TokenLaw(
-            settings.sampling, noise, len(prompt), sorted(settings.stop.ends), settings.extra
+            settings.sampling,
+            NoiseStream(seed, sample),
+            len(prompt),
+            sorted(settings.stop.ends),
+            settings.extra_of(place, (target.model, parts.tokenizer)),
+            settings.own_of(ids, target.vocab_size),
         )
         row = Row(
             context=DraftContext(list(prompt), len(prompt), settings.stop.max_new_tokens),
             law=law,
-            stop=settings.stop.open(parts.tokenizer, prompt),
+            stop=settings.stop_of(place).open(parts.tokenizer, prompt),
             report=ReportBuilder(parts.rule.label, seed, len(prompt), self._rounded),
             logprobs=settings.logprobs,
             pending=list(prompt),
@@ -174,7 +183,7 @@ class Run:
                 prompt=tuple(prompt),
                 vocab_size=parts.target.vocab_size,
                 spans=tuple(settings.spans),
-                texts=texts,
+                texts=settings.texts_of(number),
                 law=law,
                 device=parts.target.device,
             )

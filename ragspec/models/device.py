@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from ragspec.errors import InputError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _DTYPES = {
     "float64": torch.float64,
@@ -65,6 +70,21 @@ def input_device(embedding: Any) -> torch.device:
             return torch.device(place)
     found: torch.device = embedding.weight.device
     return found
+
+
+def without_autograd(function: Callable[P, T]) -> Callable[P, T]:
+    """Return the function as it runs without gradients and outside of inference mode.
+
+    For what makes tensors that later calls write to: one that was made in inference mode cannot be
+    written outside of it, and who calls may have left that mode meanwhile.
+    """
+
+    @wraps(function)
+    def inside(*args: P.args, **kwargs: P.kwargs) -> T:
+        with torch.inference_mode(False), torch.no_grad():
+            return function(*args, **kwargs)
+
+    return inside
 
 
 def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype | str:

@@ -25,7 +25,8 @@ _NEVER = float("-inf")
 class TokenLaw:
     """The output law of one row of text: settings, processors and noise.
 
-    ends: token ids that end a text. extra: further transformers LogitsProcessors.
+    ends: token ids that end a text. extra: further transformers LogitsProcessors. own: what the
+    model asks for, see `defaults`.
     """
 
     def __init__(
@@ -35,11 +36,14 @@ class TokenLaw:
         prompt_length: int = 0,
         ends: Sequence[int] = (),
         extra: Sequence[HFCallable] = (),
+        own: Sequence[Processor] = (),
     ) -> None:
         self.sampling = sampling
         self.noise = noise
         self.prompt_length = prompt_length
-        self.processors: list[Processor] = build_processors(sampling, prompt_length, ends, extra)
+        self.processors: list[Processor] = build_processors(
+            sampling, prompt_length, ends, extra, own
+        )
 
     @property
     def trivial(self) -> bool:

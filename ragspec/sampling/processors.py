@@ -8,13 +8,23 @@ taken as it is by `HFProcessor`, one node at a time in the order in which plain 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, Protocol
 
 import torch
 
+from ragspec.errors import InputError
 from ragspec.sampling.settings import Sampling
 
 HFCallable = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class ByRow(Protocol):
+    """Stands for a processor or a criterion of several texts: makes the one of each."""
+
+    def of_row(self, row: int) -> Any:
+        """Return the callable of text number `row` of the call: prompt * n + sample."""
+        ...
 
 
 class Processor(Protocol):
@@ -116,7 +126,8 @@ class MinimumLength:
         if not early:
             return logits
         out = logits.clone()
-        out[torch.tensor(early)[:, None], torch.tensor(self.ends)] = float("-inf")
+        ends = [end for end in self.ends if 0 <= end < logits.shape[1]]  # configs name others, too
+        out[torch.tensor(early)[:, None], torch.tensor(ends, dtype=torch.int64)] = float("-inf")
         return out
 
 
@@ -141,19 +152,43 @@ class HFProcessor:
         return torch.cat(rows)
 
 
+def copied(processor: HFCallable, memo: dict[int, Any]) -> HFCallable:
+    """Return a copy of a processor for one of several texts, so that it remembers that text alone.
+
+    memo: by id, what copies share or were already copied, see `copy.deepcopy`; the weights of the
+    processor's own modules are shared, too, and a function is its own copy. Raises InputError for
+    what cannot be copied.
+    """
+    held = getattr(processor, "__dict__", {}).values()
+    memo.update((id(value), value) for value in held if isinstance(value, torch.nn.Module))
+    try:
+        return deepcopy(processor, memo)
+    except Exception as error:
+        raise InputError(
+            f"the logits_processor {type(processor).__name__} cannot be copied "
+            f"({type(error).__name__}: {error}); expected one that copy.deepcopy takes, as each of "
+            "several texts gets a copy that remembers it alone. Give it a __deepcopy__, or call "
+            "generate for one text at a time."
+        ) from error
+
+
 def build_processors(
     sampling: Sampling,
     prompt_length: int,
     ends: Sequence[int],
     extra: Sequence[HFCallable] = (),
+    own: Sequence[Processor] = (),
 ) -> list[Processor]:
-    """Return the processors that the settings ask for, in transformers' order, `extra` last."""
+    """Return the processors that the settings ask for, in transformers' order.
+
+    Behind them come those of the model, `own`, and those of the call, `extra`.
+    """
     found: list[Processor] = []
     if sampling.sequence_bias:
         found.append(_sequence_bias(sampling.sequence_bias))
     if sampling.logit_bias:
         found.append(TokenBias(sampling.logit_bias))
-    if sampling.repetition_penalty != 1.0:
+    if sampling.repetition_penalty not in (None, 1.0):
         found.append(RepetitionPenalty(sampling.repetition_penalty))
     if sampling.frequency_penalty or sampling.presence_penalty:
         found.append(
@@ -166,6 +201,7 @@ def build_processors(
         found.append(_hf("NoBadWordsLogitsProcessor", words, list(ends) or None))
     if sampling.min_new_tokens and ends:
         found.append(MinimumLength(sampling.min_new_tokens, ends, prompt_length))
+    found.extend(own)
     found.extend(HFProcessor(processor) for processor in extra)
     return found
 

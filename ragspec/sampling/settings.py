@@ -18,19 +18,22 @@ class Sampling:
     filters off; they apply in the order of transformers: penalties, bias, temperature, top_k,
     top_p, min_p. frequency_penalty and presence_penalty count generated tokens (OpenAI's
     meaning), repetition_penalty the prompt too (transformers' meaning). bad_words_ids and
-    sequence_bias take token ids. n samples share one prefill. seed None draws one and reports
-    it; a list gives each prompt its own. Raises SamplingError for values outside their range.
+    sequence_bias take token ids. None leaves a setting to the model's own generation config, as in
+    transformers; 1.0, 0 or () switches it off. n samples share one prefill. seed None draws one
+    and reports it. One seed is one noise for every prompt of a batch: equal prompts get equal
+    texts, and others correlated choices; a list gives each prompt its own, such as
+    `seed=range(7, 7 + len(prompts))`. Raises SamplingError for values outside their range.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    no_repeat_ngram_size: int = 0
-    min_new_tokens: int = 0
+    no_repeat_ngram_size: int | None = None
+    min_new_tokens: int | None = None
     bad_words_ids: Sequence[Sequence[int]] | None = None
     sequence_bias: Mapping[Sequence[int], float] | None = None
     logit_bias: Mapping[int, float] | None = None
@@ -43,14 +46,14 @@ class Sampling:
         self._check("top_p", self.top_p, 0.0, 1.0)
         self._check("min_p", self.min_p, 0.0, 1.0)
         self._check("top_k", self.top_k, 0, 1 << 31)
-        self._check("repetition_penalty", self.repetition_penalty, 1e-6, 100.0)
         self._check("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
         self._check("presence_penalty", self.presence_penalty, -100.0, 100.0)
-        self._check("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, 1 << 20)
-        self._check("min_new_tokens", self.min_new_tokens, 0, 1 << 31)
         self._check("n", self.n, 1, 4096)
+        self._check_own("repetition_penalty", 1e-6, 100.0)
+        self._check_own("no_repeat_ngram_size", 0, 1 << 20)
+        self._check_own("min_new_tokens", 0, 1 << 31)
         for name in ("top_k", "no_repeat_ngram_size", "min_new_tokens", "n"):
-            if not isinstance(value := getattr(self, name), Integral):
+            if not isinstance(value := getattr(self, name), Integral | None):
                 raise SamplingError(f"{name} is {value!r}, expected a whole number")
         self._check_seed()
         if self.top_p == 0.0:
@@ -64,6 +67,11 @@ class Sampling:
     def _check(self, name: str, value: float, low: float, high: float) -> None:
         if not isinstance(value, (int, float)) or not low <= value <= high:
             raise SamplingError(f"{name} is {value!r}, expected a number from {low} to {high}")
+
+    def _check_own(self, name: str, low: float, high: float) -> None:
+        """Check a setting that may be left to the model."""
+        if (value := getattr(self, name)) is not None:
+            self._check(name, value, low, high)
 
     def _check_seed(self) -> None:
         listed = not isinstance(self.seed, (str, bytes)) and hasattr(self.seed, "__len__")

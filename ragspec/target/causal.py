@@ -10,7 +10,6 @@ import inspect
 import math
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -21,10 +20,10 @@ import torch
 from ragspec.models.device import input_device
 from ragspec.models.supported import unwrapped
 from ragspec.sampling.top_tokens import Tops, best_tokens
-from ragspec.target.cpu_weights import lend
+from ragspec.target.cpu_weights import Packed, lend, pack
 from ragspec.target.hidden_states import HeadTap
 from ragspec.target.kv_cache import SlotCache
-from ragspec.target.tree_attention import TreeView, tree_view
+from ragspec.target.tree_attention import Configs, TreeView, model_configs, tree_view
 from ragspec.trees.draft_tree import DraftTree, Ints
 from ragspec.trees.operations import ancestors
 
@@ -57,6 +56,11 @@ class CausalTarget:
         self._takes_positions = "position_ids" in accepted
         self.device = input_device(model.get_input_embeddings())
         self.dtype: torch.dtype = model.dtype
+
+    @property
+    def generation_config(self) -> Any:
+        """What the model asks of every text, see `defaults`; None for nothing."""
+        return getattr(self.model, "generation_config", None)
 
     def check_prompt(self, tokens: Sequence[int]) -> None:
         """Raise InputError for a prompt that the model cannot go on from; ids are in range."""
@@ -143,11 +147,13 @@ class TreeSession:
         self.hidden: list[torch.Tensor] = []
         self.width = 1  # positions that a forward has at least, after the prompt
         self._pending: list[int] = []
-        self._stack = ExitStack()
+        self._configs: Configs = []
+        self._packs = Packed(())
         self._tap: HeadTap | None = None
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(lend(self.target.model))
+        self._configs = model_configs(self.target.model)
+        self._packs = Packed(pack(self.target.model))
         return self
 
     def __exit__(
@@ -156,12 +162,12 @@ class TreeSession:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._stack.close()
+        self._packs = Packed(())
 
     def keep_hidden(self) -> None:
         """Keep what the output head reads from now on; see `base.KeepsHidden`."""
         if self._tap is None:
-            self._tap = self._stack.enter_context(HeadTap(self.target.output_head))
+            self._tap = HeadTap(self.target.output_head)
 
     def admit(self, tree: DraftTree) -> DraftTree:
         """Return the whole draft; see `TargetSession.admit`."""
@@ -214,12 +220,18 @@ class TreeSession:
     def _forward(
         self, tokens: torch.Tensor, view: TreeView, keep: int | torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the kept queries' logits [B, k, V] and, if they are kept, states [C, B, k, H]."""
-        if self._tap is None:
-            return self.target.forward(tokens, view, self.cache, keep), None
-        self._tap.listen()
-        logits = self.target.forward(tokens, view, self.cache, keep)
-        states = self._tap.taken()
+        """Return the kept queries' logits [B, k, V] and, if they are kept, states [C, B, k, H].
+
+        The model is lent for this forward alone: between two of them it is as its owner left it.
+        """
+        states = None
+        with lend(self.target.model, self._configs, self._packs):
+            if self._tap is None:
+                logits = self.target.forward(tokens, view, self.cache, keep)
+            else:
+                with self._tap:
+                    logits = self.target.forward(tokens, view, self.cache, keep)
+                states = self._tap.taken()
         if states is None:
             return logits, None
         if not self.target.keeps_logits:

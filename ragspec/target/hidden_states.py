@@ -1,7 +1,7 @@
 """The target's last hidden states, as its output head reads them, for drafters that use them.
 
-Nothing is kept where no drafter asks, and a model carries a hook only while a session that keeps
-them is open.
+Nothing is kept where no drafter asks, and a model carries a hook only during the forwards of a
+session that keeps them.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from torch import nn
 
 
 class HeadTap:
-    """Keeps what an output head reads in one forward after each `listen`.
+    """Keeps what an output head reads last inside the block; serves block after block.
 
     head: the module that makes logits out of hidden states; it is left as it was found. Other
     threads may use it meanwhile: what they read is not kept.
     """
 
     def __init__(self, head: nn.Module) -> None:
-        self.states: torch.Tensor | None = None
         self._head = head
+        self._states: torch.Tensor | None = None
         self._thread: int | None = None
         self._hook: Any = None
 
     def __enter__(self) -> Self:
+        self._states, self._thread = None, threading.get_ident()
         self._hook = self._head.register_forward_pre_hook(self._take)
         return self
 
@@ -38,17 +39,13 @@ class HeadTap:
         trace: TracebackType | None,
     ) -> None:
         self._hook.remove()
-        self.states = None
-
-    def listen(self) -> None:
-        """Keep what the next forward of this thread brings to the head."""
-        self.states, self._thread = None, threading.get_ident()
+        self._hook = None
 
     def taken(self) -> torch.Tensor | None:
-        """Return the states [R, n, H] of that forward, None where the head had no part in it."""
-        states, self.states, self._thread = self.states, None, None
+        """Return the states [R, n, H] of the last block, None where the head had no part in it."""
+        states, self._states = self._states, None
         return states
 
     def _take(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         if threading.get_ident() == self._thread:
-            self.states = arguments[0].detach()
+            self._states = arguments[0].detach()

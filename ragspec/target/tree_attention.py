@@ -3,8 +3,8 @@
 The mask hook receives the model's own `mask_function` (full, sliding, chunked), so one wrapper
 serves all layer types: slots are mapped to logical positions, the model's rule is asked about
 those, and the ancestor relation of the tree is laid over it. Outside a `tree_view` both functions
-do what sdpa does, and a model lends itself only for the time of a `lease`: its configuration is
-put back afterwards, so `generate` and other engines may share it.
+do what sdpa does, and a model lends itself only for the time of a `lease`, one forward or one
+draft: its configuration is put back afterwards, so `generate` and other engines may share it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
+from transformers.masking_utils import causal_mask_function, eager_mask
 
 _HALVES = (torch.bfloat16, torch.float16)
 NAME = "ragspec"
@@ -76,13 +76,13 @@ def tree_mask(
 ) -> torch.Tensor | None:
     """Return the additive mask [B, 1, n, S] of the tree in view, or None for plain causality.
 
-    Without a view the answer is that of transformers' own sdpa mask. Models with attention code of
-    their own know no mask but the one they are given, so theirs is always spelled out.
+    Without a view it is spelled out, as for eager attention: a lease can end between another
+    thread's mask and its attention. Models with attention code of their own know no mask but the
+    one they are given, so theirs always is.
     """
     view = _view.get()
-    own = _leases.explicit(kwargs.get("config"))
     if view is None:
-        return (eager_mask if own else _plain_mask)(
+        spelled: torch.Tensor = eager_mask(
             batch_size=batch_size,
             q_length=q_length,
             kv_length=kv_length,
@@ -92,6 +92,8 @@ def tree_mask(
             dtype=dtype,
             **kwargs,
         )
+        return spelled
+    own = _leases.explicit(kwargs.get("config"))
     local = local_size is not None and kv_length > local_size
     windowed = local or (local_size is None and mask_function is not causal_mask_function)
     alone = batch_size == q_length == 1 and view.slot_positions.shape[1] == 1
@@ -235,14 +237,6 @@ def model_configs(model: nn.Module) -> Configs:
             _, before = found.get(id(config), (config, False))
             found[id(config)] = (config, own or before)
     return list(found.values())
-
-
-def _plain_mask(dtype: torch.dtype, **kwargs: Any) -> torch.Tensor | None:
-    mask: torch.Tensor | None = sdpa_mask(dtype=dtype, **kwargs)
-    if mask is None or mask.dtype != torch.bool:
-        return mask
-    additive: torch.Tensor = eager_mask(dtype=dtype, **kwargs)
-    return additive
 
 
 def _tree_allowed(view: TreeView, related: torch.Tensor, slots: int) -> torch.Tensor:

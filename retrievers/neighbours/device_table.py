@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ragspec.errors import InputError
+from ragspec.models.device import without_autograd
 from ragspec.retrievers.neighbours.rows import (
     NOTHING,
     SUREST,
@@ -82,6 +83,7 @@ class DeviceNeighbourTable:
         made._take(table, torch.device(device))
         return made
 
+    @without_autograd
     def _take(self, table: NeighbourTable, device: torch.device) -> None:
         self.vocab_size, self.k = table.vocab_size, table.k
         self.device = device

@@ -66,6 +66,8 @@ class ImageTarget(CausalTarget):
     their range and conditions of another model.
     """
 
+    generation_config = None  # the model's own is about text
+
     def __init__(
         self,
         model: Any,

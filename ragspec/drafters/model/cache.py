@@ -17,7 +17,7 @@ import torch
 
 from ragspec.drafters.base import DraftContext
 from ragspec.target.causal import CausalTarget
-from ragspec.target.cpu_weights import lend, pack
+from ragspec.target.cpu_weights import Packed, lend, pack
 from ragspec.target.kv_cache import SlotCache
 from ragspec.target.tree_attention import TreeView, model_configs
 from ragspec.trees.draft_tree import ROOT
@@ -42,7 +42,7 @@ class DraftCache:
         self.vocab_size = vocab_size
         self.forwards = 0
         self._configs = model_configs(model.model)
-        self._modules = pack(model.model)
+        self._packs = Packed(pack(model.model))
         self._cache = SlotCache(1, capacity, model.copies)
         self._slots: dict[tuple[int, int], int] = {}
         self._depths: list[int] = []
@@ -55,7 +55,7 @@ class DraftCache:
 
     def lease(self) -> AbstractContextManager[None]:
         """Let the model attend through `tree_attention`, with its packs, inside the block."""
-        return lend(self.model.model, self._configs, self._modules)
+        return lend(self.model.model, self._configs, self._packs)
 
     def readable(self, tokens: Sequence[int]) -> bool:
         """Return whether the model can go on from this text: its context and its vocabulary."""

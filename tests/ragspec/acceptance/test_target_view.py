@@ -112,3 +112,20 @@ def test_the_text_ends_with_an_end_token_or_at_its_length() -> None:
 def test_tokens_that_were_chosen_together_are_used_as_they_are() -> None:
     seen = view(law(), chosen=[1, 2, 3, 4, 5])
     assert [seen.token(node) for node in range(-1, 4)] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [{"repetition_penalty": 3.0}, {"presence_penalty": 2.0}, {"no_repeat_ngram_size": 2}],
+)
+def test_a_view_that_is_asked_late_answers_as_before(chosen: dict[str, Any]) -> None:
+    """Committed tokens are added to the very list that the view was given."""
+    mine, context = law(**chosen), list(CONTEXT)
+    early = view(mine)
+    late = RowView(logits(), TREE, mine, StopRule(frozenset({9}), 100).open(None), context)
+    context.extend([7, 9, 5])
+    for node in range(-1, 4):
+        assert torch.equal(late.scores(node), early.scores(node))
+        assert late.index(node) == early.index(node)
+        assert late.token(node) == early.token(node)
+        assert late.logprob(node, 8, 2) == early.logprob(node, 8, 2)

@@ -125,6 +125,7 @@ class Counting:
     def __init__(self, opened: list[Counting] | None = None) -> None:
         self.opened = [] if opened is None else opened
         self.verdicts = 0
+        self.last = Verdict((), None)
 
     def open(self) -> Counting:
         self.opened.append(Counting(self.opened))
@@ -134,7 +135,8 @@ class Counting:
         self.verdicts += 1
         self.label = f"bounded(tv<={self.verdicts})"
         path, token = (found := Walk().judge(tree, target)).path, found.token
-        return Verdict(path, token, (0.5,) * (len(path) + (token is not None)))
+        self.last = Verdict(path, token, (0.5,) * (len(path) + (token is not None)))
+        return self.last
 
 
 def test_a_rule_that_counts_is_opened_for_every_row(
@@ -190,31 +192,39 @@ def test_rows_of_on_step_are_numbered_through_parts_of_a_batch(model: Any) -> No
     assert seen == [sample.tokens for samples in results for sample in samples]
 
 
-@pytest.mark.parametrize("length", [7, 9])
-def test_a_criterion_inside_a_draft_cuts_tokens_and_logprobs(
-    length: int, model: Any, plain: Engine
+@pytest.mark.parametrize("count", [2, 4, 7, 11])
+def test_a_criterion_inside_a_draft_cuts_all_that_comes_of_the_step(
+    count: int, model: Any, plain: Engine
 ) -> None:
     whole = plain.generate(PROMPTS[0], max_new_tokens=NEW).tokens
-    truth = {tuple(PROMPTS[0]): whole}
-    engine = Engine(model, drafter=MixingDrafter(truth, depth=9, right=1.0), budget=18)
+    truth, rule = {tuple(PROMPTS[0]): whole}, Counting()
+    drafter = MixingDrafter(truth, depth=9, right=1.0)
+    engine = Engine(model, drafter=drafter, budget=18, rule=rule)
 
     def run(using: Engine) -> Generation:
         found: Generation = using.generate(
             PROMPTS[0],
             max_new_tokens=NEW,
             logprobs=1,
-            stopping_criteria=[lambda ids, scores: ids.shape[1] >= length],
+            stopping_criteria=[lambda ids, scores: ids.shape[1] >= len(PROMPTS[0]) + count],
         )
         return found
 
     found, reference = run(engine), run(plain)
-    assert found.tokens == reference.tokens == whole[: length - len(PROMPTS[0])]
+    last = found.steps[-1]
+    judged = rule.opened[0].last
+    assert len(judged.path) + 1 > len(last.tokens)  # the text ends inside what was accepted
+    assert found.tokens == reference.tokens == whole[:count]
     assert found.finish_reason == "stop"
     assert found.logprobs is not None
     assert reference.logprobs is not None
     assert [scored.token for scored in found.logprobs] == found.tokens
     assert [scored.token for scored in reference.logprobs] == found.tokens
     assert found.report.tokens == len(found.tokens)
+    assert [token for step in found.steps for token in step.tokens] == found.tokens
+    assert all(len(step.excess) == len(step.tokens) for step in found.steps)
+    assert last.path == judged.path[: len(last.tokens)]
+    assert found.report.accepted == sum(len(step.path) for step in found.steps)
 
 
 def test_two_engines_take_turns_over_one_model(

@@ -66,6 +66,14 @@ def test_end_tokens_may_come_in_any_collection() -> None:
         assert read(stop_token_ids=ids).stop.ends == {7, 9}
 
 
+@pytest.mark.parametrize("wrong", [50, 10**6, -1])
+def test_end_tokens_that_the_model_never_writes_are_refused(wrong: int) -> None:
+    with pytest.raises(InputError, match=f"stop_token_ids has {wrong}; .* 0 to 49"):
+        read(stop_token_ids=[9, wrong])
+    with pytest.raises(InputError, match=f"stop_token_ids has {wrong}; .* 0 to 49"):
+        read(Sampling(min_new_tokens=4), stop_token_ids=[wrong])
+
+
 def test_end_tokens_come_from_the_generation_config_first() -> None:
     def model(found: Any) -> Any:
         return SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=found))

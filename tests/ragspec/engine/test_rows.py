@@ -136,3 +136,28 @@ def test_a_failing_processor_leaves_model_and_engine_usable(engine: Engine) -> N
         engine.generate([1, 2], max_new_tokens=3, logits_processor=[fail])
     assert engine.model.config._attn_implementation == before
     assert engine.generate([1, 2], max_new_tokens=3).tokens == expected
+
+
+EQUAL = [[5, 6, 7, 8]] * 3
+
+
+def texts(seed: object) -> list[list[int]]:
+    engine = Engine(tiny.model("llama"), drafter=None, batch_size=2)
+    sampling = Sampling(temperature=1.5, seed=seed)  # type: ignore[arg-type]
+    return [result.tokens for result in engine.generate(EQUAL, sampling, max_new_tokens=8)]
+
+
+def test_one_seed_is_one_noise_for_every_prompt() -> None:
+    first, *others = texts(7)
+    assert others == [first, first]
+
+
+def test_a_range_of_seeds_is_a_noise_for_each() -> None:
+    found = texts(range(7, 10))
+    assert len(set(map(tuple, found))) == 3
+    assert found == texts([7, 8, 9])
+    assert [texts(seed)[0] for seed in range(7, 10)] == found
+
+
+def test_without_a_seed_each_prompt_draws_its_own() -> None:
+    assert len(set(map(tuple, texts(None)))) == 3

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from ragspec.engine.engine import Engine
 from ragspec.target import cpu_weights as packing
-from ragspec.target.cpu_weights import forward, lend, pack, packed
+from ragspec.target.cpu_weights import Packed, forward, lend, pack
 from ragspec.target.tree_attention import TreeView, tree_view
 from tests.support import tiny
 
@@ -77,7 +77,7 @@ def test_a_product_with_packs_is_the_module_s(
 ) -> None:
     model.to(dtype)
     states = torch.randn(2, positions, WIDTH).to(dtype)
-    with packed(pack(model)):
+    with Packed(pack(model)):
         found = model(states)
     served = dtype == torch.float32 or packing.halves()
     assert calls == [positions] * (2 if served else 0)
@@ -89,7 +89,7 @@ def test_a_product_with_packs_is_the_module_s(
 @pytest.mark.usefixtures("seen")
 def test_strided_states_are_read_right(model: Two, calls: list[int]) -> None:
     states = torch.randn(1, WIDTH, 8).transpose(1, 2)
-    with packed(pack(model)):
+    with Packed(pack(model)):
         assert (model(states).double() - right(model, states)).abs().max() < 1e-5
     assert len(calls) == 2
 
@@ -98,10 +98,10 @@ def test_outside_a_view_and_for_little_work_the_module_answers_itself(
     model: Two, calls: list[int]
 ) -> None:
     states = torch.randn(1, 8, WIDTH)
-    with packed(pack(model)):
+    with Packed(pack(model)):
         assert torch.equal(model.one(states), functional.linear(states, *model.one.parameters()))
     place = torch.tensor([[0]])
-    with tree_view(TreeView(place[0], place, place, related=None)), packed(pack(model)):
+    with tree_view(TreeView(place[0], place, place, related=None)), Packed(pack(model)):
         model(states[:, :1])
     assert calls == []
 
@@ -111,7 +111,7 @@ def test_autocast_gradients_and_other_types_are_left_to_the_module(
     model: Two, calls: list[int]
 ) -> None:
     states = torch.randn(1, 8, WIDTH)
-    with packed(pack(model)):
+    with Packed(pack(model)):
         with torch.autocast("cpu", torch.bfloat16):
             assert model(states).dtype == torch.bfloat16
         assert model(states.clone().requires_grad_()).requires_grad
@@ -120,8 +120,8 @@ def test_autocast_gradients_and_other_types_are_left_to_the_module(
 
 def test_modules_are_found_as_they_were(model: Two) -> None:
     modules = pack(model)
-    with pytest.raises(KeyError), packed(modules):
-        with packed(modules):
+    with pytest.raises(KeyError), Packed(modules):
+        with Packed(modules):
             pass
         assert getattr(model.one.forward, "__func__", None) is forward
         raise KeyError
@@ -136,7 +136,7 @@ def test_a_forward_that_somebody_put_there_stays(model: Two) -> None:
     model.one.__dict__["forward"] = own  # as accelerate's hooks do
     modules = pack(model)
     assert modules == [model.two]
-    with packed(modules):
+    with Packed(modules):
         model.two.__dict__["forward"] = own
     assert model.one.__dict__["forward"] is model.two.__dict__["forward"] is own
 
@@ -169,10 +169,10 @@ def _bias(model: Two) -> None:
 @pytest.mark.parametrize("change", [_add, _row, _column, _all, _other, _bias])
 def test_changed_weights_are_packed_again(model: Two, change: Any, calls: list[int]) -> None:
     states = torch.randn(1, 8, WIDTH)
-    with packed(pack(model)):
+    with Packed(pack(model)):
         before = model(states)
     change(model)
-    with packed(pack(model)):
+    with Packed(pack(model)):
         after = model(states)
     assert not torch.allclose(before, after, atol=1e-3)
     assert (after.double() - right(model, states)).abs().max() < 1e-4
@@ -247,7 +247,7 @@ def test_packs_go_with_the_model(model: Two) -> None:
 @pytest.mark.usefixtures("seen")
 def test_a_copy_made_meanwhile_uses_its_own_weights(model: Two) -> None:
     states = torch.randn(1, 8, WIDTH)
-    with packed(pack(model)):
+    with Packed(pack(model)):
         other = copy.deepcopy(model)
         _add(other)
         assert (other(states).double() - right(other, states)).abs().max() < 1e-3

@@ -257,8 +257,9 @@ def test_the_model_is_left_as_it_was_found(name: str, tmp_path: Path) -> None:
 def test_generate_is_right_while_the_model_is_on_loan(name: str) -> None:
     model = copy.deepcopy(build(name))
     before = own(model)
-    with CausalTarget(model).open(1, 32) as session:
+    with lease(model), CausalTarget(model).open(1, 32) as session:
         session.verify([ids(2)[0].tolist()], [DraftTree.chain([1, 2], "test")])
+        assert model.config._attn_implementation == NAME
         assert own(model) == before
         session.commit([(0,)])
     assert own(model) == before

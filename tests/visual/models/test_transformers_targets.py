@@ -314,3 +314,12 @@ def test_the_prompts_of_an_offloaded_model_are_read_where_it_runs() -> None:
         for target in targets
     ]
     assert drawn[0] == drawn[1]
+
+
+def test_what_a_model_asks_of_text_is_not_asked_of_its_pictures() -> None:
+    made: Any = target("janus", seed=17)
+    plain = draw(Engine(made, drafter=None), [0], Sampling())
+    config = made.model.generation_config
+    config.guidance_scale, config.repetition_penalty = 5.0, 3.0
+    config.suppress_tokens = plain[0][:2]
+    assert draw(Engine(made, drafter=None), [0], Sampling()) == plain

@@ -1,0 +1,282 @@
+"""Whatever processor transformers makes of a setting, the bridge gives transformers' text, or says.
+
+Batches with padding most of all: a processor that was made for a batch counts its padding.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.bridge import Speculation, generate
+from ragspec.errors import InputError
+from ragspec.sampling.distribution import TokenLaw
+from tests.support import tiny
+from tests.support.generation_settings import (
+    NEW,
+    PAD,
+    PROMPTS,
+    SAMPLED,
+    greedy,
+    padded,
+    plain,
+    read_by_transformers,
+)
+from tests.support.mixing import MixingDrafter
+
+COMMON: dict[str, Any] = {"max_new_tokens": NEW, "eos_token_id": None, "pad_token_id": PAD}
+NAMES = list(greedy())
+# What changes nothing after prompts of these lengths; `test_a_first_token_that_is_forced` has more.
+WITHOUT_EFFECT = {"forced_bos_token_id"}
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny.model("llama")
+
+
+def theirs_and_ours(model: Any, prompts: list[list[int]], **asked: Any) -> tuple[Any, Any]:
+    """Return transformers' greedy text and, with drafts of which some are right, our own."""
+    arguments = {**padded(prompts), **COMMON, "do_sample": False, **asked}
+    theirs = model.generate(**arguments)
+    start = arguments["input_ids"].shape[1]
+    truth = {tuple(p): row[start:].tolist() for p, row in zip(prompts, theirs, strict=True)}
+    spec = Speculation(drafter=MixingDrafter(truth, right=0.8), budget=6)
+    ours = generate(model, speculation=spec, **arguments)
+    assert sum(report.accepted for report in spec.reports) > 0
+    assert {generation.label for generation in spec.generations} == {"exact"}
+    assert torch.equal(generate(model, speculation=Speculation(drafter=None), **arguments), ours)
+    return theirs, ours
+
+
+def test_every_setting_that_makes_a_processor_is_tried() -> None:
+    tried = {name.split(",")[0] for name in (*NAMES, *SAMPLED)} - {"several"}
+    assert read_by_transformers() == tried
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_text_of_a_padded_batch_is_that_of_transformers(
+    name: str, order: tuple[int, ...], model: Any
+) -> None:
+    prompts = [PROMPTS[row] for row in order]
+    theirs, ours = theirs_and_ours(model, prompts, **greedy()[name])
+    assert torch.equal(ours, theirs)
+    changed = [row[-NEW:].tolist() for row in theirs] != [plain()[row] for row in order]
+    assert changed or theirs.shape[1] < len(prompts[0]) + NEW or name in WITHOUT_EFFECT
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_text_of_one_padded_row_is_that_of_transformers(name: str, model: Any) -> None:
+    arguments = {**padded(PROMPTS), **COMMON, "do_sample": False, **greedy()[name]}
+    arguments = {
+        key: value[1:] if torch.is_tensor(value) else value for key, value in arguments.items()
+    }
+    spec = Speculation(drafter="context", budget=6)
+    assert torch.equal(generate(model, speculation=spec, **arguments), model.generate(**arguments))
+
+
+@pytest.mark.parametrize("prompts", [[[5]], [[5], [40]], [[5, 6, 7], [40]]])
+def test_a_first_token_that_is_forced(prompts: list[list[int]], model: Any) -> None:
+    asked = {"forced_bos_token_id": 7, "begin_suppress_tokens": [plain()[0][0], 62, 91]}
+    theirs, ours = theirs_and_ours(model, prompts, **asked)
+    assert torch.equal(ours, theirs)
+    start = max(map(len, prompts))
+    assert (theirs[:, start] == 7).all() == (start == 1)
+
+
+NEGATIVE = padded([[60, 61, 62, 63], [33, 34]])
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_negative_prompts_are_those_of_their_rows(use_cache: bool, model: Any) -> None:
+    asked: dict[str, Any] = {
+        "guidance_scale": 1.8,
+        "negative_prompt_ids": NEGATIVE["input_ids"],
+        "negative_prompt_attention_mask": NEGATIVE["attention_mask"],
+        "use_cache": use_cache,
+    }
+    theirs, ours = theirs_and_ours(model, PROMPTS, **asked)
+    assert torch.equal(ours, theirs)
+    three = NEGATIVE["input_ids"][[0, 1, 1]]
+    with pytest.raises(InputError, match="3 rows of negative_prompt_ids for 2 prompts"):
+        generate(model, **padded(PROMPTS), **COMMON, **asked | {"negative_prompt_ids": three})
+
+
+def test_allowed_tokens_are_asked_for_by_row(model: Any) -> None:
+    rows: set[int] = set()
+
+    def allowed(row: int, ids: torch.Tensor) -> list[int]:
+        rows.add(row)
+        assert ids.shape[0] >= len(PROMPTS[0])
+        return list(range(10 + 20 * row, 30 + 20 * row))
+
+    theirs, ours = theirs_and_ours(model, PROMPTS, prefix_allowed_tokens_fn=allowed)
+    assert torch.equal(ours, theirs)
+    assert rows == {0, 1}
+
+
+class Counting:
+    """A processor of the user with a memory: what it favours depends on how often it was called."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        liked = (ids.sum(1) + 5 * self.calls) % 90
+        return scores.scatter_add(1, liked[:, None], torch.full_like(scores, 9.0))
+
+
+def test_a_processor_with_a_memory_sees_what_transformers_shows_it(model: Any) -> None:
+    arguments = {**padded(PROMPTS), **COMMON, "do_sample": False}
+    theirs = model.generate(**arguments, logits_processor=[Counting()])
+    given = Counting()
+    truth = {tuple(p): row[6:].tolist() for p, row in zip(PROMPTS, theirs, strict=True)}
+    spec = Speculation(drafter=MixingDrafter(truth, right=0.8), budget=6)
+    ours = generate(model, speculation=spec, **arguments, logits_processor=[given])
+    assert torch.equal(ours, theirs)
+    assert sum(report.accepted for report in spec.reports) > 0
+    assert given.calls == 0  # each row had a copy
+    generate(model, PROMPTS_OF_ONE, speculation=spec, **COMMON, logits_processor=[given])
+    assert given.calls == NEW  # a single one has the object itself
+
+
+PADDED = padded(PROMPTS)
+PROMPTS_OF_ONE = torch.tensor(PROMPTS[:1])
+
+
+@pytest.mark.parametrize("kind", ["strings", "length", "own"])
+def test_criteria_count_the_padding_too(kind: str, model: Any) -> None:
+    from transformers import MaxLengthCriteria, StoppingCriteriaList
+
+    tokenizer = tiny.tokenizer()
+    one, two = plain()
+    ends = {"eos_token_id": [95], "pad_token_id": PAD}  # with none, transformers pads nothing
+    asked: dict[str, Any] = {
+        "strings": {
+            "stop_strings": [tokenizer.decode(one[3:5]), tokenizer.decode(two[5:7])],
+            "tokenizer": tokenizer,
+        },
+        "length": {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(10)])},
+        "own": {
+            "stopping_criteria": [
+                lambda ids, scores: torch.tensor([row.shape[0] > 9 for row in ids])
+            ]
+        },
+    }[kind]
+    arguments = {**padded(PROMPTS), **COMMON, **ends, "do_sample": False, **asked}
+    theirs = model.generate(**arguments)
+    ours = generate(model, speculation=Speculation(drafter=None, tokenizer=tokenizer), **arguments)
+    assert torch.equal(ours, theirs)
+    assert theirs.shape[1] < 6 + NEW
+
+
+def test_criteria_of_the_caller_stand_in_for_those_of_the_settings(model: Any) -> None:
+    from transformers import EosTokenCriteria, MaxLengthCriteria
+
+    end = plain()[0][2]
+    given = [MaxLengthCriteria(6 + NEW + 3), EosTokenCriteria(end)]
+    arguments = {**padded(PROMPTS), **COMMON, "do_sample": False, "stopping_criteria": given}
+    for ends in ([plain()[1][1]], None, [10**6]):
+        arguments["eos_token_id"] = ends
+        theirs = model.generate(**arguments)
+        assert torch.equal(generate(model, **arguments), theirs)
+        assert theirs.shape[1] == 6 + NEW + 3
+
+
+def test_end_tokens_that_the_model_never_writes_are_passed_over(model: Any) -> None:
+    ends = [10**6, plain()[0][3], plain()[1][2]]
+    theirs, ours = theirs_and_ours(model, PROMPTS, eos_token_id=ends, min_new_tokens=5)
+    assert torch.equal(ours, theirs)
+
+
+def test_positions_that_do_not_count_the_tokens_are_refused(model: Any) -> None:
+    inputs = padded(PROMPTS)
+    counted = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    spec = Speculation(drafter=None)
+    arguments = {**inputs, **COMMON, "do_sample": False}
+    ours = generate(model, speculation=spec, position_ids=counted, **arguments)
+    assert torch.equal(ours, model.generate(position_ids=counted, **arguments))
+    twice = generate(
+        model,
+        speculation=spec,
+        position_ids=counted,
+        **arguments | {"do_sample": True},
+        num_return_sequences=2,
+    )
+    assert len(twice) == 4
+    for wrong in (counted + 1, counted + (counted == 2), counted[:, :-1], counted[:, :1]):
+        with pytest.raises(InputError, match="position_ids"):
+            generate(model, speculation=spec, position_ids=wrong, **arguments)
+    plain_ids = torch.arange(6)[None]
+    assert generate(model, PROMPTS_OF_ONE, position_ids=plain_ids, **COMMON).shape == (1, 6 + NEW)
+
+
+@pytest.mark.parametrize("call", [{}, {"repetition_penalty": 1.0}, {"suppress_tokens": [62]}])
+def test_what_the_model_asks_for_itself_acts_once(call: dict[str, Any]) -> None:
+    model = copy.deepcopy(tiny.model("llama"))
+    model.generation_config.repetition_penalty = 1.2
+    model.generation_config.suppress_tokens = [plain()[0][1], plain()[1][1]]
+    theirs, ours = theirs_and_ours(model, PROMPTS, **call)
+    assert torch.equal(ours, theirs)
+
+
+def prepared(model: Any, arguments: dict[str, Any]) -> Any:
+    """Return the processors that transformers makes of a call."""
+    kept: list[Any] = []
+
+    def keep(model: Any, input_ids: Any, logits_processor: Any, **rest: Any) -> Any:
+        kept.append(logits_processor)
+        return input_ids
+
+    model.generate(**arguments, custom_generate=keep)
+    return kept[0]
+
+
+@pytest.mark.parametrize("name", [*SAMPLED, *NAMES])
+def test_the_law_of_sampled_text_is_that_of_transformers(
+    name: str, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each place of our own texts, padded batch: the law that the tokens were drawn from."""
+    asked = SAMPLED[name] if name in SAMPLED else greedy()[name]
+    inputs = padded(PROMPTS)
+    arguments = {**inputs, **COMMON, "do_sample": True, "temperature": 1.3, "top_k": 0, **asked}
+    select, laws, found = TokenLaw.select, [], {}
+
+    def watched(law: TokenLaw, scores: torch.Tensor, indices: Any) -> torch.Tensor:
+        if law not in laws:
+            laws.append(law)
+        found[laws.index(law), indices[0]] = law.probabilities(scores)[0]
+        return select(law, scores, indices)
+
+    monkeypatch.setattr(TokenLaw, "select", watched)
+    spec = Speculation(drafter=None, seed=3)
+    ours = generate(model, speculation=spec, **arguments)
+    processors, mask = prepared(model, arguments), inputs["attention_mask"]
+    for index in range(ours.shape[1] - 6):
+        ids = ours[:, : 6 + index]
+        seen = torch.cat([mask, torch.ones(2, index, dtype=torch.int64)], 1)
+        places = (seen.cumsum(1) - 1).clamp(min=0)
+        with torch.no_grad():
+            logits = model(ids, attention_mask=seen, position_ids=places).logits[:, -1].float()
+            law = processors(ids, logits).double().softmax(-1)
+        for row, generation in enumerate(spec.generations):
+            if index < len(generation.tokens):
+                torch.testing.assert_close(found[row, index], law[row], atol=2e-5, rtol=0)
+    assert len(found) == sum(len(generation.tokens) for generation in spec.generations)
+
+
+def test_several_sequences_have_processors_of_their_own(model: Any) -> None:
+    """Each of them, computed in a batch, is what its row is for transformers' processors alone."""
+    arguments = {**padded(PROMPTS), **COMMON, "do_sample": True, "num_return_sequences": 2}
+    for name in ("guidance_scale", "watermarking_config, synthid", "encoder_repetition_penalty"):
+        asked = {**arguments, **greedy()[name]}
+        ours = generate(model, speculation=Speculation(drafter=None, seed=1), **asked)
+        for row in (0, 1):
+            alone = {**asked, **{key: value[row : row + 1] for key, value in PADDED.items()}}
+            only = generate(model, speculation=Speculation(drafter=None, seed=1), **alone)
+            assert torch.equal(ours[2 * row : 2 * row + 2], only)
