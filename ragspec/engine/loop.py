@@ -114,7 +114,7 @@ def _tell(row: Row, best: Tops | None, hidden: torch.Tensor | None) -> None:
 def _advance(session: TargetSession, rows: Sequence[Row]) -> list[Emission]:
     """Take one step in every row."""
     began = time.perf_counter()
-    trees = [session.admit(_draft(row)) for row in rows]
+    trees = [session.admit(_draft(row), i, row.context.tokens) for i, row in enumerate(rows)]
     drafted = time.perf_counter()
     logits = session.verify([row.pending for row in rows], trees)
     k = max(row.top for row in rows)

@@ -15,6 +15,9 @@ _STATE_LAYERS = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "hy
 _NO_CACHE_LAYERS = {"moe", "mlp"}
 _PURE_RECURRENT = {"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"}
 _CAUSAL_WITH_FLAG = {"gpt_neox", "gpt_neox_japanese"}  # is_decoder=False says nothing for these
+# Their cache drops what lies before its window while their mask goes on to show it, so that what
+# `generate` writes is not what a forward over the whole text says.
+_FORGETFUL = {"moshi"}
 _ADVICE = "Use a decoder-only model: anything that AutoModelForCausalLM loads and generates with."
 
 
@@ -35,6 +38,12 @@ def check_config(config: Any) -> None:
         raise _refused(
             kind,
             "it is an encoder, which sees the text to the right as well (is_decoder=False)",
+        )
+    if kinds & _FORGETFUL:
+        raise _refused(
+            kind,
+            "its cache forgets what its attention mask still shows, so that its logits depend on "
+            "how the text was cut into forwards",
         )
     layers = set(getattr(text, "layer_types", None) or ())
     recurrent = state_layers(config) - {"hybrid"}  # hybrid layers attend as well
@@ -86,11 +95,38 @@ def state_layers(config: Any) -> set[str]:
     return set(getattr(text, "layer_types", None) or ()) & _STATE_LAYERS
 
 
-def unwrapped(model: Any) -> Any:
-    """Return the transformers model inside an adapter wrapper, whose forward hides its arguments.
+def foreign_layers(config: Any) -> set[str]:
+    """Return the classes of the layers of a model's own cache that hold more than keys and values.
 
-    A model without a wrapper is returned as it is.
+    Such are the compressed keys of DeepSeek V4, and the index by which sparse attention picks keys.
     """
+    from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+    try:
+        layers = DynamicCache(config=config).layers
+    except Exception:  # whatever a foreign configuration may lack; it says nothing then
+        return set()
+    plain = (DynamicLayer, DynamicSlidingWindowLayer)
+    return {type(layer).__name__ for layer in layers if type(layer) not in plain}
+
+
+def slot_limit(config: Any) -> int | None:
+    """Return the slot from which on a model scales its queries by slots instead of positions.
+
+    None where it never does (all but Llama 4 with its temperature tuning).
+    """
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    unturned = not all(getattr(text, "no_rope_layers", None) or [1])
+    tuned = getattr(text, "attn_temperature_tuning", False) and unturned
+    return int(text.floor_scale) - 1 if tuned else None
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the transformers model inside the wrappers whose forward hides its arguments.
+
+    These are torch.compile's and those of adapters; a model without one is returned as it is.
+    """
+    model = getattr(model, "_orig_mod", model)
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 

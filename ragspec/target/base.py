@@ -15,8 +15,11 @@ from ragspec.trees.draft_tree import DraftTree
 class TargetSession(Protocol):
     """The cache of one generation: B rows that grow at their own pace. A context manager."""
 
-    def admit(self, tree: DraftTree) -> DraftTree:
-        """Return the part of a draft that this session verifies at a fair price."""
+    def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
+        """Return the part of a row's next draft that this session verifies, at a fair price.
+
+        text: all committed tokens of the row, the root last.
+        """
         ...
 
     def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:

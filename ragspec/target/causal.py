@@ -10,6 +10,7 @@ import inspect
 import math
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -17,15 +18,17 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from ragspec.errors import ModelError
 from ragspec.models.device import input_device
 from ragspec.models.supported import unwrapped
 from ragspec.sampling.top_tokens import Tops, best_tokens
 from ragspec.target.cpu_weights import Packed, lend, pack
 from ragspec.target.hidden_states import HeadTap
 from ragspec.target.kv_cache import SlotCache
+from ragspec.target.rotary_tables import RotaryTables
 from ragspec.target.tree_attention import Configs, TreeView, model_configs, tree_view
 from ragspec.trees.draft_tree import DraftTree, Ints
-from ragspec.trees.operations import ancestors
+from ragspec.trees.operations import ancestors, limit_depth
 
 TIMINGS = 4  # of one forward, the first of them to warm up
 SLOW = 0.05  # seconds of a forward that is timed once
@@ -53,9 +56,24 @@ class CausalTarget:
         self.max_length: int | None = int(limit) if limit else None
         accepted = inspect.signature(unwrapped(model).forward).parameters
         self.keeps_logits = "logits_to_keep" in accepted
-        self._takes_positions = "position_ids" in accepted
+        self.takes_positions = "position_ids" in accepted
+        self.tables = RotaryTables(model)
         self.device = input_device(model.get_input_embeddings())
         self.dtype: torch.dtype = model.dtype
+        self._training: bool = unwrapped(model).training
+
+    def check_mode(self) -> None:
+        """Raise ModelError where the model was put into training mode since this target was made.
+
+        Dropout would make every forward another, so that no text could be repeated.
+        """
+        model = unwrapped(self.model)
+        if model.training and not self._training:
+            raise ModelError(
+                f"{type(model).__name__} was put into training mode after it was "
+                "opened; expected evaluation mode, as it was probed. Call model.eval() before "
+                "generating and model.train() when you go on training."
+            )
 
     @property
     def generation_config(self) -> Any:
@@ -100,7 +118,7 @@ class CausalTarget:
         tokens i64 [B, n]; keep: the number of last queries whose logits are wanted, or i64 [k].
         """
         arguments: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
-        if self._takes_positions:
+        if self.takes_positions:
             arguments["position_ids"] = view.positions
         if self.keeps_logits:
             arguments["logits_to_keep"] = keep
@@ -147,6 +165,7 @@ class TreeSession:
         self.hidden: list[torch.Tensor] = []
         self.width = 1  # positions that a forward has at least, after the prompt
         self._pending: list[int] = []
+        self._anew: dict[int, list[int]] = {}
         self._configs: Configs = []
         self._packs = Packed(())
         self._tap: HeadTap | None = None
@@ -169,12 +188,20 @@ class TreeSession:
         if self._tap is None:
             self._tap = HeadTap(self.target.output_head)
 
-    def admit(self, tree: DraftTree) -> DraftTree:
-        """Return the whole draft; see `TargetSession.admit`."""
-        return tree
+    def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
+        """Return the whole draft, or what the row's keys are fit for; see `TargetSession.admit`."""
+        border = self.target.tables.reread
+        if border is None:
+            return tree
+        if len(text) > border >= self.cache.book.lengths[row]:
+            self._anew[row] = list(text)
+            return DraftTree.empty(tree.kind)
+        return limit_depth(tree, border - len(text)) if len(text) <= border else tree
 
     def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
         """Run one forward; see `TargetSession.verify`."""
+        if self._anew:
+            pending = self._read_anew(pending)
         self._pending = [len(row) for row in pending]
         device, book = self.target.device, self.cache.book
         width = self.width if any(book.lengths) else 1
@@ -195,6 +222,14 @@ class TreeSession:
         rows = torch.arange(len(firsts))[:, None]
         self.hidden = [] if states is None else list(states[:, rows, where].unbind(1))
         return logits[rows, where]
+
+    def _read_anew(self, pending: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+        """Empty the rows whose keys have become unfit; return what is to be read in each row."""
+        for row in self._anew:
+            self.cache.truncate(row, 0)
+        found = [self._anew.get(row, tokens) for row, tokens in enumerate(pending)]
+        self._anew = {}
+        return found
 
     def read_prompts(
         self, pending: Sequence[Sequence[int]], k: int
@@ -224,8 +259,9 @@ class TreeSession:
 
         The model is lent for this forward alone: between two of them it is as its owner left it.
         """
+        self.target.check_mode()
         states = None
-        with lend(self.target.model, self._configs, self._packs):
+        with lend(self.target.model, self._configs, self._packs), self._tables(view):
             if self._tap is None:
                 logits = self.target.forward(tokens, view, self.cache, keep)
             else:
@@ -237,6 +273,16 @@ class TreeSession:
         if not self.target.keeps_logits:
             states = states[:, -keep:] if isinstance(keep, int) else states[:, keep]
         return logits, states.view(-1, len(tokens), *states.shape[1:])
+
+    def _tables(self, view: TreeView) -> AbstractContextManager[None]:
+        """Have every query turned by the rotary table of its own text; see `RotaryTables`."""
+        if not self.target.tables:
+            return nullcontext()
+        read = torch.tensor(self._pending, device=view.lengths.device)[:, None]
+        within = (view.lengths[:, None] == 0) & (view.positions < read)  # of a prompt
+        lengths = torch.where(within, read, view.positions + 1)
+        longest = max(self.cache.book.lengths) + view.positions.shape[1]
+        return self.target.tables.serve(lengths, longest)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep pending tokens and accepted nodes; see `TargetSession.commit`."""

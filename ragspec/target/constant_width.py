@@ -89,8 +89,9 @@ class ConstantWidthSession(TreeSession):
         self.cache.book.block = BLOCK
         self.width = target.width
 
-    def admit(self, tree: DraftTree) -> DraftTree:
+    def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
         """Return the path to the deepest of the likeliest nodes, as long as the shape allows."""
+        tree = super().admit(tree, row, text)
         if not len(tree):
             return tree
         path: list[int] = []

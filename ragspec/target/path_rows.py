@@ -24,9 +24,9 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from ragspec.target.causal import CausalTarget
+from ragspec.target.causal import CausalTarget, TreeSession
 from ragspec.trees.draft_tree import ROOT, DraftTree
-from ragspec.trees.operations import keep_paths, paths
+from ragspec.trees.operations import keep_paths, limit_depth, paths
 
 LAG = 16  # replayed tokens beyond this are settled by a forward of their own
 MOST_PATHS = 8
@@ -60,15 +60,53 @@ class PathTarget(CausalTarget):
         return time.perf_counter() - start
 
 
+class ShortTreeTarget(CausalTarget):
+    """A causal model that verifies trees where all slots lie below `limit`, else chains.
+
+    For attention that scales queries by their slot in the cache (Llama 4), which is not where they
+    stand in the text; below the limit the scale is one.
+    """
+
+    def __init__(self, model: Any, limit: int) -> None:
+        super().__init__(model)
+        self.limit = limit
+        self._beyond = PathTarget(model, "chain")
+
+    def open(self, rows: int, capacity: int) -> TreeSession | PathSession:  # type: ignore[override]
+        """Return an empty session of B rows, fit for `capacity` slots."""
+        if capacity < self.limit:
+            return _ShortTreeSession(self, rows, capacity)
+        return self._beyond.open(rows, capacity)
+
+    def time_forward(self, n: int, length: int) -> float:
+        """Return the seconds of one forward over n positions after `length` cached ones."""
+        if length + n < self.limit:
+            return super().time_forward(n, length)
+        return self._beyond.time_forward(n, length)
+
+
+class _ShortTreeSession(TreeSession):
+    """A session that verifies no draft with slots beyond the limit of its target."""
+
+    target: ShortTreeTarget
+
+    def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
+        """Return the whole draft, or none of it where it does not fit; see `TargetSession`."""
+        fits = self.cache.book.extent + 1 + len(tree) <= self.target.limit
+        return super().admit(tree, row, text) if fits else DraftTree.empty(tree.kind)
+
+
 @dataclass(slots=True)
 class _Row:
     """One text: the model's cache, what it was before the last forward, and what it lacks.
 
-    replay: committed tokens that the cache has not seen. head: tokens that the last forward had
-    in front of the draft. tree, leaves: that draft and the nodes of its paths.
+    length: tokens in the cache. replay: committed tokens that the cache has not seen. head: tokens
+    that the last forward had in front of the draft. tree, leaves: that draft and the nodes of its
+    paths.
     """
 
     cache: Any = None
+    length: int = 0
     before: Any = None
     replay: list[int] = field(default_factory=list)
     head: list[int] = field(default_factory=list)
@@ -77,7 +115,7 @@ class _Row:
 
     def fork(self) -> _Row:
         """Return an independent copy, as of the last commit."""
-        return _Row(snapshot(self.cache), replay=list(self.replay))
+        return _Row(snapshot(self.cache), self.length, replay=list(self.replay))
 
 
 class PathSession:
@@ -98,8 +136,17 @@ class PathSession:
     ) -> None:
         self._rows = []
 
-    def admit(self, tree: DraftTree) -> DraftTree:
-        """Return the part of a draft that is worth its rows: the best chain, or the best paths."""
+    def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
+        """Return the part of a draft that is worth its rows: the best chain, or the best paths.
+
+        Drafts end where the keys of the row cease to be fit; see `RotaryTables`.
+        """
+        border, own = self.target.tables.reread, self._rows[row]
+        if border is not None and len(text) > border >= own.length + len(own.replay):
+            self._rows[row] = _Row(replay=list(text[:-1]))
+            return DraftTree.empty(tree.kind)
+        if border is not None and len(text) <= border:
+            tree = limit_depth(tree, border - len(text))
         return keep_paths(tree, 1 if self.target.mode == "chain" else MOST_PATHS)
 
     def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
@@ -134,7 +181,7 @@ class PathSession:
 
     def _verify(self, row: _Row, pending: list[int], tree: DraftTree) -> torch.Tensor:
         """Return the logits of the root and the nodes: [N + 1, V]."""
-        if len(row.replay) > LAG:
+        if len(row.replay) > LAG and row.length:
             self._forward(row, [row.replay], 1)
             row.replay = []
         row.head, row.tree = [*row.replay, *pending], tree
@@ -156,15 +203,21 @@ class PathSession:
     def _forward(self, row: _Row, tokens: list[list[int]], keep: int) -> torch.Tensor:
         """Feed equally long rows of tokens to the row's cache: logits [R, keep, V]."""
         target = self.target
+        target.check_mode()
         arguments: dict[str, Any] = {"logits_to_keep": keep} if target.keeps_logits else {}
-        with torch.no_grad():
+        ids = torch.tensor(tokens, device=target.device)
+        positions = torch.arange(row.length, row.length + ids.shape[1], device=target.device)
+        if target.takes_positions:  # as `generate` does: some count otherwise by themselves
+            arguments["position_ids"] = positions.expand(ids.shape)
+        lengths = positions + 1
+        if row.length == 0:
+            lengths = lengths.clamp(min=len(row.head))  # a prompt has one table
+        with torch.no_grad(), target.tables.serve(lengths[None], row.length + ids.shape[1]):
             out = target.model(
-                input_ids=torch.tensor(tokens, device=target.device),
-                past_key_values=row.cache,
-                use_cache=True,
-                **arguments,
+                input_ids=ids, past_key_values=row.cache, use_cache=True, **arguments
             )
         row.cache = out.past_key_values
+        row.length += ids.shape[1]
         logits: torch.Tensor = out.logits[:, -keep:]
         return logits
 
@@ -201,8 +254,10 @@ def _commit(row: _Row, path: tuple[int, ...]) -> None:
     """Bring the row's cache to the end of the accepted path, or note what it lacks."""
     depth = max(len(leaf) for leaf in row.leaves)
     beyond = depth - len(path)
+    row.length -= beyond
     if beyond and not _croppable(row.cache):
         row.cache = row.before
+        row.length -= len(row.head) + len(path)
         row.replay = [*row.head, *(int(row.tree.tokens[node]) for node in path)]
     else:
         if len(row.leaves) > 1:

@@ -10,34 +10,32 @@ that fails is tried on chains, then on path rows (`path_rows`), else refused wit
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import math
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from ragspec.errors import UnsupportedModelError
-from ragspec.models.supported import state_layers
+from ragspec.models.supported import foreign_layers, slot_limit, state_layers, unwrapped
 from ragspec.storage import json_cache
 from ragspec.target.causal import CausalTarget
-from ragspec.target.path_rows import PathTarget
+from ragspec.target.path_rows import PathTarget, ShortTreeTarget
+from ragspec.target.probe_key import described, probe_key
 from ragspec.target.probe_trial import CHAINS, TREES, Attempt, Trial, shortest_window
 
-FORMAT = 3
-_DONE = {"peft.": "adapter", "quant": "quantised"}  # by the packages that modules come from
 _RIGHT = {
     "tree": "trees give the logits of their paths",
     "chain": "chains over the model's own cache are right",
     "rows": "path rows over the model's own cache are right",
 }
 _LOOKS_AHEAD = (
-    "its logits depend on later tokens of the same forward (dynamic quantisation with one scale "
-    "per tensor?); use weight-only or per-token quantisation"
+    "its logits depend on later tokens of the same forward (attention to both sides, or dynamic "
+    "quantisation with one scale per tensor?); use a model that attends to the left alone, and "
+    "weight-only or per-token quantisation"
 )
+_TRAINING = "two equal forwards differ: the model is in training mode, call model.eval()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +69,26 @@ def probe_target(target: CausalTarget, directory: Path | None) -> Probed:
     """
     verdict = cached(target, directory) if directory is not None else probe(target)
     if verdict.mode == "refused":
-        name = type(target.model).__name__
+        name = type(unwrapped(target.model)).__name__
         raise UnsupportedModelError(
             f"{name} was refused by the load-time probe: {verdict.reason}. Expected logits of a "
             "draft that equal those of plain decoding. Use another model, or call its own generate."
         )
-    if verdict.mode == "tree":
-        return Probed(target, verdict)
-    return Probed(PathTarget(target.model, verdict.mode), verdict)
+    if verdict.mode != "tree":
+        return Probed(PathTarget(target.model, verdict.mode), verdict)
+    limit = slot_limit(target.model.config)
+    return Probed(target if limit is None else ShortTreeTarget(target.model, limit), verdict)
 
 
 def cached(target: CausalTarget, directory: Path) -> ProbeVerdict:
-    """Return the verdict kept under `directory` for this architecture, or probe and keep it.
+    """Return the verdict kept under `directory` for this model, or probe and keep it.
 
-    A refusal is not kept: its cause may be damaged weights or the state of the machine, and would
-    be held against every other checkpoint of the architecture.
+    A refusal is not kept: its cause may be the state of the machine. Nor is anything of a model
+    whose key does not describe it, see `described`.
     """
     key = probe_key(target)
+    if not described(target.model, key):
+        return probe(target)
     kept = json_cache.read(directory, "probe", key)
     with contextlib.suppress(TypeError):  # damage that left it JSON
         if kept is not None:
@@ -98,47 +99,8 @@ def cached(target: CausalTarget, directory: Path) -> ProbeVerdict:
     return verdict
 
 
-def probe_key(target: CausalTarget) -> dict[str, str]:
-    """Return what a verdict is valid for: code, configuration, dtype and device; not the weights.
-
-    Adapters count through the classes of the modules, quantised weights through their own.
-    """
-    model = target.model
-    config = model.config.to_dict()
-    for name in ("_name_or_path", "transformers_version", "torch_dtype", "dtype"):
-        config.pop(name, None)
-    modules = sorted({f"{type(m).__module__}.{type(m).__qualname__}" for m in model.modules()})
-    text = json.dumps([config, modules], sort_keys=True, default=str)
-    return {
-        "format": str(FORMAT),
-        "model": type(model).__name__,
-        "variant": _variant(model),
-        "architecture": hashlib.sha256(text.encode()).hexdigest()[:24],
-        "attention": str(getattr(model.config, "_attn_implementation", None)),
-        "training": str(model.training),
-        "dtype": str(target.dtype),
-        "device": target.device.type,
-        "torch": torch.__version__,
-        "transformers": version("transformers"),
-    }
-
-
-def _variant(model: Any) -> str:
-    """Return in words what was done to a model after it was made: "" for nothing."""
-    config = getattr(model.config, "quantization_config", None)
-    given = config if isinstance(config, dict) else vars(config) if config is not None else {}
-    method = given.get("quant_method", "")
-    words = [str(getattr(method, "value", method))]
-    modules = {type(module).__module__ for module in model.modules()}
-    words += [word for part, word in _DONE.items() if any(part in name for name in modules)]
-    weights = list(model.parameters())
-    words += sorted({type(weight).__name__ for weight in weights} - {"Parameter"})
-    words += ["offloaded"] * any(weight.device.type == "meta" for weight in weights)
-    return ", ".join(dict.fromkeys(filter(None, words)))
-
-
 def probe(target: CausalTarget) -> ProbeVerdict:
-    """Return how the model may be used; three forwards of ours against two of the model's own."""
+    """Return how the model may be used; four forwards of ours against four of the model's own."""
     try:
         trial = Trial(target)
     except (torch.OutOfMemoryError, MemoryError):
@@ -146,26 +108,37 @@ def probe(target: CausalTarget) -> ProbeVerdict:
     except Exception as error:  # whatever a foreign model may raise is its verdict
         reason = f"its own forward fails on plain text ({type(error).__name__}: {error})"[:400]
         return ProbeVerdict("refused", reason, math.inf, 0.0, 0)
-    if math.isnan(trial.scale):
-        reason = "its own logits are NaN on plain text: its weights are damaged or overflow"
+    if not math.isfinite(trial.scale):
+        kind = "NaN" if math.isnan(trial.scale) else "infinite"
+        reason = f"its own logits are {kind} on plain text: its weights are damaged or overflow"
         return ProbeVerdict("refused", reason, math.inf, 0.0, trial.prefix)
+    if unwrapped(target.model).training and trial.wavers():
+        return ProbeVerdict("refused", _TRAINING, math.inf, 0.0, trial.prefix)
     attempt = trial.attempt(target.open, TREES)
     if attempt.passed:
         return _verdict(trial, "tree", attempt, _RIGHT["tree"])
-    states = ", ".join(sorted(state_layers(target.model.config)))
-    cause = f"layers that keep a state ({states}) know no trees" if states else attempt.story
-    why = f"tree attention goes wrong here ({cause})"
+    why = f"tree attention goes wrong here ({_cause(target) or attempt.story})"
     for mode, stages in (("chain", CHAINS), ("rows", TREES)):
         path_target = PathTarget(target.model, mode)
         second = trial.attempt(path_target.open, stages)
         if second.passed:
             return _verdict(trial, mode, second, f"{why}; {_RIGHT[mode]}")
         why += f", {mode} too ({second.story})"
-    if target.model.training:
-        why += "; the model is in training mode, call model.eval()"
-    elif trial.looks_ahead():
+    if trial.looks_ahead():
         why = _LOOKS_AHEAD
     return _verdict(trial, "refused", attempt, why)
+
+
+def _cause(target: CausalTarget) -> str:
+    """Return why a model cannot verify trees where its code says so; "" where it does not."""
+    config = target.model.config
+    if states := ", ".join(sorted(state_layers(config))):
+        return f"layers that keep a state ({states}) know no trees"
+    if layers := ", ".join(sorted(foreign_layers(config))):
+        return f"its cache holds more than keys and values ({layers})"
+    if not target.takes_positions:
+        return "it counts positions by itself (it takes no position_ids): no two may share one"
+    return ""
 
 
 def _verdict(trial: Trial, mode: str, attempt: Attempt, reason: str) -> ProbeVerdict:

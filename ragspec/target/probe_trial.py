@@ -1,8 +1,8 @@
 """The experiment of the load-time probe: logits of drafts against those of their paths run alone.
 
-Two rows of unequal length, and further drafts after an accepted path was kept, so that ragged
-batches, positions, windows and compaction are all in it. The reference is the model as it was
-found, over whole texts and without a cache.
+Two rows of unequal length, a step without a draft, and further drafts after an accepted path was
+kept, so that ragged batches, positions, windows and compaction are all in it. The reference is the
+model as it was found, over whole texts and without a cache.
 """
 
 from __future__ import annotations
@@ -30,9 +30,12 @@ QUANTILE = 0.75  # in half precision a near-tie of routed experts spoils single 
 _BUSHY = (-1, 0, 1, 0, 3, -1, 5, 6)
 _FORK = (-1, -1, 1)
 _CHAIN = (-1, 0, 1, 2)
-# For each stage the shape of the tree and the nodes that are kept, for both rows.
-TREES = (((_BUSHY, (0, 3, 4)), (_FORK, (1, 2))), ((_FORK, (0,)), (_BUSHY, (5, 6, 7))))
+# For each stage the shape of the tree and the nodes that are kept, for both rows. The first is a
+# step of plain decoding: some models with states have code of its own for a single token.
+_PLAIN = (((), ()), ((), ()))
+TREES = (_PLAIN, ((_BUSHY, (0, 3, 4)), (_FORK, (1, 2))), ((_FORK, (0,)), (_BUSHY, (5, 6, 7))))
 CHAINS = (
+    _PLAIN,
     ((_CHAIN, (0, 1)), (_CHAIN, (0, 1, 2, 3))),
     ((_CHAIN, ()), (_CHAIN, (0,))),
     ((_CHAIN, ()), (_CHAIN, ())),
@@ -102,6 +105,12 @@ class Trial:
         error = float(worst.quantile(QUANTILE) if half else worst.max())
         return Attempt(error if error == error else float("inf"), tolerance)
 
+    def wavers(self) -> bool:
+        """Say whether two equal forwards differ, as dropout makes them."""
+        text = [self._tokens(PREFIXES[0])]
+        one, other = (self._alone(text, PREFIXES[0])[0] for _ in range(2))
+        return bool(_difference(one, other).max() > self._rounding())
+
     def looks_ahead(self) -> bool:
         """Say whether logits depend on later tokens of the same forward: one text, two endings."""
         beginning = self._tokens(PREFIXES[0])
@@ -151,15 +160,22 @@ class Trial:
     def _case(self, length: int, shapes: Sequence[tuple[Sequence[int], tuple[int, ...]]]) -> Case:
         stages = []
         for parents, kept in shapes:
-            root, *tokens = self._tokens(len(parents) + 1)
+            root, *tokens = self._tokens(len(parents) + 1) if parents else self.vocabulary[:1]
             stages.append((root, DraftTree.build(tokens, parents, "probe"), kept))
         return Case(self._tokens(length), stages)
 
     def _alone(self, sequences: list[list[int]], keep: int) -> torch.Tensor:
-        """Return the last `keep` logits of equally long sequences, by the model as it was found."""
+        """Return the last `keep` logits of equally long sequences, by the model as it was found.
+
+        Positions are given as transformers' `generate` gives them: some models count otherwise by
+        themselves.
+        """
         target = self.target
         arguments: dict[str, Any] = {"logits_to_keep": keep} if target.keeps_logits else {}
         ids = torch.tensor(sequences, device=target.device)
+        if target.takes_positions:
+            places = torch.arange(ids.shape[1], device=target.device)
+            arguments["position_ids"] = places.expand(ids.shape)
         with torch.no_grad():
             logits: torch.Tensor = target.model(input_ids=ids, use_cache=False, **arguments).logits
         return logits[:, -keep:]
@@ -176,7 +192,7 @@ class Trial:
             context = [*context, root]
             tokens = tree.tokens.tolist()
             place = {ROOT: (len(sequences), len(context) - 1)}
-            for path in paths(tree.parents):
+            for path in paths(tree.parents) or [()]:
                 for depth, node in enumerate(path):
                     place.setdefault(node, (len(sequences), len(context) + depth))
                 sequences.append([*context, *(tokens[node] for node in path)])

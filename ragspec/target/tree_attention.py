@@ -76,11 +76,12 @@ def tree_mask(
 ) -> torch.Tensor | None:
     """Return the additive mask [B, 1, n, S] of the tree in view, or None for plain causality.
 
-    Without a view it is spelled out, as for eager attention: a lease can end between another
-    thread's mask and its attention. Models with attention code of their own know no mask but the
-    one they are given, so theirs always is.
+    Without a view, and for masks over something other than the cache (cross attention), it is
+    spelled out, as for eager attention: a lease can end between another thread's mask and its
+    attention. Models with attention code of their own know no mask but the one they are given, so
+    theirs always is, and so is one that forbids the skip because the model goes on to change it.
     """
-    view = _view.get()
+    view = None if "allow_is_bidirectional_skip" in kwargs else _view.get()
     if view is None:
         spelled: torch.Tensor = eager_mask(
             batch_size=batch_size,
@@ -93,7 +94,7 @@ def tree_mask(
             **kwargs,
         )
         return spelled
-    own = _leases.explicit(kwargs.get("config"))
+    own = _leases.explicit(kwargs.get("config")) or not kwargs.get("allow_is_causal_skip", True)
     local = local_size is not None and kv_length > local_size
     windowed = local or (local_size is None and mask_function is not causal_mask_function)
     alone = batch_size == q_length == 1 and view.slot_positions.shape[1] == 1
@@ -125,9 +126,9 @@ def tree_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attend with an optional mask, logit soft-cap and attention sinks.
 
-    Shapes: query [B, heads, n, width], key and value [B, groups, S, width], mask [B, 1, n, S]
-    -> [B, n, heads, width]. Queries that share a key head are folded into one longer query, so
-    that keys and values are never repeated.
+    Shapes: query [B, heads, n, width], key and value [B, groups, S, width], mask [B, 1, n, S] or
+    [B, heads, n, S] -> [B, n, heads, width]. Queries that share a key head are folded into one
+    longer query, so that keys and values are never repeated.
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = causal and attention_mask is None and query.shape[2] > 1
@@ -277,7 +278,9 @@ def _folded(
     batch, heads, n, width = query.shape
     groups = key.shape[1]
     folded = query.reshape(batch, groups, heads // groups * n, width)
-    if mask is not None:
+    if mask is not None and mask.shape[1] == heads:
+        mask = mask.reshape(mask.shape[0], groups, heads // groups * n, -1)
+    elif mask is not None:
         mask = mask.expand(batch, 1, n, -1).repeat(1, 1, heads // groups, 1)
     out = functional.scaled_dot_product_attention(folded, key, value, mask, scale=scaling)
     return out.reshape(batch, heads, n, -1)

@@ -257,7 +257,7 @@ class ImageGPTTarget(_Foreign):
 class _Bounded(TreeSession):
     """A session in which committed tokens and draft together never exceed the positions."""
 
-    def admit(self, tree: DraftTree) -> DraftTree:
+    def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
         """Return the nodes for which there is room behind the root; see `tree.keep_best`."""
         room = self.target.model.config.n_positions - self.cache.book.extent - 1
         return keep_best(tree, max(room, 0))

@@ -12,7 +12,7 @@ from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.cli.doctor import REQUIRED, examine, show
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.target.causal import CausalTarget
-from ragspec.target.probe import probe_key
+from ragspec.target.probe_key import probe_key
 from tests.support.architectures import build
 
 

@@ -10,8 +10,15 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
+from ragspec.engine.engine import Engine
 from ragspec.errors import ModelError, UnsupportedModelError
-from ragspec.models.supported import check_config, check_scope, state_layers, unwrapped
+from ragspec.models.supported import (
+    check_config,
+    check_scope,
+    foreign_layers,
+    state_layers,
+    unwrapped,
+)
 from tests.support.architectures import ARCHITECTURES, COMMON, build
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97}
@@ -27,6 +34,7 @@ SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "v
         ("bert", "is an encoder"),
         ("roberta", "is an encoder"),
         ("electra", "is an encoder"),
+        ("moshi", "forgets what its attention mask still shows"),
         ("mamba", "recurrent"),
         ("mamba2", "recurrent"),
         ("falcon_mamba", "recurrent"),
@@ -93,10 +101,31 @@ def test_an_adapter_of_virtual_tokens_is_refused_and_others_are_not() -> None:
     check_scope(model)
 
 
+def test_layers_that_keep_more_than_keys_and_values_are_named() -> None:
+    assert foreign_layers(build("llama").config) == set()
+    assert foreign_layers(build("gemma3_text").config) == set()
+    assert foreign_layers(build("qwen3_5_text").config) == {"LinearAttentionLayer"}
+    assert foreign_layers(SimpleNamespace()) == set(), "of a configuration that says nothing"
+
+
 def test_layers_with_a_state_are_named() -> None:
     assert state_layers(build("llama").config) == set()
     assert state_layers(build("gemma3_text").config) == set()
     assert state_layers(build("qwen3_5_text").config) == {"linear_attention"}
+
+
+def test_a_compiled_model_is_used_as_it_is() -> None:
+    model = copy.deepcopy(build("llama"))
+    text = [1, 2, 3, 1, 2, 3, 1, 2]
+    expected = Engine(model, drafter=None).generate(text, max_new_tokens=8).tokens
+    compiled = torch.compile(model, backend="eager")
+    assert unwrapped(compiled) is model
+    engine = Engine(compiled, drafter="context", budget=4)
+    assert engine.model is compiled
+    assert engine.generate(text, max_new_tokens=8).tokens == expected
+    model.train()
+    with pytest.raises(ModelError, match="training mode"):
+        engine.generate(text, max_new_tokens=8)
 
 
 def test_an_adapter_wrapper_is_looked_through() -> None:

@@ -13,7 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ragspec.target.causal as target_module
+from ragspec.engine.engine import Engine
+from ragspec.errors import ModelError
 from ragspec.target.causal import CausalTarget
+from ragspec.target.path_rows import PathTarget
 from ragspec.trees.draft_tree import DraftTree
 from tests.support.architectures import VOCAB, build
 
@@ -151,6 +154,26 @@ def test_sizes_are_read_off_the_model() -> None:
 
 
 # --- mutants: each must be seen by the comparison above -------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [CausalTarget, lambda model: PathTarget(model, "chain")])
+def test_training_mode_is_refused_once_a_model_was_opened_for_evaluation(kind: Any) -> None:
+    model = copy.deepcopy(build("llama"))
+    target = kind(model)
+    engine = Engine(target, drafter="context", budget=4)
+    text = [1, 2, 3, 1, 2, 3, 1, 2]
+    expected = engine.generate(text, max_new_tokens=8).tokens
+    model.train()
+    with pytest.raises(ModelError, match=r"training mode.*model\.eval\(\)"):
+        engine.generate(text, max_new_tokens=8)
+    assert all(module.training for module in model.modules())
+    model.eval()
+    assert engine.generate(text, max_new_tokens=8).tokens == expected
+    opened_in_training = kind(model.train())
+    for mode in (True, False):  # it has no dropout; evaluation is always right
+        model.train(mode)
+        out = Engine(opened_in_training, drafter=None).generate(text, max_new_tokens=8)
+        assert out.tokens == expected
 
 
 def chains_only(*arguments: Any) -> np.ndarray[Any, Any]:

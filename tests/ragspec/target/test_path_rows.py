@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragspec.target.path_rows import LAG, MOST_PATHS, PathTarget, snapshot
+from ragspec.models.supported import slot_limit
+from ragspec.target.causal import CausalTarget, TreeSession
+from ragspec.target.open import open_target
+from ragspec.target.path_rows import (
+    LAG,
+    MOST_PATHS,
+    PathSession,
+    PathTarget,
+    ShortTreeTarget,
+    snapshot,
+)
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import paths
 from tests.ragspec.target.test_causal import assert_right, path_to, random_text, random_tree
-from tests.support.architectures import VOCAB, build
+from tests.support import architectures_sweep as sweep
+from tests.support.architectures import ARCHITECTURES, COMMON, VOCAB, build
 
 RECURRENT, SLOTTED, WINDOWED = "qwen3_5_text", "bloom", "mistral"
 EMPTY = DraftTree.empty()
@@ -138,6 +150,22 @@ def test_a_snapshot_is_not_touched_by_later_forwards(name: str) -> None:
     assert snapshot(None) is None
 
 
+def test_positions_are_those_that_generate_gives() -> None:
+    model = sweep.build("roberta")  # by itself it counts from the number of its padding token
+    text, tree = list(range(20, 31)), DraftTree.build([5, 6, 7], [-1, -1, 1], "test")
+    ids = torch.tensor([[*text, 1, 6, 7]])
+    with torch.no_grad():
+        expected = model(input_ids=ids, position_ids=torch.arange(14)[None]).logits[0]
+        by_itself = model(input_ids=ids).logits[0]
+    with PathTarget(model, "rows").open(1, 0) as session:
+        first = session.verify([text], [EMPTY])
+        session.commit([()])
+        logits = session.verify([[1]], [tree])
+    torch.testing.assert_close(first[0, 0], expected[10])
+    torch.testing.assert_close(logits[0, [0, 2, 3]], expected[11:])
+    assert (by_itself - expected).abs().max() > 1.0
+
+
 def test_only_paths_worth_their_rows_are_admitted() -> None:
     parents = [-1, -1, 1, -1, 3, *[-1] * 10]
     reach = [0.5, 0.4, 0.3, 0.9, 0.1, *[0.01] * 10]
@@ -169,3 +197,65 @@ def test_float64_models_without_states_are_exact_to_rounding() -> None:
         session.commit([(1,)])
         logits = session.verify([[2]], [tree])
     assert_right(model, logits, [[*text, 1, 6, 2]], [tree])
+
+
+# --- queries scaled by their slot (Llama 4) -------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tempered() -> Any:
+    """Return a Llama 4 that scales the queries from slot 39 on."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    settings = COMMON | ARCHITECTURES["llama4_text"].settings
+    config = AutoConfig.for_model("llama4_text", **settings, floor_scale=40, attn_scale=40.0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def test_scales_by_slots_are_left_to_chains(tempered: Any, tmp_path: Path) -> None:
+    text = list(range(20, 20 + 37))
+    chain = DraftTree.chain([3, 4, 5, 6], "test")
+    bushy = DraftTree.build(range(3, 11), [-1, -1, -1, 0, 1, 2, 3, 4], "test")
+    probed = open_target(tempered, tmp_path)
+    assert isinstance(probed, ShortTreeTarget), "the probe does not reach the scale by itself"
+    for target, tree, right in (
+        (probed, chain, True),
+        (CausalTarget(tempered), chain, True),
+        (CausalTarget(tempered), bushy, False),
+    ):
+        with target.open(1, 64) as session:
+            session.verify([text], [EMPTY])
+            session.commit([()])
+            logits = session.verify([[1]], [tree])
+            assert far(tempered, logits, [*text, 1], tree) == (not right)
+
+
+def far(model: Any, logits: torch.Tensor, text: list[int], tree: DraftTree) -> bool:
+    """Say whether the logits of any node are not those of its path."""
+    try:
+        close(model, logits, [text], [tree])
+    except AssertionError:
+        return True
+    return False
+
+
+def test_trees_serve_as_long_as_no_slot_is_scaled(tempered: Any) -> None:
+    target = ShortTreeTarget(tempered, 40)
+    assert isinstance(target.open(1, 39), TreeSession)
+    assert isinstance(target.open(1, 40), PathSession)
+    assert min(target.time_forward(4, 16), target.time_forward(4, 64)) > 0
+    with target.open(1, 39) as session:
+        session.verify([list(range(30))], [EMPTY])
+        session.commit([()])
+        assert len(session.admit(DraftTree.chain(range(9), "test"))) == 9
+        assert len(session.admit(DraftTree.chain(range(10), "test"))) == 0
+
+
+def test_models_without_such_a_scale_have_no_limit(tempered: Any) -> None:
+    assert slot_limit(build("llama").config) is None
+    assert slot_limit(build("llama4_text").config) == 8191
+    config = copy.deepcopy(tempered.config)
+    config.attn_temperature_tuning = False
+    assert slot_limit(config) is None

@@ -14,9 +14,11 @@ import torch
 import ragspec.target.causal as target_module
 from ragspec.errors import UnsupportedModelError
 from ragspec.target.causal import CausalTarget
+from ragspec.target.cpu_weights import available, lend
 from ragspec.target.kv_cache import SlotCache
 from ragspec.target.path_rows import PathTarget
-from ragspec.target.probe import cached, probe, probe_key, probe_target
+from ragspec.target.probe import cached, probe, probe_target
+from ragspec.target.probe_key import described, probe_key
 from ragspec.target.probe_trial import PREFIXES, Trial, shortest_window
 from tests.support.architectures import build
 
@@ -166,11 +168,13 @@ def test_a_model_whose_own_forward_fails_is_refused() -> None:
     assert "its own forward fails" in verdict.reason
 
 
-def test_training_mode_is_named_as_a_cause() -> None:
+@pytest.mark.parametrize("dropout", [0.01, 0.5])
+def test_training_mode_is_named_as_a_cause(dropout: float) -> None:
     model = changed()
-    model.config.attention_dropout = 0.5
+    model.config.attention_dropout = dropout
     for layer in model.model.layers:
-        layer.self_attn.attention_dropout = 0.5
+        layer.self_attn.attention_dropout = dropout
+    assert probe(CausalTarget(model)).mode == "tree"
     verdict = probe(CausalTarget(model.train()))
     assert verdict.mode == "refused"
     assert "model.eval()" in verdict.reason
@@ -217,9 +221,8 @@ def test_a_verdict_is_kept_and_found_again(tmp_path: Path, monkeypatch: pytest.M
     entry = json.loads(file.read_text(encoding="utf-8"))
     assert entry["mode"] == "chain"
     assert entry["key"]["model"] == "BloomForCausalLM"
-    seen = forwards(model, monkeypatch)
+    monkeypatch.setattr("ragspec.target.probe.Trial", None)  # what probes is not to be called
     assert probe_target(CausalTarget(model), tmp_path).verdict == first.verdict
-    assert seen == []
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"key": 1}', '{"format": 99}', "null"])
@@ -250,10 +253,11 @@ def test_an_unwritable_cache_is_no_error(tmp_path: Path) -> None:
     assert cached(CausalTarget(build("llama")), tmp_path / "file").mode == "tree"
 
 
-def test_the_key_holds_what_a_verdict_depends_on_and_not_the_weights() -> None:
+def test_the_key_holds_what_a_verdict_depends_on() -> None:
     key = probe_key(CausalTarget(build("llama", torch.float32)))
-    assert probe_key(CausalTarget(build("llama", torch.float32, seed=1))) == key
-    others = [build("llama", torch.bfloat16), build("qwen2", torch.float32)]
+    assert probe_key(CausalTarget(changed())) == key
+    others = [build("llama", torch.float32, seed=1), build("llama", torch.bfloat16)]
+    others.append(build("qwen2", torch.float32))
     theta = changed()
     theta.config.rms_norm_eps = 1e-3
     adapted = changed()
@@ -265,6 +269,93 @@ def test_the_key_holds_what_a_verdict_depends_on_and_not_the_weights() -> None:
     others += [theta, adapted, eager, quantised]
     keys = [json.dumps(probe_key(CausalTarget(model))) for model in others]
     assert len({json.dumps(key), *keys}) == len(others) + 1
+
+
+@pytest.mark.parametrize("version", ["ragspec", "torch", "transformers"])
+def test_the_key_holds_the_versions(version: str) -> None:
+    assert probe_key(CausalTarget(build("llama")))[version]
+
+
+def spoil(model: Any) -> None:
+    model.model.layers[1].mlp.up_proj.weight.data.fill_(float("nan"))
+
+
+def hook(model: Any) -> None:
+    """Mix the positions of a text, which no mask prevents."""
+    model.model.layers[0].register_forward_hook(
+        lambda layer, given, out: out + out.mean(1)[:, None]
+    )
+
+
+def hook_before(model: Any) -> None:
+    model.model.layers[0].mlp.register_forward_pre_hook(
+        lambda layer, given: (given[0] + given[0].mean(1)[:, None],)
+    )
+
+
+def patch(model: Any) -> None:
+    mlp = model.model.layers[0].mlp
+    own = mlp.forward
+    mlp.forward = lambda states: own(states + states.mean(1)[:, None])
+
+
+@pytest.mark.parametrize("change", [spoil, hook, hook_before, patch])
+def test_what_was_done_to_a_model_is_probed_though_the_plain_one_was(
+    change: Any, tmp_path: Path
+) -> None:
+    model = changed()
+    assert cached(CausalTarget(model), tmp_path).mode == "tree"
+    change(model)
+    assert cached(CausalTarget(model), tmp_path).mode == "refused"
+
+
+def test_a_forward_put_over_that_of_a_class_makes_another_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = changed()
+    kind = type(model.model.layers[0].mlp)
+    own = kind.forward
+    assert cached(CausalTarget(model), tmp_path).mode == "tree"
+    monkeypatch.setattr(kind, "forward", lambda mlp, x: own(mlp, x + x.mean(1)[:, None]))
+    assert cached(CausalTarget(model), tmp_path).mode == "refused"
+
+
+def test_hooks_that_only_look_do_not_make_a_model_another() -> None:
+    model = changed()
+    target = CausalTarget(model)
+    assert described(model, probe_key(target))
+    model(input_ids=torch.tensor([[1, 2]]), output_hidden_states=True)  # leaves hooks
+    assert any(module._forward_hooks for module in model.modules())
+    with lend(model):
+        assert any("forward" in module.__dict__ for module in model.modules()) is available()
+        assert described(model, probe_key(target)), "what our forwards lend is no patch"
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.to("meta"))
+    assert not described(model, probe_key(target)), "weights that are not there"
+
+
+def test_what_brings_weights_to_their_device_is_known_by_its_class() -> None:
+    from accelerate.hooks import (  # type: ignore[import-untyped]
+        ModelHook,
+        add_hook_to_module,
+    )
+
+    model = changed()
+    key = probe_key(CausalTarget(model))
+    add_hook_to_module(model.model.layers[0], ModelHook())
+    hooked = probe_key(CausalTarget(model))
+    assert described(model, hooked)
+    assert hooked != key
+
+
+def test_infinite_logits_are_named() -> None:
+    model = changed()
+    with torch.no_grad():
+        model.lm_head.weight.fill_(3e38)
+    verdict = probe(CausalTarget(model))
+    assert (verdict.mode, verdict.reason.split(" on ")[0]) == (
+        "refused",
+        "its own logits are infinite",
+    )
 
 
 def test_the_key_says_in_words_what_was_done_to_a_model() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from transformers.masking_utils import (
+    bidirectional_mask_function,
     causal_mask_function,
     chunked_causal_mask_function,
     sliding_window_causal_mask_function,
@@ -103,6 +104,30 @@ def test_plain_causality_needs_no_mask_unless_the_model_knows_no_other() -> None
     assert torch.equal(mask[0, 0] == 0, torch.ones(5, 5).tril().bool())
 
 
+def test_a_mask_that_the_model_goes_on_to_change_is_spelled_out() -> None:
+    positions = torch.arange(5)[None]
+    with tree_view(TreeView(torch.tensor([0]), positions, positions, None)):
+        assert tree_mask(1, 5, 5, allow_is_causal_skip=True) is None
+        mask = tree_mask(1, 5, 5, allow_is_causal_skip=False)
+    assert mask is not None
+    assert torch.equal(mask[0, 0] == 0, torch.ones(5, 5).tril().bool())
+
+
+def test_a_mask_over_something_else_than_the_cache_is_none_of_ours() -> None:
+    with tree_view(view([7])):
+        mask = tree_mask(
+            1,
+            6,
+            4,
+            mask_function=bidirectional_mask_function,
+            allow_is_causal_skip=False,
+            allow_is_bidirectional_skip=False,
+        )
+    assert mask is not None
+    assert mask.shape == (1, 1, 6, 4)
+    assert (mask == 0).all()
+
+
 def test_a_single_query_need_not_see_every_speculative_slot() -> None:
     position = torch.tensor([[5]])
     related = torch.tensor([[[True, False, True]]])  # a second forward below one of two nodes
@@ -131,7 +156,7 @@ def naive(
                 scores = key[b, h // share] @ query[b, h, i] / width**0.5
                 if softcap is not None:
                     scores = softcap * torch.tanh(scores / softcap)
-                scores = scores + mask[b, 0, i]
+                scores = scores + mask[b, h % mask.shape[1], i]
                 if sinks is not None:
                     scores = torch.cat([scores, sinks[h : h + 1]])
                 weights = scores.softmax(-1)[: key.shape[2]]
@@ -142,9 +167,9 @@ def naive(
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("with_sinks", [False, True])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("causal", "masks"), [(False, 1), (False, 4), (True, 1)])
 def test_attention_is_that_of_single_queries(
-    groups: int, softcap: float | None, with_sinks: bool, causal: bool
+    groups: int, softcap: float | None, with_sinks: bool, causal: bool, masks: int
 ) -> None:
     random = torch.Generator().manual_seed(groups)
     rows, heads, n, width = 2, 4, 5, 8
@@ -154,7 +179,7 @@ def test_attention_is_that_of_single_queries(
         return torch.randn(shape, generator=random, dtype=torch.float64)
 
     query, key, value = draw(rows, heads, n, width), *draw(2, rows, groups, slots, width)
-    mask = torch.zeros(rows, 1, n, slots, dtype=torch.float64)
+    mask = torch.zeros(rows, masks, n, slots, dtype=torch.float64)
     if causal:
         seen = torch.ones(n, slots).tril().bool().expand_as(mask)
     else:
