@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from ragspec.errors import InputError, UnsupportedModelError
@@ -24,7 +23,7 @@ from ragspec.models.supported import check_scope
 from ragspec.sampling.top_tokens import Tops
 from ragspec.target.causal import CausalTarget, TreeSession
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.trees.operations import select
+from ragspec.trees.operations import keep_paths, limit_depth
 
 BLOCK = 512  # keys that attention kernels take at once
 TRIED = 48  # positions at which a new target is compared with itself
@@ -90,19 +89,8 @@ class ConstantWidthSession(TreeSession):
         self.width = target.width
 
     def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
-        """Return the path to the deepest of the likeliest nodes, as long as the shape allows."""
-        tree = super().admit(tree, row, text)
-        if not len(tree):
-            return tree
-        path: list[int] = []
-        node = -1
-        while len(path) < self.width - 1:
-            children = np.flatnonzero(tree.parents == node)
-            if not len(children):
-                break
-            node = int(children[np.argmax(tree.reach[children])])
-            path.append(node)
-        return select(tree, path)
+        """Return the likeliest path (of draws the first), as long as the shape allows."""
+        return keep_paths(limit_depth(super().admit(tree, row, text), self.width - 1), 1)
 
     def read_prompts(
         self, pending: Sequence[Sequence[int]], k: int

@@ -14,7 +14,7 @@ from ragspec.pipelines.cli.compare import plain_engine
 from ragspec.sampling.settings import Sampling
 from ragspec.target.causal import CausalTarget
 from ragspec.target.constant_width import ConstantWidthTarget
-from ragspec.trees.draft_tree import DraftTree
+from ragspec.trees.draft_tree import DraftKind, DraftTree
 from tests.support import tiny
 from tests.support.noisy import NoisyTrees
 
@@ -70,6 +70,17 @@ def test_the_label_says_exact_in_bfloat16_and_plain_is_decoded_by_the_same_targe
     engine = Engine(target, drafter="context", budget=3, batch_size=1)
     assert engine.generate(PROMPT, max_new_tokens=6, ignore_eos=True).label == "exact"
     assert plain_engine(engine).target is target
+
+
+def test_a_draft_becomes_its_likeliest_path_and_of_draws_the_first() -> None:
+    parents, reach = [-1, -1, 1, 2, 3], [0.2, 0.7, 0.6, 0.5, 0.4]
+    tree = DraftTree.build([1, 2, 3, 4, 5], parents, "x", reach=reach)
+    drawn = DraftTree.build(
+        [1, 2], [-1, -1], "x", reach=[0.1, 0.9], kind=DraftKind.SAMPLED_WITHOUT_REPLACEMENT
+    )
+    with ConstantWidthTarget(tiny.model("llama"), 4).open(1, 32) as session:
+        assert session.admit(tree).tokens.tolist() == [2, 3, 4]
+        assert session.admit(drawn).tokens.tolist() == [1]
 
 
 def test_only_one_row_and_two_positions_at_least() -> None:
