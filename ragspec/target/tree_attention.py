@@ -81,7 +81,9 @@ def tree_mask(
     attention. Models with attention code of their own know no mask but the one they are given, so
     theirs always is, and so is one that forbids the skip because the model goes on to change it.
     """
-    view = None if "allow_is_bidirectional_skip" in kwargs else _view.get()
+    view = _view.get()
+    if view is not None and "allow_is_bidirectional_skip" in kwargs:  # some models' self-attention
+        view = view if kv_length == _slots(view) else None
     if view is None:
         spelled: torch.Tensor = eager_mask(
             batch_size=batch_size,
@@ -238,6 +240,11 @@ def model_configs(model: nn.Module) -> Configs:
             _, before = found.get(id(config), (config, False))
             found[id(config)] = (config, own or before)
     return list(found.values())
+
+
+def _slots(view: TreeView) -> int:
+    """Return how many slots of the cache the queries of a view read."""
+    return int(view.lengths.max()) + view.slot_positions.shape[1] + view.unused
 
 
 def _tree_allowed(view: TreeView, related: torch.Tensor, slots: int) -> torch.Tensor:

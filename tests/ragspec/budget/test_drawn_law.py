@@ -34,11 +34,13 @@ from ragspec.sampling.noise import NoiseStream, Stream
 from ragspec.sampling.settings import Sampling
 from ragspec.target import path_rows
 from ragspec.target.path_rows import PathSession, PathTarget
+from ragspec.target.rotary_tables import RotaryTables
 from ragspec.trees import operations
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import limit_depth
 from ragspec.visual.acceptance.cool_sd import Cool
 from ragspec.visual.acceptance.lantern_published import LanternRejection, RelaxedRejection
+from tests.support import tiny
 from tests.support.codes import neighbours
 from tests.support.enumeration import Tokens, enumerate_outcomes
 from tests.support.laws import Laws, LawTarget, deviation, emitted
@@ -159,6 +161,7 @@ def draft(
         return tree
     target = PathTarget.__new__(PathTarget)
     target.mode = mode
+    target.tables = RotaryTables(tiny.model("llama"))
     return PathSession(target, 1).admit(tree)
 
 
