@@ -186,9 +186,11 @@ def merge(trees: Iterable[DraftTree]) -> DraftTree:
 def overlay(trees: Sequence[tuple[DraftTree, int]]) -> tuple[DraftTree, list[int]]:
     """Return one tree that holds every path of all trees, and the bits of those that offer a node.
 
-    After its parent a node is as likely as the most confident tree says; source and origin are
-    those of the first tree that offers it. The result is deterministic where all trees are, else
-    coupled: what a sampled tree promises about its law does not survive, so `q` is dropped.
+    After its parent a node is as likely as the most confident tree says, and siblings together at
+    most certain: where trees name different tokens, their chances are shares of one. Source and
+    origin are those of the first tree that offers it. The result is deterministic where all trees
+    are, else coupled: what a sampled tree promises about its law does not survive, so `q` is
+    dropped.
     """
     if len(trees) == 1 and trees[0][0].kind in (DraftKind.DETERMINISTIC, DraftKind.COUPLED):
         tree, bit = trees[0]
@@ -197,8 +199,12 @@ def overlay(trees: Sequence[tuple[DraftTree, int]]) -> tuple[DraftTree, list[int
     sources: dict[str, int] = {}
     for tree, bit in trees:
         nodes.add(tree, bit, [sources.setdefault(name, len(sources)) for name in tree.sources])
+    totals = [0.0] * (len(nodes.parents) + 1)  # by parent; the last entry is that of the root, -1
+    for parent, chance in zip(nodes.parents, nodes.chances, strict=True):
+        totals[parent] += chance
     reach: list[float] = []
     for parent, chance in zip(nodes.parents, nodes.chances, strict=True):
+        chance /= max(1.0, totals[parent])
         reach.append(chance if parent == ROOT else chance * reach[parent])
     plain = all(tree.kind is DraftKind.DETERMINISTIC for tree, _ in trees)
     merged = DraftTree(

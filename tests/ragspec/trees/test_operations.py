@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from typing import Any, cast
@@ -112,6 +113,7 @@ def test_merge_holds_every_path_once_with_the_best_reach_and_first_source(
     held = [spelled(tree) for tree in (one, two, three)]
     assert len(found) == len(merged)
     assert set(found) == set().union(*held)
+    chances: dict[tuple[int, ...], float] = {}
     for path, node in found.items():
         offers = [
             (tree, paths_of[path])
@@ -119,13 +121,21 @@ def test_merge_holds_every_path_once_with_the_best_reach_and_first_source(
             if path in paths_of
         ]
         first, at = offers[0]
-        above = merged.parents[node]
-        chance = max(conditional(tree, i) for tree, i in offers)
-        expected = chance * (merged.reach[above] if above >= 0 else 1.0)
-        assert merged.reach[node] == pytest.approx(expected)
-        assert merged.reach[node] >= max(tree.reach[i] for tree, i in offers) - 1e-6
+        chances[path] = max(conditional(tree, i) for tree, i in offers)
         assert merged.sources[merged.source[node]] == first.sources[0]
         assert merged.origin[node].tolist() == first.origin[at].tolist()
+    for path, node in found.items():
+        above = merged.parents[node]
+        siblings = math.fsum(chances[kin] for kin in chances if kin[:-1] == path[:-1])
+        expected = chances[path] / max(1.0, siblings) * (merged.reach[above] if above >= 0 else 1.0)
+        assert merged.reach[node] == pytest.approx(expected, abs=1e-6)
+
+
+def test_sources_that_name_different_tokens_share_what_they_claim() -> None:
+    """One of 0.9 and one of 0.6 cannot both come true: together they are taken to be certain."""
+    trees = [DraftTree.chain([token], "a", reach=[claim]) for token, claim in ((1, 0.9), (2, 0.6))]
+    assert merge(trees).reach.tolist() == pytest.approx([0.6, 0.4])
+    assert merge([trees[0], trees[0]]).reach.tolist() == pytest.approx([0.9])
 
 
 def test_merge_of_nothing_is_empty_and_of_mixed_kinds_is_coupled() -> None:
