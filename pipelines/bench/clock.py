@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 from ragspec.acceptance.base import Step
 from ragspec.budget.cost_curve import CostCurve
+from ragspec.budget.cost_measurement import measure
 from ragspec.drafters import fuse
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.sampling.noise import NoiseStream, Stream
@@ -69,7 +70,7 @@ class Machine:
         self._stolen, self._until = False, 0.0
         self.now = self.quiet = 0.0
         if belief is None:
-            belief = CostCurve.measure(self._timed, truth.lengths, seconds=math.inf)
+            belief, _ = measure(self._timed, truth.lengths, seconds=math.inf)
         self.belief = belief
         self.quiet = 0.0
 

@@ -1,56 +1,33 @@
 """What a forward pass of the target costs on this device, by rows in it and context length.
 
-The curve is measured once for a model, device and dtype, kept on disk, and refined while the
-model runs. It is the denominator of the budget policy (see `policy`). A curve of rows against
-time is what SmartSpec fits with a line (arXiv 2406.14066) and Sequoia with a table (2402.12374);
-a table is used here because the steps of real kernels are not lines.
+The curve is measured once for a model, device and dtype (see `cost_measurement`), and learns from
+every forward after that. It is the denominator of the budget policy (see `policy`). A curve of
+rows against time is what SmartSpec fits with a line (arXiv 2406.14066) and Sequoia with a table
+(2402.12374); a table is used here because the steps of real kernels are not lines.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
 import math
-import os
-import time
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
-from statistics import median
+from operator import mul
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from ragspec.budget.cost_grid import (
-    MAX_ROWS,
-    ROWS,
-    Floats,
-    agree,
-    at,
-    filled,
-    isotonic,
-    measuring_order,
-    spread,
-)
-from ragspec.budget.cost_measurement import CostKey, Timer
 from ragspec.errors import InputError
 
-FORMAT = 3
-
-
-LEVEL_RATE = 0.1
-
-
-TILT_SHARE = 0.6
-
-
-CLIP = 0.25  # an observation moves the curve as if it were at most e^0.25 off
-
-
-MAX_TILT = 1.0
-
-
-FAR = math.log(2.0)  # three observations further off than this in a row are believed at once
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # of which costs are measured
+LEVEL_RATE, CLIP = 0.1, 0.45  # weight of a forward in the level, as if at most e^0.45 off
+FAR = math.log(2.0)  # three forwards in a row further off than this are believed at once
+# How wrong a measured shape may be, as a variance of the logarithm, from each size to the next.
+UNSURE = [0.02 * math.log2(more / fewer) for fewer, more in itertools.pairwise(ROWS)]
+DRIFT = 0.001  # of it comes back at every pair, for machines change
+NOISE, NOISE_RATE = 0.03, 0.05  # variance of the difference of two forwards, until it is known
+OUTLIER = 2.5  # standard errors by which a pair counts at most
 
 
 class CostCurve:
@@ -60,11 +37,13 @@ class CostCurve:
     made monotone in the rows. Between the points the curve is linear; beyond the last row or
     length it goes on with the last slope, below the first length it is flat.
 
-    `refine` learns a level and a tilt (against log rows) per length from measured steps: a busy
-    machine lifts the level, and a few scalars cannot be left stale at sizes that are not visited.
+    `refine` learns from forwards: the level, since a busy machine slows everything, and the shape,
+    which is how sizes compare, from pairs of forwards one after the other. Of such a pair both ran
+    under the same load, so that noise, neighbours and a wrong reading at the start fade from the
+    shape, on which all choices of size depend.
     """
 
-    def __init__(self, rows: Sequence[int], lengths: Sequence[int], seconds: Floats) -> None:
+    def __init__(self, rows: Sequence[int], lengths: Sequence[int], seconds: ArrayLike) -> None:
         """Make a curve from measured points.
 
         Raises InputError where shapes disagree, the axes do not increase or a time is not > 0.
@@ -85,13 +64,15 @@ class CostCurve:
             )
         self.table = np.array([isotonic(row) for row in table])
         self.learns_scale = False
-        self._dense = np.array([spread(self.rows, row) for row in self.table])
-        self._single = [float(row[0]) for row in self._dense]
-        self._lean = np.log2(np.arange(1, MAX_ROWS + 1)) / 4.0  # 0 at one row, 1 at sixteen
-        self._level = [0.0] * len(self.lengths)
-        self._tilt = [0.0] * len(self.lengths)
-        self._far = 0
-        self._now: list[Floats | None] = [None] * len(self.lengths)  # None: to be worked out
+        self._measured = [[at(self.rows, row, n) for n in ROWS] for row in self.table.tolist()]
+        self._lines = self._measured  # with the shape [C][12]
+        self._shape = [0.0] * len(UNSURE)  # logarithms by which steps to the next size are dearer
+        self._unsure = UNSURE.copy()
+        self._level = 0.0  # the logarithm of what all is dearer by
+        self._noise, self._pairs = NOISE, 0
+        self._far: list[float] = []  # errors of the last three forwards
+        self._last: tuple[int, float] | None = None  # rows and error of the last, but for the level
+        self._latest: tuple[int, list[float]] = (-1, [])  # the length that was asked for last
 
     @classmethod
     def assumed(cls) -> CostCurve:
@@ -103,113 +84,19 @@ class CostCurve:
         curve.learns_scale = True
         return curve
 
-    @classmethod
-    def measure(
-        cls,
-        run: Timer,
-        lengths: Sequence[int],
-        rows: Sequence[int] = ROWS,
-        *,
-        seconds: float = 3.0,
-        repeats: int = 3,
-    ) -> CostCurve:
-        """Time `run(rows, length) -> seconds` over the grid within about `seconds` in all.
-
-        Goes round the whole grid up to `repeats` times and stops early at points that agree within
-        3 %. Every size is set against the smallest one, timed right before it, for a machine that
-        others share may be half as fast a second later; of such ratios the medians are taken. What
-        time does not allow is filled in from the length and the rows that were measured; one length
-        is always measured at three sizes, however slow the model.
-        """
-        samples: dict[tuple[int, int], list[float]] = {}
-        alone: dict[int, float] = {}
-        start = time.perf_counter()
-        order = measuring_order(tuple(rows), tuple(lengths))
-        needed = {(n, length) for length, n in order[:3]}
-        run(rows[0], order[0][0])  # warms up kernels and allocator; not counted
-        for _ in range(repeats):
-            for length, n in order:
-                taken = samples.setdefault((n, length), [])
-                late = time.perf_counter() - start > seconds
-                if (late and not (not taken and (n, length) in needed)) or agree(taken):
-                    continue
-                one = max(run(rows[0], length), 1e-9)
-                alone[length] = min(one, alone.get(length, one))
-                taken.append(1.0 if n == rows[0] else max(run(n, length), 1e-9) / one)
-        found = ((key, median(taken)) for key, taken in samples.items() if taken)
-        known = {(n, length): alone[length] * ratio for (n, length), ratio in found}
-        return cls(rows, lengths, filled(known, rows, lengths, order[0][0]))
-
-    @classmethod
-    def cached(
-        cls,
-        directory: Path,
-        key: CostKey,
-        run: Timer,
-        lengths: Sequence[int],
-        *,
-        seconds: float = 3.0,
-    ) -> CostCurve:
-        """Return the curve kept under `directory` for `key`, or measure it and keep it there.
-
-        A damaged, foreign or unwritable cache is not an error: the curve is measured again, and
-        so is one of another shape than the machine has now (it may stem from a busy moment).
-        """
-        path = Path(directory) / f"cost-{key.digest}.json"
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            entry = json.loads(path.read_text(encoding="utf-8"))
-            curve = cls.from_dict(entry["curve"])
-            same = entry["key"] == asdict(key) and curve.lengths == tuple(lengths)
-            if same and curve.still_true(run):
-                return curve
-        curve = cls.measure(run, lengths, seconds=seconds)
-        entry = {"key": asdict(key), "curve": curve.to_dict()}
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_suffix(f".{os.getpid()}.part")
-            part.write_text(json.dumps(entry), encoding="utf-8")
-            os.replace(part, path)
-        return curve
-
-    def still_true(self, run: Timer, tolerance: float = 0.3) -> bool:
-        """Return whether 16 rows cost as much more than one as the curve says, by a few forwards.
-
-        Absolute seconds may drift with the clock and the load: `refine` follows those.
-        """
-        length = self.lengths[0]
-        run(1, length)
-        one, many = (min(run(n, length) for _ in range(3)) for n in (1, 16))
-        known = self.seconds(16, length) / self.seconds(1, length)
-        return abs(math.log(many / one / known)) < tolerance
-
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the measured points, without what was learned while running, for JSON."""
-        return {
-            "format": FORMAT,
-            "rows": list(self.rows),
-            "lengths": list(self.lengths),
-            "seconds": self.table.tolist(),
-        }
+        axes = {"rows": list(self.rows), "lengths": list(self.lengths)}
+        return axes | {"seconds": self.table.tolist()}
 
     @classmethod
-    def from_dict(cls, entry: dict[str, object]) -> CostCurve:
-        """Return the curve that `to_dict` wrote; raises ValueError or KeyError on anything else."""
-        if entry["format"] != FORMAT:
-            raise InputError(
-                f"got a cost curve of format {entry['format']!r}, expected {FORMAT}. Measure it "
-                "again with this version."
-            )
-        rows, lengths = entry["rows"], entry["lengths"]
-        if not isinstance(rows, list) or not isinstance(lengths, list):
-            raise InputError("got a cost curve without its axes, expected lists. Measure it again.")
-        return cls(rows, lengths, np.asarray(entry["seconds"], dtype=np.float64))
+    def from_dict(cls, entry: dict[str, Any]) -> CostCurve:
+        """Return the curve that `to_dict` wrote; ValueError, KeyError, TypeError on others."""
+        return cls(entry["rows"], entry["lengths"], entry["seconds"])
 
     def settled(self) -> CostCurve:
         """Return a new curve of the present costs, what was learned included."""
-        table = np.array([self._line(i) for i in range(len(self.lengths))])[
-            :, [min(n, MAX_ROWS) - 1 for n in self.rows]
-        ]
-        return CostCurve(self.rows, self.lengths, table)
+        return CostCurve(ROWS, self.lengths, math.exp(self._level) * np.array(self._lines))
 
     def batched(self, batch: int) -> CostCurve:
         """Return the curve for `batch` equal rows of text in one forward (B x n rows of tokens).
@@ -222,74 +109,104 @@ class CostCurve:
 
     def seconds(self, rows: int, length: int) -> float:
         """Return the seconds of a forward of `rows` rows after `length` tokens of context."""
-        i, place = self._place(length)
-        if rows > MAX_ROWS or place > 1.0:
-            return at(range(1, MAX_ROWS + 1), self.upto(length), rows)
-        low = self._point(i, rows)
-        return low if place == 0.0 else low + (self._point(i + 1, rows) - low) * place
+        return at(ROWS, self.line(length), rows)
 
-    def upto(self, length: int) -> list[float]:
-        """Return the seconds of forwards of 1, 2, ... 65 rows after `length` tokens [65]."""
-        i, place = self._place(length)
-        if place == 0.0:
-            return self._line(i).tolist()  # type: ignore[no-any-return]
-        low, high = self._line(i), self._line(i + 1)
-        if place <= 1.0:
-            return (low + (high - low) * place).tolist()  # type: ignore[no-any-return]
-        beyond = high + np.maximum(high - low, 0.0) * (place - 1.0)  # never cheaper than there
-        return np.maximum.accumulate(beyond).tolist()  # type: ignore[no-any-return]
+    def line(self, length: int) -> list[float]:
+        """Return the seconds of forwards of each of ROWS after `length` tokens [12]."""
+        latest, line = self._latest
+        if latest != length:
+            i, place = self._place(length)
+            level, line = math.exp(self._level), self._lines[i]
+            after = self._lines[min(i + 1, len(self._lines) - 1)]
+            line = [level * (a + (b - a) * place) for a, b in zip(line, after, strict=True)]
+            if place > 1.0:  # never cheaper than at the last length
+                least = (level * last for last in after)
+                line = list(itertools.accumulate(map(max, line, least), max))
+            self._latest = length, line
+        return line
 
     def refine(self, rows: int, length: int, seconds: float) -> None:
         """Move the curve towards one measured forward.
 
-        The step is clipped, so that the curve follows the median of a noisy machine and not its
-        outliers; only where several in a row are far off is the change believed at once.
+        The step is clipped, so that outliers count for little; only where several in a row are far
+        off is the change of level believed at once.
         """
-        if not (seconds > 0.0 and 1 <= rows <= MAX_ROWS):
+        if not (seconds > 0.0 and 1 <= rows <= ROWS[-1]):
             return
         error = math.log(seconds / self.seconds(rows, length))
-        lean = float(self._lean[rows - 1])
-        self._far = self._far + 1 if abs(error) > FAR else 0
-        if self.learns_scale or self._far >= 3:
-            self.learns_scale, self._far = False, 0
-            for i in range(len(self.lengths)):
-                self._move(i, error / (1.0 + lean * lean), lean)
+        self._latest = -1, []
+        self._far = [*self._far, error][-3:]
+        lasting = len(self._far) == 3 and (min(self._far) > FAR or max(self._far) < -FAR)
+        if self.learns_scale or lasting:
+            self._level += min(self._far, key=abs)
+            self.learns_scale, self._far, self._last = False, [], None
             return
-        step = LEVEL_RATE * min(max(error, -CLIP), CLIP) / (1.0 + lean * lean)
-        first, place = self._place(length)
-        place = min(place, 1.0)
-        if place < 1.0:
-            self._move(first, (1.0 - place) * step, lean * TILT_SHARE)
-        if place > 0.0:
-            self._move(first + 1, place * step, lean * TILT_SHARE)
+        before, self._last = self._last, (rows, error + self._level)
+        self._level += LEVEL_RATE * min(max(error, -CLIP), CLIP)
+        if before is not None and before[0] != rows:
+            self._compare(self._last[1] - before[1], _steps(before[0], rows))
 
-    def _move(self, i: int, level: float, lean: float) -> None:
-        """Add to the level and the tilt of one length."""
-        self._level[i] += level
-        self._tilt[i] = min(max(self._tilt[i] + level * lean, -MAX_TILT), MAX_TILT)
-        self._now[i] = None
+    def _compare(self, apart: float, steps: Sequence[float]) -> None:
+        """Learn how sizes compare: a Kalman filter over the shape, its covariances left out.
 
-    def _line(self, i: int) -> Floats:
-        """Return the present seconds of 1, 2, ... 65 rows at one length."""
-        now = self._now[i]
-        if now is None:
-            now = np.exp(self._lean * self._tilt[i] + self._level[i]) * self._dense[i]
-            now = np.maximum.accumulate(now)
-            self._now[i] = now  # replaced whole: other threads may be reading
-        return now
-
-    def _point(self, i: int, rows: int) -> float:
-        """Return the present seconds of so many rows at one length; of one row, in no time."""
-        if rows == 1:
-            return self._single[i] * math.exp(self._level[i])
-        return float(self._line(i)[rows - 1])
+        apart: by how much more the one was dearer than expected. steps: those between them.
+        """
+        known = sum(s * s * variance for s, variance in zip(steps, self._unsure, strict=True))
+        self._pairs += 1
+        rate = max(NOISE_RATE, 1.0 / (1 + self._pairs))
+        self._noise += rate * (min(max(apart * apart - known, 0.0), 1.0) - self._noise)
+        variance = known + self._noise
+        most = OUTLIER * math.sqrt(variance)
+        for i, step in enumerate(steps):
+            gain = step * self._unsure[i] / variance
+            self._shape[i] += gain * min(max(apart, -most), most)
+            self._unsure[i] += DRIFT * UNSURE[i] - gain * step * self._unsure[i]
+        factors = [math.exp(log) for log in itertools.accumulate(self._shape, initial=0.0)]
+        self._lines = [  # replaced whole: other threads may be reading
+            list(itertools.accumulate(map(mul, line, factors), max)) for line in self._measured
+        ]
 
     def _place(self, length: int) -> tuple[int, float]:
         """Return the length's interval and its place in it: 0..1, more beyond the last length."""
         lengths = self.lengths
         if len(lengths) == 1 or length <= lengths[0]:
             return 0, 0.0
-        i = 0
-        while i < len(lengths) - 2 and length > lengths[i + 1]:
-            i += 1
+        i = min(bisect_left(lengths, length) - 1, len(lengths) - 2)
         return i, (length - lengths[i]) / (lengths[i + 1] - lengths[i])
+
+
+def _steps(fewer: int, more: int) -> list[float]:
+    """Return how much of each step from one of ROWS to the next lies between two numbers of rows.
+
+    Negative where `more` is the smaller one.
+    """
+    return [
+        (min(max(more, low), high) - min(max(fewer, low), high)) / (high - low)
+        for low, high in itertools.pairwise(ROWS)
+    ]
+
+
+def isotonic(values: NDArray[np.float64]) -> list[float]:
+    """Return the nearest non-decreasing sequence (pool adjacent violators): unbiased by noise."""
+    pools: list[tuple[float, int]] = []
+    for value in values.tolist():
+        mean, count = float(value), 1
+        while pools and pools[-1][0] > mean:
+            before, size = pools.pop()
+            mean = (mean * count + before * size) / (count + size)
+            count += size
+        pools.append((mean, count))
+    return [mean for mean, count in pools for _ in range(count)]
+
+
+def at(rows: Sequence[int], seconds: Sequence[float], n: int) -> float:
+    """Interpolate at n rows; beyond the last row goes on with the slope of the upper half."""
+    i = bisect_left(rows, n)
+    if i < len(rows):
+        if rows[i] == n:
+            return seconds[i]
+        share = (n - rows[i - 1]) / (rows[i] - rows[i - 1])
+        return seconds[i - 1] + share * (seconds[i] - seconds[i - 1])
+    last, half = len(rows) - 1, (len(rows) - 1) // 2
+    slope = (seconds[last] - seconds[half]) / max(rows[last] - rows[half], 1)
+    return seconds[last] + slope * (n - rows[last])

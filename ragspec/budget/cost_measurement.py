@@ -2,33 +2,130 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+import contextlib
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
 
-from ragspec.budget.cost_grid import MAX_ROWS
+import numpy as np
+from numpy.typing import NDArray
+
+from ragspec.budget.cost_curve import ROWS, CostCurve
+from ragspec.storage import json_cache
+
+ATTEMPTS = 3  # to measure a curve that forwards then agree with
+CHECKED = (4, 32)  # rows by which a curve's shape is checked
+TOLERANCE = 0.25  # of the logarithm of a cost against that of one row
 
 Timer = Callable[[int, int], float]
 
 
-@dataclass(frozen=True, slots=True)
-class CostKey:
-    """What a measured curve is valid for: weights, device, dtype, threads, torch version."""
-
-    model: str
-    device: str
-    dtype: str
-    threads: int
-    torch: str
-
-    @property
-    def digest(self) -> str:
-        """The name of the cache file: SHA-256 of the fields, 24 hex digits."""
-        return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:24]
-
-
 def context_lengths(limit: int) -> tuple[int, ...]:
     """Return the lengths to measure for a context of `limit` tokens: short, half, near the end."""
-    longest = max(1, limit - MAX_ROWS)
+    longest = max(1, limit - ROWS[-1])
     return tuple(sorted({min(128, longest), max(1, longest // 2), longest}))
+
+
+def measure(
+    run: Timer,
+    lengths: Sequence[int],
+    rows: Sequence[int] = ROWS,
+    *,
+    seconds: float = 3.0,
+    repeats: int = 3,
+) -> tuple[CostCurve, bool]:
+    """Time `run(rows, length) -> seconds` over the grid, and tell whether forwards then agree.
+
+    Goes round the grid up to `repeats` times, within about `seconds`; one length is always measured
+    at three sizes, however slow the model. A curve with which forwards disagree is measured again,
+    to the samples that there are. Every size is set against one row timed right before it, for a
+    machine that others share may be half as fast a second later; of such ratios medians are taken.
+    """
+    order = measuring_order(tuple(rows), tuple(lengths))
+    ratios: dict[tuple[int, int], list[float]] = {point: [] for point in order}
+    alone = dict.fromkeys(lengths, math.inf)
+    run(rows[0], order[0][0])  # warms up kernels and allocator; not counted
+    for _ in range(ATTEMPTS):
+        start = time.perf_counter()
+        for point in order * repeats:
+            length, n = point
+            late = time.perf_counter() - start > seconds
+            if late and (ratios[point] or point not in order[:3]):
+                continue
+            one = max(run(rows[0], length), 1e-9)
+            alone[length] = min(one, alone[length])
+            ratios[point].append(1.0 if n == rows[0] else max(run(n, length), 1e-9) / one)
+        known = {
+            (length, n): alone[length] * median(found)
+            for (length, n), found in ratios.items()
+            if found
+        }
+        curve = CostCurve(rows, lengths, filled(known, rows, lengths, order[0][0]))
+        if agrees(curve, run):
+            return curve, True
+    return curve, False
+
+
+def agrees(curve: CostCurve, run: Timer) -> bool:
+    """Return whether more rows cost as much more than one as the curve says, by a few forwards.
+
+    Absolute seconds may drift with the clock and the load: `CostCurve.refine` follows those.
+    """
+    length = curve.lengths[0]
+    run(1, length)
+    one, *many = (min(run(n, length) for _ in range(2)) for n in (1, *CHECKED))
+    alone = curve.seconds(1, length)
+    return all(
+        abs(math.log(seconds / one * alone / curve.seconds(n, length))) < TOLERANCE
+        for n, seconds in zip(CHECKED, many, strict=True)
+    )
+
+
+def cached(
+    directory: Path, key: json_cache.Key, run: Timer, lengths: Sequence[int], seconds: float = 3.0
+) -> CostCurve:
+    """Return the curve kept under `directory` for `key`, or measure it and keep it there.
+
+    key: model, device, dtype, threads and torch of the forwards. A damaged, foreign or unwritable
+    cache is not an error: the curve is measured again, and so is one of another shape than the
+    machine has now. One that forwards do not agree with is used, and corrected while running, but
+    not kept.
+    """
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        curve = CostCurve.from_dict((json_cache.read(directory, "cost", key) or {})["curve"])
+        if curve.lengths == tuple(lengths) and agrees(curve, run):
+            return curve
+    curve, trusted = measure(run, lengths, seconds=seconds)
+    if trusted:
+        json_cache.write(directory, "cost", key, {"curve": curve.to_dict()})
+    return curve
+
+
+def measuring_order(rows: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Return (length, rows) by importance, each once.
+
+    Three sizes at the middle length, then how the other lengths compare, then the rest: a slow
+    model, of which only a part can be timed, still gets a curve of about the right shape.
+    """
+    middle, half = lengths[len(lengths) // 2], rows[len(rows) // 2]
+    others = [length for length in reversed(lengths) if length != middle]
+    order = [(middle, n) for n in (rows[0], rows[-1], half)]
+    order += [(length, n) for n in (rows[0], half) for length in others]
+    order += [(length, n) for length in (middle, *others) for n in (*rows[::2], *rows)]
+    return list(dict.fromkeys(order))
+
+
+def filled(
+    known: Mapping[tuple[int, int], float], rows: Sequence[int], lengths: Sequence[int], best: int
+) -> NDArray[np.float64]:
+    """Return the whole grid from the points (length, rows) that were measured, most at `best`."""
+    table = np.empty((len(lengths), len(rows)))
+    at_best = [n for n in rows if (best, n) in known]
+    shape = np.interp(rows, at_best, [known[best, n] for n in at_best])
+    for i, length in enumerate(lengths):
+        here = [n for n in rows if (length, n) in known]
+        ratios = [known[length, n] / float(shape[rows.index(n)]) for n in here]
+        table[i] = shape * (np.interp(rows, here, ratios) if here else 1.0)
+    return table

@@ -1,260 +1,158 @@
-"""What sources brought and took: tokens that a draft added, milliseconds that it cost."""
+"""What drafting costs and brings: milliseconds by source and size, tokens by source and outlook."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import isfinite, sqrt
-from typing import Any
+from math import inf, sqrt
 
-BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+from ragspec.budget.cost_curve import ROWS
 
-
-FIRST_ASKED = BUCKETS.index(8)
-
-
-OUTLIER = 3.0
-
-
-RIDGE = 0.25  # squares of the mean size: by how much sizes must vary for a slope to be seen
-
-
-FREE = 0.01  # what costs less of a plain step than this is always asked
-
-
-CHEAP = 0.1  # what costs more is asked for few nodes at a time
-
-
-MOST_VAIN = 2
-
-
-FADING = 0.05  # weight of a trial in what a source brings
-
-
-DOUBT = 0.5  # standard errors by which a source may be better than it seems
-
-
-LEVELS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the best claim for the next token, before a source speaks
+BUCKETS = tuple(rows - 1 for rows in ROWS)  # nodes of drafts: the sizes that kernels like best
+FIRST_ASKED = BUCKETS.index(7)  # until something is known
+# Tokens that each bucket is taken to add over the one before it, until it is known.
+EXPECTED = (0.0, 0.6, 0.35, 0.2, 0.2, 0.12, 0.12, 0.06, 0.06, 0.03, 0.03, 0.02)
+OUTLIER = 3.0  # times what was expected: a time counts as no more
+COST_DECAY = 0.95  # weight of the past at every time of a draft
+RIDGE = 0.25  # squares of the mean size: by how much sizes must vary for their own slope to count
+KNOWN = 3  # trials after which something is judged
+FADING, SIZE_FADING = 0.05, 0.1  # weight of a trial in what was gained, and at what size
+DOUBT = 0.5  # standard errors by which a gain may be better than it seems
+DUE = 10**9  # refusals after which any trial is due
+PAUSE = 2.0  # times as long as a trial's share of the time would have it
 
 
 @dataclass(slots=True)
 class DraftCost:
-    """Milliseconds of a proposal as a line in the nodes asked for; fading least squares.
+    """Milliseconds of a proposal: so many a call and a node asked for, by fading least squares.
 
-    sums: of weight, x, y, x^2, xy. A slope is only seen once sizes vary by much; until then a
-    ridge keeps it at 0, so larger drafts are tried and it is seen.
+    sums: of weight, x, y, x^2, xy. Until sizes have varied, half of the time is taken to go with
+    them: what drafts step by step is then tried with few nodes, where its slope is seen.
     """
 
     sums: list[float] = field(default_factory=lambda: [0.0] * 5)
-    decay: float = 0.95
-    _line: tuple[float, float] | None = field(default=None, init=False, repr=False, compare=False)
+    call: float = field(default=0.0, init=False)
+    node: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        weight, x, y, xx, xy = self.sums
+        # The spread of the sizes is never negative, save for rounding.
+        if min(weight, x, xx, xx * weight - x * x * (1.0 - 1e-9)) < 0.0:
+            raise ValueError(f"sums {self.sums} of a cost")
+        if x > 0.0:
+            ridge = RIDGE * x * x / weight**2 + 1.0
+            node = (xy - x * y / weight + 0.5 * ridge * y / x) / (xx - x * x / weight + ridge)
+            self.node = min(max(0.0, node), y / x)
+            self.call = max(0.0, y - self.node * x) / weight
+
+    def of(self, nodes: int) -> float:
+        """Return the milliseconds expected for a call that asks for so many nodes."""
+        return self.call + self.node * nodes
 
     def learn(self, nodes: int, milliseconds: float) -> None:
-        """Add one measurement, clipped at three times what was expected.
+        """Add one time, clipped at three times what was expected.
 
         One of less than a third shows that the past was the outlier: it then weighs less. What
         seems dear is hardly asked, so it would be long before a mean came down.
         """
-        weight, x, y, xx, xy = self.sums
-        kept, n = self.decay, float(nodes)
-        if weight > 0.0:
-            expected = self.of(nodes)
-            if weight > 1.0:
-                milliseconds = min(milliseconds, OUTLIER * expected + 0.01)
-            kept *= min(1.0, OUTLIER * milliseconds / max(expected, 1e-9))
-        self.sums = [
-            weight * kept + 1.0,
-            x * kept + n,
-            y * kept + milliseconds,
-            xx * kept + n * n,
-            xy * kept + n * milliseconds,
-        ]
-        self._line = None
-
-    def line(self) -> tuple[float, float]:
-        """Return (milliseconds per call, milliseconds per node), both >= 0."""
-        if self._line is None:
-            self._line = self._fitted()
-        return self._line
-
-    def _fitted(self) -> tuple[float, float]:
-        weight, x, y, xx, xy = self.sums
-        if weight <= 0.0:
-            return 0.0, 0.0
-        mean = x / weight
-        spread = xx - x * mean + RIDGE * mean * mean + 1.0
-        slope = max(0.0, (xy - x * y / weight) / spread)
-        slope = min(slope, y / x) if x > 0.0 else 0.0
-        return max(0.0, (y - slope * x) / weight), slope
-
-    @classmethod
-    def from_list(cls, entry: Any) -> DraftCost:
-        """Return the cost of such sums; ValueError or TypeError for what no times add up to."""
-        sums = [float(value) for value in entry]
-        weight, x, _, xx, _ = sums
-        # The spread of the sizes is never negative, save for rounding.
-        spread = xx * weight - x * x * (1.0 - 1e-9)
-        if not all(map(isfinite, sums)) or min(weight, x, xx, spread) < 0.0:
-            raise ValueError(f"sums {sums} of a cost")
-        return cls(sums)
-
-    def of(self, nodes: int) -> float:
-        """Return the milliseconds expected for a call that asks for so many nodes."""
-        call, node = self.line()
-        return call + node * nodes
+        expected, kept = self.of(nodes), COST_DECAY
+        if self.sums[0] > 1.0:
+            milliseconds = min(milliseconds, OUTLIER * expected + 0.01)
+        if expected > 0.0:
+            kept *= min(1.0, OUTLIER * milliseconds / expected)
+        new = (1.0, nodes, milliseconds, nodes * nodes, nodes * milliseconds)
+        self.sums = [kept * known + added for known, added in zip(self.sums, new, strict=True)]
+        self.__post_init__()
 
 
 @dataclass(slots=True)
-class SourceWorth:
-    """What asking one source costs, and what it brought by the level of promise before it.
+class Gain:
+    """Tokens that something brings each time, as a fading mean, doubted as far as it varies.
 
-    gains, squares: tokens, and their squares, as fading means; trials: how often the source was
-    asked at that level; passed: how often it was not since; vain: how often in a row it then
-    brought nothing.
+    square: of their squares. trials: how often it was tried; passed: how often it was not since.
     """
 
-    cost: DraftCost = field(default_factory=DraftCost)
-    gains: list[float] = field(default_factory=lambda: [0.0] * (len(LEVELS) + 1))
-    squares: list[float] = field(default_factory=lambda: [0.0] * (len(LEVELS) + 1))
-    trials: list[int] = field(default_factory=lambda: [0] * (len(LEVELS) + 1))
-    passed: list[int] = field(default_factory=lambda: [0] * (len(LEVELS) + 1))
-    vain: list[int] = field(default_factory=lambda: [0] * (len(LEVELS) + 1))
-    _hopes: list[float] = field(init=False, repr=False, compare=False)
+    mean: float = 0.0
+    square: float = 0.0
+    trials: int = 0
+    passed: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self._hopes = [self._hope(level) for level in range(len(LEVELS) + 1)]
-
-    def learn(self, level: int, gain: float) -> None:
-        """Add the tokens that the source brought in one step."""
-        self.trials[level] += 1
-        vain = gain <= 0.0 and not self.unknown(level)
-        self.vain[level] = min(self.vain[level] + 1, MOST_VAIN) if vain else 0
-        weight = max(FADING, 1.0 / self.trials[level])
-        self.gains[level] += weight * (gain - self.gains[level])
-        self.squares[level] += weight * (gain * gain - self.squares[level])
-        self._hopes[level] = self._hope(level)
-
-    def unknown(self, level: int) -> bool:
-        """Whether too little is known of the source at a level of promise to judge it."""
-        return self.trials[level] < 3
-
-    def hoped(self, level: int) -> float:
-        """Return the tokens that the source may well bring: more than the mean, if that is unsure.
-
-        Gains are rare and large: a run of misses would close a source for long that pays.
-        """
-        return self._hopes[level]
-
-    def _hope(self, level: int) -> float:
-        seen = min(self.trials[level], 2.0 / FADING - 1.0)  # what a fading mean rests on
-        variance = self.squares[level] - self.gains[level] ** 2
-        return self.gains[level] + DOUBT * sqrt(max(0.0, variance) / max(1.0, seen))
-
-    def pays(self, level: int, price: float, pause: float, probes: bool, steps: int = 1) -> bool:
-        """Tell whether to ask at a price in tokens, or else for once after `pause` refusals.
-
-        Pauses double while such trials are in vain, up to four times as long. steps: as how many
-        refusals this one would count.
-        """
-        if self.hoped(level) > price:
-            return True
-        self.passed[level] += steps
-        if not probes or self.passed[level] <= pause * 2 ** self.vain[level]:
-            return False
-        self.passed[level] = 0
-        return True
-
-    def to_dict(self) -> dict[str, object]:
-        """Return everything that was learned, for JSON."""
-        return {
-            "cost": self.cost.sums,
-            "gains": self.gains,
-            "squares": self.squares,
-            "trials": self.trials,
-        }
-
-    @classmethod
-    def from_dict(cls, entry: dict[str, Any]) -> SourceWorth:
-        """Return what `to_dict` wrote; ValueError, KeyError or TypeError on anything else."""
-        cost = DraftCost.from_list(entry["cost"])
-        gains, squares = ([float(value) for value in entry[key]] for key in ("gains", "squares"))
-        trials = [int(value) for value in entry["trials"]]
-        if not len(gains) == len(squares) == len(trials) == len(LEVELS) + 1:
-            raise ValueError("gains and trials of a source")
-        return cls(cost, gains, squares, trials)
-
-
-@dataclass(slots=True)
-class Rate:
-    """Tokens and milliseconds per step, as fading means."""
-
-    tokens: float = 0.0
-    milliseconds: float = 0.0
-    steps: int = 0
-
-    def learn(self, tokens: float, milliseconds: float, weight: float) -> None:
-        """Add one step; the first steps weigh as in a plain mean."""
-        self.steps += 1
-        weight = max(weight, 1.0 / self.steps)
-        self.tokens += weight * (tokens - self.tokens)
-        self.milliseconds += weight * (milliseconds - self.milliseconds)
+        if self.trials < 0:
+            raise ValueError(f"{self.trials} trials of a gain")
 
     @property
-    def value(self) -> float:
-        """Tokens per millisecond; 0 before the first step."""
-        return self.tokens / self.milliseconds if self.milliseconds > 0.0 else 0.0
+    def known(self) -> bool:
+        """Whether it was tried often enough to be judged."""
+        return self.trials >= KNOWN
 
+    @property
+    def doubt(self) -> float:
+        """Tokens by which it may well be better than its mean.
 
-def _rate(entry: object) -> Rate:
-    if not isinstance(entry, list):
-        raise TypeError("rate")
-    tokens, milliseconds, steps = entry
-    return Rate(float(tokens), float(milliseconds), int(steps))
+        Gains are rare and large: a run of misses would close for long what pays.
+        """
+        seen = min(self.trials, 2.0 / FADING - 1.0)  # what a fading mean rests on
+        return DOUBT * sqrt(max(0.0, self.square - self.mean**2) / max(1.0, seen))
 
+    def learn(self, tokens: float, price: float = inf, fading: float = FADING) -> None:
+        """Add what one trial brought; where that was more than its price, the next is due."""
+        self.trials += 1
+        self.passed = DUE if tokens > price else self.passed
+        weight = max(fading, 1.0 / self.trials)
+        self.mean += weight * (tokens - self.mean)
+        self.square += weight * (tokens * tokens - self.square)
 
-ENOUGH = 96  # steps before a source is judged
+    def due(self, price: float, share: float) -> bool:
+        """Tell whether to try what does not seem to pay: its time may be a share of all.
 
-
-TRIED = 8  # of the texts for which it would rest, one in so many tries it all the same
-
-
-SLOW_FADING = 1.0 / 384.0  # weight of a step
+        price: of a trial, in plain steps.
+        """
+        self.passed += 1
+        if self.passed * share <= PAUSE * price:
+            return False
+        self.passed = 0
+        return True
 
 
 @dataclass(slots=True)
-class Upkeep:
-    """The accounts of one source in tokens, over the last steps of the texts that it worked for.
+class SizedGain(Gain):
+    """Tokens that drafts bring, less the time of verifying them, by how many nodes are asked for.
 
-    brought: how much further the text followed the drafts with it than without, less the price of
-    its nodes. spent: what the time was worth in which it drafted and was taught.
-    rested: texts for which it was left alone since the last one that tried it.
+    added: tokens of each bucket over the smaller ones, as fading means [12].
     """
 
-    brought: float = 0.0
-    spent: float = 0.0
-    steps: int = 0
-    rested: int = 0
+    added: list[float] = field(default_factory=lambda: list(EXPECTED))
 
-    def step(self) -> None:
-        """Close a step: the past weighs less from now on."""
-        self.steps += 1
-        self.brought *= 1.0 - SLOW_FADING
-        self.spent *= 1.0 - SLOW_FADING
+    def learn_sizes(self, net: list[float], best: int) -> None:
+        """Learn what each bucket of one draft brought.
 
-    def rests(self, tries: bool) -> bool:
-        """Tell whether to leave the source alone for a text. tries: whether some texts try it."""
-        if self.steps < ENOUGH or self.brought >= self.spent:
-            return False
-        self.rested = (self.rested + 1) % TRIED if tries else self.rested
-        return not tries or self.rested > 0
+        net: tokens less time of every bucket that was asked for [<= 12]. best: the bucket that was
+        chosen. Where the largest was, the next one is worth a try.
+        """
+        weight = max(SIZE_FADING, 1.0 / (self.trials + KNOWN))
+        top = net[0]
+        for i in range(1, len(net)):
+            self.added[i] += weight * (max(0.0, net[i] - top) - self.added[i])
+            top = max(top, net[i])
+        last = len(net) - 1
+        if 0 < last < len(BUCKETS) - 1 and best == last:
+            self.added[last + 1] = max(self.added[last + 1], 0.5 * self.added[last])
+        self.learn(top - net[0])
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the accounts, for JSON."""
-        return {"brought": self.brought, "spent": self.spent, "steps": self.steps}
+    def __post_init__(self) -> None:
+        Gain.__post_init__(self)
+        if len(self.added) != len(BUCKETS):
+            raise ValueError(f"gains at {len(self.added)} sizes, expected {len(BUCKETS)}")
 
-    @classmethod
-    def from_dict(cls, entry: dict[str, Any]) -> Upkeep:
-        """Return what `to_dict` wrote; ValueError, KeyError or TypeError on anything else."""
-        new = cls(float(entry["brought"]), float(entry["spent"]), int(entry["steps"]))
-        if not (isfinite(new.brought) and isfinite(new.spent) and new.steps >= 0):
-            raise ValueError(f"accounts {entry} of a source")
-        return new
+    def best(self, cost: DraftCost, rate: float, largest: int) -> tuple[int, float]:
+        """Return the bucket to ask for, and the tokens that it brings beyond those for its time.
+
+        rate: tokens that a millisecond is worth.
+        """
+        node = cost.node + 0.001  # sorting and cutting cost about a microsecond a node
+        total, best, asked = -rate * cost.call, -inf, 1
+        for i in range(1, largest + 1):
+            total += self.added[i] - rate * node * (BUCKETS[i] - BUCKETS[i - 1])
+            if total >= best:
+                best, asked = total, i
+        return asked, best + self.doubt

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
 from ragspec.acceptance.base import Step
 from ragspec.budget.base import BudgetPolicy
@@ -26,12 +27,11 @@ from ragspec.budget.gains import BUCKETS
 from ragspec.budget.source_choice import Claims
 from ragspec.budget.tree_size import GoodputSession, Settings
 from ragspec.errors import InputError, StoreError, UnknownNameError
+from ragspec.storage.plain import from_plain, to_plain
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_best
 
-FORMAT = 5
-
-
+FORMAT = 7
 MOST_NODES = BUCKETS[-1]
 
 
@@ -65,6 +65,7 @@ class FixedBudget:
     """
 
     nodes: int
+    needs_cost: ClassVar[bool] = False
     calibration: Calibration = field(default_factory=Calibration, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -78,11 +79,6 @@ class FixedBudget:
     def name(self) -> str:
         """The name by which the policy is reported."""
         return f"fixed-{self.nodes}"
-
-    @property
-    def needs_cost(self) -> bool:
-        """False: the size is given."""
-        return False
 
     def open(self, cost: CostCurve | None) -> FixedSession:
         """Return the policy for one row; the cost does not matter to it."""
@@ -99,12 +95,8 @@ class FixedSession:
 
     @property
     def reason(self) -> str | None:
-        """Why speculation is off: it was asked to be, or nothing was ever proposed."""
-        if self.nodes == 0:
-            return "the budget is 0: plain decoding was asked for"
-        if self.chosen and set(self.chosen) == {0}:
-            return "the drafter proposed nothing"
-        return None
+        """Why speculation is off: it was asked to be."""
+        return None if self.nodes else "the budget is 0: plain decoding was asked for"
 
     def allowance(self, length: int) -> int:
         """Return the fixed number."""
@@ -137,13 +129,7 @@ class AutoBudget:
         self, *, margin: float = 0.03, probe_share: float = 0.008, maximum: int = MOST_NODES
     ) -> None:
         """Raises InputError for a share outside [0, 1) or a maximum below 1."""
-        if not (0.0 <= margin < 1.0 and 0.0 <= probe_share < 1.0 and maximum >= 1):
-            raise InputError(
-                f"got margin {margin}, probe_share {probe_share}, maximum {maximum}; expected "
-                "shares in [0, 1) and at least one node. Use budget=0 for plain decoding."
-            )
-        largest = max(i for i, size in enumerate(BUCKETS) if size <= maximum)
-        self.settings = Settings(margin, probe_share, largest)
+        self.settings = Settings(margin, probe_share, maximum)
         self.experience = Experience()
         self._cost: CostCurve | None = None
 
@@ -157,7 +143,7 @@ class AutoBudget:
     def freeze(self) -> FrozenBudget:
         """Return a policy of what is known by now, for repeatable runs."""
         cost = self._cost or CostCurve.assumed()
-        experience = Experience.from_dict(self.experience.to_dict())
+        experience = from_plain(Experience, to_plain(self.experience))
         return FrozenBudget(cost.settled(), experience, self.settings)
 
 
@@ -178,13 +164,8 @@ class FrozenBudget:
 
     def save(self, path: Path | str) -> None:
         """Write the profile as JSON."""
-        entry = {
-            "format": FORMAT,
-            "margin": self.settings.margin,
-            "largest": self.settings.largest,
-            "cost": self.cost.to_dict(),
-            "experience": self.experience.to_dict(),
-        }
+        known = {"settings": self.settings, "experience": self.experience}
+        entry = {"format": FORMAT, "cost": self.cost.to_dict()} | to_plain(known)
         Path(path).write_text(json.dumps(entry, indent=1), encoding="utf-8")
 
     @classmethod
@@ -194,10 +175,9 @@ class FrozenBudget:
             entry = json.loads(Path(path).read_text(encoding="utf-8"))
             if entry["format"] != FORMAT:
                 raise ValueError(f"format {entry['format']!r}, expected {FORMAT}")
-            cost = CostCurve.from_dict(entry["cost"])
-            experience = Experience.from_dict(entry["experience"])
-            largest = min(max(int(entry["largest"]), 1), len(BUCKETS) - 1)
-            return cls(cost, experience, Settings(float(entry["margin"]), largest=largest))
+            experience = from_plain(Experience, entry["experience"])
+            settings = from_plain(Settings, entry["settings"])
+            return cls(CostCurve.from_dict(entry["cost"]), experience, settings)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreError(
                 f"got no budget profile from {path} ({error!r}), expected the JSON that "

@@ -174,7 +174,7 @@ class FuseSession:
         adviser = context.adviser
         if adviser and self._adviser is None:
             self._begin(adviser)
-        if adviser and not adviser.promising(self.outlook(context)):
+        if adviser and not (budget := adviser.nodes(self.outlook(context), budget)):
             return DraftTree.empty(self._kind)
         if len(self._sources) == 1:
             tree = self._ask(self._sources[0], context, budget)

@@ -14,7 +14,7 @@ import torch
 from ragspec.acceptance.base import Rule
 from ragspec.budget.base import BudgetPolicy
 from ragspec.budget.cost_curve import CostCurve
-from ragspec.budget.cost_measurement import CostKey, context_lengths
+from ragspec.budget.cost_measurement import cached, context_lengths
 from ragspec.drafters.base import Drafter
 from ragspec.storage.filesystem import cache_directory
 from ragspec.target.causal import CausalTarget
@@ -46,15 +46,15 @@ def read_cost(
     """Return the cost curve of the target where the budget needs one; measured once, cached."""
     if not budget.needs_cost:
         return None
-    key = CostKey(
-        model=model_identity(target.model),
-        device=_device_name(target.device),
-        dtype=str(target.dtype),
-        threads=torch.get_num_threads(),
-        torch=torch.__version__,
-    )
+    key: dict[str, str | int] = {
+        "model": model_identity(target.model),
+        "device": _device_name(target.device),
+        "dtype": str(target.dtype),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
     lengths = context_lengths(min(target.max_length or LONGEST_TIMED, LONGEST_TIMED))
-    return CostCurve.cached(cache or cache_directory(), key, target.time_forward, lengths)
+    return cached(cache or cache_directory(), key, target.time_forward, lengths)
 
 
 def model_identity(model: Any) -> str:

@@ -133,6 +133,7 @@ class Run:
             budget=self.parts.budget.name if budget is not None else "none",
             faults=getattr(drafter, "faults", None),
             reason=budget.reason if budget is not None else None,
+            rested=getattr(row.context.adviser, "rested", None),
         )
         return Generation(
             text=self._text(row, tokens),

@@ -48,7 +48,8 @@ class Report:
     decode_seconds: the run less retrieval and prefill.
     distinct_4: share of distinct 4-grams. loop_share: share of tokens inside a loop. budget: name
     of the policy; budget_sizes: tree size -> number of steps. reason: why speculation gave
-    no token, None where it did. tv_excess: mean total variation per token that a relaxed rule may
+    no token, None where it did. rested: by source, for how many steps it was not asked, or told of
+    none, and why. tv_excess: mean total variation per token that a relaxed rule may
     have added; 0 under exact rules, None under rules that do not measure it.
     """
 
@@ -73,6 +74,7 @@ class Report:
     budget_sizes: dict[int, int] = field(default_factory=dict)
     faults: dict[str, int] = field(default_factory=dict)
     reason: str | None = None
+    rested: dict[str, str] = field(default_factory=dict)
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
     tv_excess: float | None = None
@@ -193,6 +195,9 @@ class Report:
         if self.faults:
             failed = ", ".join(f"{name} {n}" for name, n in self.faults.items())
             parts.append(f"Drafters that failed: {failed}.")
+        if self.rested:
+            left = "; ".join(f"{name} for {why}" for name, why in self.rested.items())
+            parts.append(f"Left alone: {left}.")
         if self.reason:
             parts.append(f"No gain from speculation: {self.reason}.")
         return " ".join(parts)
@@ -246,6 +251,7 @@ class ReportBuilder:
         budget: str = "none",
         faults: Mapping[str, int] | None = None,
         reason: str | None = None,
+        rested: Mapping[str, str] | None = None,
     ) -> Report:
         """Return the report; `seconds` is the wall time of prefill and decoding together."""
         drafted = tuple(len(row.sources) for row in self._rows)
@@ -275,6 +281,7 @@ class ReportBuilder:
             budget_sizes=dict(Counter(drafted)),
             faults=dict(faults or {}),
             reason=_why_not(sum(drafted), sum(accepted), reason),
+            rested=dict(rested or {}),
             accepted_prediction_tokens=kept["prediction"],
             rejected_prediction_tokens=proposed["prediction"] - kept["prediction"],
             tv_excess=sum(self._excess) / max(1, len(output_tokens)) if measured else None,

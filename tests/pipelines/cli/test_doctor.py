@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 import ragspec
-from ragspec.budget.cost_curve import CostCurve
-from ragspec.budget.cost_measurement import CostKey
+from ragspec.budget.cost_measurement import cached
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.cli.doctor import REQUIRED, examine, show
 from ragspec.pipelines.console.terminal import Terminal
@@ -17,8 +16,8 @@ from tests.support.architectures import build
 
 
 def keep_a_curve(folder: Path) -> None:
-    key = CostKey("tiny-model", "cpu here", "torch.float32", 1, "2")
-    CostCurve.cached(folder, key, lambda rows, length: 0.002 * rows, (16,), seconds=0.1)
+    key = {"model": "tiny-model", "device": "cpu here", "dtype": "torch.float32"}
+    cached(folder, key, lambda rows, length: 0.002 * rows, (16,), seconds=0.1)
 
 
 def test_findings_are_json_and_name_what_is_there(tmp_path: Path) -> None:

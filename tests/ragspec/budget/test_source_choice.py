@@ -1,18 +1,29 @@
+"""Whether to draft, and whom to ask: by what it brought."""
+
 from __future__ import annotations
 
 import pytest
 
 from ragspec.acceptance.base import Step
 from ragspec.budget.calibration import Calibration
-from ragspec.budget.experience import Experience
-from ragspec.budget.gains import LEVELS
-from ragspec.budget.source_choice import COSTLY_NODES, Claims, Economy
+from ragspec.budget.experience import OUTLOOKS, Experience
+from ragspec.budget.gains import BUCKETS, PAUSE
+from ragspec.budget.source_choice import (
+    COSTLY_NODES,
+    EXPLORING,
+    TAUGHT,
+    TRIED,
+    Claims,
+    SourceChoice,
+)
+from ragspec.storage.plain import to_plain
 from ragspec.trees.draft_tree import DraftTree
 
 NONE = DraftTree.empty()
 SURE = DraftTree.chain([1, 2], "context", reach=[0.99, 0.98])
 OTHER = DraftTree.chain([5, 6, 7], "model", reach=[0.9, 0.8, 0.7])
 PLAIN = 5.0
+LARGEST = BUCKETS[-1]
 
 
 def free(nodes: int) -> float:
@@ -20,8 +31,12 @@ def free(nodes: int) -> float:
     return 0.0
 
 
+def choice(experience: Experience, share: float = 0.02, learns: bool = True) -> SourceChoice:
+    return SourceChoice(experience, share, LARGEST, learns)
+
+
 def ask(
-    economy: Economy,
+    adviser: SourceChoice,
     before: DraftTree,
     after: DraftTree,
     tokens: tuple[int, ...],
@@ -32,238 +47,269 @@ def ask(
 
     The step's time is counted as the engine does.
     """
-    economy.begin(rate=1.0 / PLAIN, plain=PLAIN, budget=32)
+    adviser.begin(rate=1.0 / PLAIN, plain=PLAIN)
+    adviser.nodes(0.95, 32)
     if len(before):
-        economy.appraise(before, 0)
-    economy.spent("context", 0.01)
-    asked = economy.allowance("model", 32)
+        adviser.appraise(before, 0)
+    adviser.spent("context", 0.01)
+    asked = adviser.allowance("model", 32)
     if asked:
         if len(after):
-            economy.appraise(after, 0)
-        economy.spent("model", milliseconds)
+            adviser.appraise(after, 0)
+        adviser.spent("model", milliseconds)
     step = Step(after if asked and len(after) else before, (), tokens)
-    economy.learn_step(step, lambda nodes: nodes * node)
+    adviser.learn_step(step, lambda nodes: nodes * node)
     return asked
 
 
-def curious(experience: Experience) -> Economy:
-    """Return an economy whose sources have waited long enough to be tried."""
+def curious(experience: Experience) -> SourceChoice:
+    """Return an adviser whose sources have waited long enough to be tried."""
     for source in ("silent", "failing", "model"):
-        experience.source(source).passed = [10**6] * (len(LEVELS) + 1)
-    return Economy(experience, probe_share=0.0)
+        for gain in experience.source(source).gains:
+            gain.passed = 10**6
+    return choice(experience, share=0.02)
 
 
 def test_a_costly_source_that_adds_nothing_is_asked_seldom() -> None:
-    economy = Economy(Experience(), probe_share=0.02)
-    asked = [ask(economy, NONE, OTHER, (9, 9, 9)) for _ in range(400)]
+    adviser = choice(Experience())
+    asked = [ask(adviser, NONE, OTHER, (9, 9, 9)) for _ in range(600)]
     assert asked[0] == 32, "its cost is not known yet"
-    assert sum(map(bool, asked[1:60])) == 3, "little is known of it, so it is tried more often"
-    assert 340 * 0.02 / 4 <= sum(map(bool, asked[60:])) <= 340 * 0.02, "pauses grow"
+    exploring = int(PAUSE / EXPLORING) + 1
+    assert sum(map(bool, asked[1 : 3 * exploring])) == 2, "little is known, so it is tried more"
+    assert sum(map(bool, asked[3 * exploring :])) <= 500 * 0.02 / PAUSE
 
 
 def test_a_source_that_proposes_nothing_adds_nothing() -> None:
-    economy = Economy(Experience(), probe_share=0.0)
-    asked = [ask(economy, SURE, NONE, (1, 2, 3)) for _ in range(30)]
-    assert sum(map(bool, asked)) <= 4
+    adviser = choice(Experience(), share=0.0)
+    asked = [ask(adviser, SURE, NONE, (1, 2, 3)) for _ in range(200)]
+    assert sum(map(bool, asked)) == 3
 
 
 def test_a_costly_source_that_pays_is_asked_every_time_but_for_little() -> None:
-    economy = Economy(Experience(), probe_share=0.02)
-    asked = [ask(economy, NONE, OTHER, (5, 6, 7, 8)) for _ in range(50)]
-    assert asked[1:17] == [0] * 16, "one of unknown use may not take all the time"
-    assert asked[17:] == [COSTLY_NODES] * 33
+    adviser = choice(Experience())
+    asked = [ask(adviser, NONE, OTHER, (5, 6, 7, 8)) for _ in range(50)]
+    assert asked[1:] == [COSTLY_NODES] * 49
 
 
 def test_it_is_asked_only_where_the_others_promise_little() -> None:
-    economy = Economy(Experience(), probe_share=0.0)
-    for _ in range(60):
-        ask(economy, SURE, SURE, (1, 2, 3))
-        ask(economy, NONE, OTHER, (5, 6, 7, 8))
-    assert [ask(economy, SURE, SURE, (1, 2, 3)) for _ in range(10)] == [0] * 10
-    assert [ask(economy, NONE, OTHER, (5, 6, 7, 8)) for _ in range(10)] == [COSTLY_NODES] * 10
+    adviser = choice(Experience(), share=0.0)
+    for _ in range(120):
+        ask(adviser, SURE, SURE, (1, 2, 3))
+        ask(adviser, NONE, OTHER, (5, 6, 7, 8))
+    assert [ask(adviser, SURE, SURE, (1, 2, 3)) for _ in range(10)] == [0] * 10
+    assert [ask(adviser, NONE, OTHER, (5, 6, 7, 8)) for _ in range(10)] == [COSTLY_NODES] * 10
 
 
 def test_what_a_source_adds_is_counted_beyond_what_there_was() -> None:
     experience = Experience()
     experience.source("model").cost.learn(8, PLAIN)
-    economy = curious(experience)
     longer = DraftTree.chain([1, 2, 3, 4], "model", reach=[0.9, 0.8, 0.7, 0.6])
-    ask(economy, SURE, longer, (1, 2, 3, 9))
-    assert experience.source("model").gains[len(LEVELS)] == 1.0
+    ask(curious(experience), SURE, longer, (1, 2, 3, 9))
+    assert experience.source("model").gains[len(OUTLOOKS)].mean == 1.0
+
+
+def test_a_source_pays_for_the_nodes_that_only_it_offered() -> None:
+    experience = Experience()
+    experience.source("model").cost.learn(8, PLAIN)
+    ask(curious(experience), NONE, OTHER, (5, 6, 9), node=0.25)
+    assert experience.source("model").gains[0].mean == pytest.approx(2 - 3 * 0.25)
 
 
 def test_a_cheap_source_is_always_asked_for_all() -> None:
-    economy = Economy(Experience(), probe_share=0.02)
-    asked = [ask(economy, NONE, NONE, (7,), milliseconds=0.001 * PLAIN) for _ in range(20)]
+    adviser = choice(Experience())
+    asked = [ask(adviser, NONE, NONE, (7,), milliseconds=0.001 * PLAIN) for _ in range(20)]
     assert asked == [32] * 20
-    assert economy.extra == 0.0
 
 
 def test_one_of_middling_price_must_pay_too_but_may_draft_much() -> None:
-    economy = Economy(Experience(), probe_share=0.0)
-    asked = [ask(economy, NONE, OTHER, (5, 6, 7, 8), 0.05 * PLAIN) for _ in range(20)]
+    adviser = choice(Experience(), share=0.0)
+    asked = [ask(adviser, NONE, OTHER, (5, 6, 7, 8), 0.05 * PLAIN) for _ in range(20)]
     assert asked[2:] == [32] * 18
-    assert economy.extra == pytest.approx(0.05 * PLAIN)
-    vain = [ask(economy, SURE, OTHER, (1, 2, 3), 0.05 * PLAIN) for _ in range(20)]
+    assert adviser.extra == pytest.approx(0.05 * PLAIN)
+    vain = [ask(adviser, SURE, OTHER, (1, 2, 3), 0.05 * PLAIN) for _ in range(60)]
     assert sum(map(bool, vain)) == 3
 
 
-def test_what_does_not_learn_never_probes() -> None:
+def test_what_does_not_learn_never_tries() -> None:
     experience = Experience()
     experience.source("model").cost.learn(8, PLAIN)
-    economy = Economy(experience, probe_share=0.5, learns=False)
-    assert not any(ask(economy, NONE, OTHER, (5, 6, 7, 8)) for _ in range(100))
-    assert economy.rate == 0.0
+    adviser = choice(experience, share=0.5, learns=False)
+    before = to_plain(experience)
+    assert not any(ask(adviser, NONE, OTHER, (5, 6, 7, 8)) for _ in range(100))
+    assert adviser.rate == 0.0
+    assert to_plain(experience) == before
 
 
 def test_a_fixed_budget_asks_everyone_and_still_corrects_claims() -> None:
     claims = Claims(Calibration())
     liar = DraftTree.chain([1], "a", reach=[1.0])
     for _ in range(20):
-        assert claims.allowance("a", 5) == 5
+        assert claims.allowance("a", 5) == claims.nodes(0.0, 5) == 5
         claims.appraise(liar, 0)
-        assert claims.learn((2,)) == 0
+        assert claims.learn((2,)) == [0]
     assert claims.appraise(liar, 0).reach[0] < 0.2
 
 
 def test_nothing_is_left_of_a_step_that_was_never_learned() -> None:
     claims = Claims(Calibration())
     claims.appraise(SURE, 0)
-    assert claims.used and claims.learn((1, 2, 3)) == 2
-    assert not claims.used and claims.learn((1, 2, 3)) == 0
+    assert claims.used and claims.learn((1, 2, 3)) == [2]
+    assert not claims.used and claims.learn((1, 2, 3)) == []
 
 
 def test_a_source_that_proposes_nothing_takes_no_credit_for_the_next_one() -> None:
     experience = Experience()
     for source in ("silent", "model"):
         experience.source(source).cost.learn(8, PLAIN)
-    economy = curious(experience)
-    economy.begin(rate=1.0 / PLAIN, plain=PLAIN, budget=32)
-    assert economy.allowance("silent", 32)
-    economy.spent("silent", PLAIN)
-    assert economy.allowance("failing", 32)  # nothing is spent where it fails
-    assert economy.allowance("model", 32)
-    economy.appraise(OTHER, 0)
-    economy.spent("model", PLAIN)
-    economy.learn_step(Step(NONE, (), (5, 6, 7, 8)), free)
-    gains = {name: experience.source(name).gains[0] for name in ("silent", "failing", "model")}
-    assert gains == {"silent": 0.0, "failing": 0.0, "model": 3.0}
-
-
-def test_a_source_pays_for_the_nodes_that_only_it_offered() -> None:
-    experience = Experience()
-    experience.source("model").cost.learn(8, PLAIN)
-    economy = curious(experience)
-    ask(economy, NONE, OTHER, (5, 6, 9), node=0.25)
-    assert experience.source("model").gains[0] == pytest.approx(2 - 3 * 0.25)
-
-
-def draft_at(economy: Economy, outlook: float | None, gain: float) -> bool:
-    """Play one step that wins `gain` plain steps where it drafts, at 0.1 plain steps a draft."""
-    economy.begin(rate=1.0 / PLAIN, plain=PLAIN, budget=8)
-    asked = economy.promising(outlook)
-    economy.learn_gain(gain)
-    return asked
+    adviser = curious(experience)
+    adviser.begin(rate=1.0 / PLAIN, plain=PLAIN)
+    assert adviser.allowance("silent", 32)
+    adviser.spent("silent", PLAIN)
+    assert adviser.allowance("failing", 32)  # nothing is spent where it fails
+    assert adviser.allowance("model", 32)
+    adviser.appraise(OTHER, 0)
+    adviser.spent("model", PLAIN)
+    adviser.learn_step(Step(NONE, (), (5, 6, 7, 8)), free)
+    sources = experience.sources
+    assert {name: sources[name].gains[0].mean for name in ("silent", "model")} == {
+        "silent": 0.0,
+        "model": 3.0,
+    }
+    assert sources["failing"].gains[0].trials == 0
 
 
 def drafting(milliseconds: float) -> Experience:
     experience = Experience()
     for _ in range(20):
         experience.draft.learn(8, milliseconds)
+        experience.draft.learn(4, milliseconds)
     return experience
 
 
-def test_where_drafts_did_not_pay_none_is_made_but_now_and_then() -> None:
-    economy = Economy(drafting(0.1 * PLAIN), probe_share=0.02)
-    poor = [draft_at(economy, 0.05, 0.0) for _ in range(300)]
-    rich = [draft_at(economy, 0.95, 1.5) for _ in range(300)]
-    assert all(poor[:3]), "little is known yet"
-    assert 297 * 0.2 / 4 - 2 <= sum(poor[3:]) <= 297 * 0.2, "pauses grow"
-    assert all(rich)
-    assert all(draft_at(economy, None, 0.0) for _ in range(9)), "nobody can tell"
+def draft_at(adviser: SourceChoice, outlook: float | None, gain: float) -> bool:
+    """Play one step in which a draft brings `gain` tokens, at any size."""
+    adviser.begin(rate=1.0 / PLAIN, plain=PLAIN)
+    nodes = adviser.nodes(outlook, 64)
+    adviser.learn_draft([0.0] + [gain] * BUCKETS.index(nodes), 1)
+    return nodes > 0
+
+
+@pytest.mark.parametrize("poor", [0.05, None])
+def test_where_drafts_did_not_pay_none_is_made_but_now_and_then(poor: float | None) -> None:
+    adviser = choice(drafting(0.2 * PLAIN))
+    tried = [draft_at(adviser, poor, 0.0) for _ in range(600)]
+    rich = [draft_at(adviser, 0.95, 1.5) for _ in range(300)]
+    assert all(tried[:3]), "little is known yet"
+    assert 5 <= sum(tried[300:]) <= 300 * 0.02 / (PAUSE * 0.2) + 2
+    assert all(rich), "another outlook is not to suffer for it"
 
 
 def test_a_draft_that_was_not_made_teaches_nothing() -> None:
-    experience = drafting(0.1 * PLAIN)
-    economy = Economy(experience, probe_share=0.0)
-    while draft_at(economy, 0.4, 0.05):
+    experience = drafting(0.2 * PLAIN)
+    adviser = choice(experience, share=0.0)
+    while draft_at(adviser, 0.4, 0.0):
         pass
-    before = experience.asking.to_dict()
-    assert not draft_at(economy, 0.4, 9.0) and economy.declined
-    assert experience.asking.to_dict() == before
+    before = to_plain(experience)
+    assert not draft_at(adviser, 0.4, 9.0)
+    assert to_plain(experience) == before
 
 
 def test_outlooks_that_began_to_pay_are_drafted_at_again() -> None:
-    economy = Economy(drafting(0.1 * PLAIN), probe_share=0.02)
+    adviser = choice(drafting(0.2 * PLAIN))
     for _ in range(100):
-        draft_at(economy, 0.4, 0.0)
-    later = [draft_at(economy, 0.4, 2.0) for _ in range(40)]
-    assert all(later[-20:])
+        draft_at(adviser, 0.4, 0.0)
+    later = [draft_at(adviser, 0.4, 2.0) for _ in range(80)]
+    assert all(later[-30:])
 
 
-def test_steps_that_were_declined_bring_the_trial_of_a_source_nearer() -> None:
-    """Where the outlook is poor nobody is asked: a draft model would else never be tried."""
-
-    def steps_until_asked(declined: int) -> int:
-        experience = drafting(0.1 * PLAIN)
-        experience.asking.trials[0] = 3
-        worth = experience.source("model")
-        worth.cost.learn(8, PLAIN)
-        worth.trials[0] = 3
-        economy = Economy(experience, probe_share=0.02)
-        for number in range(declined + 60):
-            economy.begin(rate=1.0 / PLAIN, plain=PLAIN, budget=32)
-            experience.asking.passed[0] = 0 if number < declined else 10**6
-            assert economy.promising(0.0) == (number >= declined)
-            if number >= declined and economy.allowance("model", 32):
-                return number - declined
-        return 60
-
-    assert steps_until_asked(0) == 50, "a trial in 1 / 0.02 steps"
-    assert steps_until_asked(30) == 20
-    assert steps_until_asked(100) == 0
+def test_a_dear_drafter_without_an_outlook_is_asked_for_the_size_that_pays() -> None:
+    """A first ask of 7 nodes costs more than it brings, one of 3 does not."""
+    experience = Experience()
+    adviser = choice(experience)
+    sizes = []
+    for _ in range(60):
+        adviser.begin(rate=1.0 / PLAIN, plain=PLAIN)
+        nodes = adviser.nodes(None, 64)
+        sizes.append(nodes)
+        if nodes:
+            experience.draft.learn(nodes, 0.15 * PLAIN * nodes)
+            total, net = 0.0, [0.0]
+            for size in range(1, BUCKETS.index(nodes) + 1):
+                total += 0.45**size
+                net.append(total)
+            adviser.learn_draft(net, 1)
+    assert sizes[0] == 7
+    assert set(sizes[-30:]) <= {1, 2, 3} and 0 not in sizes
 
 
-def teach(economy: Economy, after: tuple[DraftTree, ...], tokens: tuple[int, ...]) -> None:
+def teach(adviser: SourceChoice, after: tuple[DraftTree, ...], tokens: tuple[int, ...]) -> None:
     """Play a step in which a source that learns drafts OTHER, at 1 ms and as much to be taught."""
-    economy.begin(rate=1.0 / PLAIN, plain=PLAIN, budget=32)
-    asked = economy.allowance("learner", 32)
+    adviser.begin(rate=1.0 / PLAIN, plain=PLAIN)
+    asked = adviser.allowance("learner", 32)
     if asked:
-        economy.appraise(OTHER, 0)
-        economy.spent("learner", 1.0)
+        adviser.appraise(OTHER, 0)
+        adviser.spent("learner", 1.0)
     for tree in after:
-        economy.appraise(tree, 0)
-    economy.learn_step(Step(OTHER, (), tokens), free)
-    economy.taught("learner", 1.0)
+        adviser.appraise(tree, 0)
+    adviser.taught("learner", 1.0)
+    adviser.learn_step(Step(OTHER, (), tokens), free)
 
 
 def test_a_source_that_learns_is_charged_for_all_its_time_and_credited_beyond_the_others() -> None:
-    experience = Experience()
-    economy = Economy(experience, probe_share=0.02)
-    economy.taught("learner", 0.0)
-    teach(economy, (), (5, 6, 7, 8))
-    books = experience.upkeep["learner"]
-    assert books.brought == pytest.approx(3.0, rel=0.01), "the past fades"
-    assert books.spent == pytest.approx(2.0 / PLAIN, rel=0.01)
-    assert economy.extra == 0.0, "it was asked at no price"
-    experience.source("learner").passed = [10**6] * (len(LEVELS) + 1)
     better = DraftTree.chain([5, 6, 7, 8], "model", reach=[0.9, 0.8, 0.7, 0.6])
-    teach(economy, (better,), (5, 6, 7, 8, 9))
-    assert economy.extra == 1.0, "now it had to be worth it"
-    assert books.brought == pytest.approx(3.0, rel=0.01), "the other source knew as much"
+    for others, brought in (((), 3.0), ((better,), 0.0)):
+        experience = Experience()
+        adviser = choice(experience)
+        adviser.begin(rate=1.0 / PLAIN, plain=PLAIN)
+        adviser.taught("learner", 0.0)
+        for _ in range(3):
+            teach(adviser, others, (5, 6, 7, 8))
+        adviser.begin(rate=1.0 / PLAIN, plain=PLAIN)
+        gain = experience.taught["learner"]
+        assert gain.trials == 4, "one a step, and one before"
+        assert gain.mean == pytest.approx(3 * (brought - 2.0 / PLAIN) / 4)
 
 
-def test_a_source_rests_where_teaching_it_does_not_pay() -> None:
+def taught(experience: Experience, steps: int) -> SourceChoice:
+    adviser = choice(experience)
+    for _ in range(steps + 1):
+        adviser.begin(rate=1.0 / PLAIN, plain=PLAIN)
+        adviser.taught("learner", 0.1)
+    return adviser
+
+
+def test_a_source_rests_where_teaching_it_does_not_pay_but_some_texts_try_it() -> None:
     experience = Experience()
-    economy = Economy(experience, probe_share=0.02)
-    assert not economy.rests("learner")
-    economy.begin(rate=1.0 / PLAIN, plain=PLAIN, budget=32)
-    for _ in range(200):
-        economy.taught("learner", 0.1)
-    assert economy.rests("learner") and not economy.rests("another")
-    frozen = Economy(experience, probe_share=0.02, learns=False)
-    before = experience.upkeep["learner"].to_dict()
+    assert not taught(experience, TAUGHT - 1).rests("learner"), "too little is known"
+    adviser = taught(experience, 1)
+    rested = [adviser.rests("learner") for _ in range(3 * TRIED)]
+    assert rested == ([True] * (TRIED - 1) + [False]) * 3
+    assert not adviser.rests("another")
+    frozen, before = choice(experience, learns=False), to_plain(experience)
     frozen.taught("learner", 5.0)
     assert all(frozen.rests("learner") for _ in range(50)), "equal runs make equal choices"
-    assert experience.upkeep["learner"].to_dict() == before
+    assert to_plain(experience) == before
     assert not Claims(Calibration()).rests("learner")
+
+
+def test_who_was_left_alone_is_told_with_the_reason() -> None:
+    experience = Experience()
+    adviser = choice(experience, share=0.0)
+    assert adviser.rested == {}
+    asked = [ask(adviser, SURE, NONE, (1, 2, 3)) for _ in range(20)]
+    assert adviser.rested == {
+        "model": f"{asked.count(0)} steps, as it adds less than its time is worth"
+    }
+    resting = taught(experience, TAUGHT)
+    assert resting.rests("learner")
+    assert resting.rested == {"learner": "the whole text, as it brings less than to teach it costs"}
+    assert Claims(Calibration()).rested == {}
+
+
+def test_what_a_source_brings_lately_counts_most() -> None:
+    experience = Experience()
+    adviser = taught(experience, 2 * TAUGHT)
+    assert adviser.rests("learner")
+    for _ in range(150):
+        teach(adviser, (), (5, 6, 7, 8))
+    assert not adviser.rests("learner")

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.acceptance.base import Step
-from ragspec.budget.cost_curve import CostCurve
-from ragspec.budget.cost_grid import ROWS
+from ragspec.budget.cost_curve import ROWS, CostCurve
 from ragspec.budget.experience import Experience
 from ragspec.budget.gains import BUCKETS
 from ragspec.budget.policy import AutoBudget
@@ -18,6 +17,7 @@ from ragspec.budget.tree_size import GoodputSession, Settings
 from ragspec.trees.draft_tree import DraftTree
 
 HOST = 0.2
+SETTINGS = Settings(margin=0.03, probe_share=0.0, maximum=BUCKETS[-1])
 
 
 def linear(base: float = 10.0, row: float = 0.4) -> CostCurve:
@@ -51,12 +51,12 @@ def test_no_closed_set_of_nodes_gives_more_tokens_for_the_time_of_the_step(
 ) -> None:
     cost = linear(row=row)
     session = AutoBudget(margin=0.0).open(cost)
+    asked = session.allowance(128)
     for _ in range(20):
-        session.experience.draft.learn(BUCKETS[session.experience.asked], draft)
-    session.allowance(128)
+        session.experience.draft.learn(asked, draft)
     reach: list[float] = tree.reach.tolist()
-    fixed = session.experience.draft.of(BUCKETS[session.experience.asked])
-    assert fixed == pytest.approx(draft, abs=0.05 * draft)
+    fixed = session.experience.draft.of(asked)
+    assert fixed == pytest.approx(draft)
 
     def ratio(kept: tuple[int, ...]) -> float:
         time = 1000 * cost.seconds(len(kept) + 1, 128) + fixed
@@ -72,7 +72,7 @@ def test_no_closed_set_of_nodes_gives_more_tokens_for_the_time_of_the_step(
 def test_a_sure_token_is_taken_in_poor_text_however_fast_rich_text_goes() -> None:
     """After a quotation at many tokens a step, a plain step still yields one for its time."""
     session = AutoBudget().open(linear(base=5.5, row=2.0))
-    session.experience.overall.learn(15.0, 12.0, 1.0)
+    session.experience.learn_step(15.0, 12.0, 1.0)
     session.allowance(128)
     assert len(session.fit(DraftTree.chain([1], "a", reach=[0.9]), 128)) == 1
 
@@ -83,7 +83,6 @@ def test_dearer_verification_never_takes_a_larger_tree(dear: tuple[float, float]
     sizes = []
     for row in dear:
         session = AutoBudget().open(linear(row=row))
-        session.experience.asked = len(BUCKETS) - 1
         session.allowance(128)
         sizes.append(len(session.fit(tree, 128)))
     assert sizes[0] > sizes[1]
@@ -107,7 +106,7 @@ class Drafter:
 
     def step(self, session: GoodputSession, cost: CostCurve, right: int) -> float:
         """Take one step of which `right` tokens can be accepted; returns its milliseconds."""
-        allowed = session.allowance(128)
+        allowed = session.adviser.nodes(None, session.allowance(128))
         self.asked.append(allowed)
         tree = DraftTree.empty()
         if allowed:
@@ -138,10 +137,11 @@ def play(drafter: Drafter, session: GoodputSession, rights: list[int]) -> float:
 def test_switches_off_for_a_useless_drafter_and_on_when_it_becomes_useful() -> None:
     session = AutoBudget().open(linear())
     drafter = Drafter(claim=0.9, milliseconds=5.0)
-    play(drafter, session, [0] * 60)
-    assert drafter.asked[-40:].count(0) >= 38
-    assert session.reason is not None and "off" in session.reason
-    play(drafter, session, [8] * 200)
+    play(drafter, session, [0] * 120)
+    assert drafter.asked[-40:].count(0) >= 36
+    while drafter.asked[-1]:
+        play(drafter, session, [0])
+    play(drafter, session, [8] * 300)
     assert all(asked > 0 for asked in drafter.asked[-20:])
     assert session.reason is None
 
@@ -151,27 +151,15 @@ def test_the_time_lost_to_a_useless_drafter_is_bounded(milliseconds: float) -> N
     policy, plain = AutoBudget(), 10.0 + HOST
     drafter = Drafter(claim=0.9, milliseconds=milliseconds)
     first = play(drafter, policy.open(linear()), [0] * 500)
-    assert first <= 500 * plain + 6 * (plain + milliseconds) + 0.008 * 500 * plain
-    lengths = [96, 500, *[96] * 20]  # the rows share what probes may cost
+    assert first <= 500 * plain + 8 * (plain + milliseconds) + 0.008 * 500 * plain
+    lengths = [96, 500, *[96] * 20]  # the rows share what trials may cost
     later = sum(play(drafter, policy.open(linear()), [0] * steps) for steps in lengths)
     assert later <= 1.015 * sum(lengths) * plain + plain + milliseconds
 
 
-def test_what_a_probe_has_to_read_first_is_paid_for_too() -> None:
-    policy, plain = AutoBudget(), 10.0 + HOST
-    drafter = Drafter(claim=0.9, milliseconds=2.0)
-    play(drafter, policy.open(linear()), [0] * 500)
-    spent = 0.0
-    for _ in range(20):
-        drafter.reading = 40.0
-        spent += play(drafter, policy.open(linear()), [0] * 96)
-    assert spent <= 1.015 * 20 * 96 * plain + plain + 42.0
-    assert spent > 20 * 96 * plain + 42.0, "some of the rows were probed"
-
-
 def test_a_free_drafter_is_asked_at_every_step_yet_costs_no_verification() -> None:
     session = AutoBudget().open(linear())
-    drafter = Drafter(claim=0.6, milliseconds=0.05)
+    drafter = Drafter(claim=0.6, milliseconds=0.02)
     play(drafter, session, [0] * 120)
     assert 0 not in drafter.asked
     assert session.chosen[0] > 80
@@ -179,42 +167,35 @@ def test_a_free_drafter_is_asked_at_every_step_yet_costs_no_verification() -> No
 
 def test_a_free_drafter_is_trusted_again_without_any_verification() -> None:
     session = AutoBudget().open(linear())
-    drafter = Drafter(claim=0.9, milliseconds=0.05)
+    drafter = Drafter(claim=0.9, milliseconds=0.02)
     play(drafter, session, [0] * 100)
     before = dict(session.chosen)
-    play(drafter, session, [8] * 30)
+    play(drafter, session, [8] * 60)
     grown = sum(n for size, n in session.chosen.items() if size >= 6)
     assert grown - sum(n for size, n in before.items() if size >= 6) >= 15
-
-
-def test_hysteresis_keeps_a_break_even_drafter_from_flapping() -> None:
-    session = AutoBudget().open(linear())
-    drafter = Drafter(claim=0.9, milliseconds=3.0)
-    random = np.random.default_rng(0)
-    rights = [int(right) for right in random.integers(0, 2, 600)]
-    play(drafter, session, rights)
-    on = [asked > 0 for asked in drafter.asked]
-    lengths = [len(list(run)) for state, run in itertools.groupby(on) if state]
-    assert sum(length > 2 for length in lengths) <= 12
 
 
 def test_no_proposals_are_told_apart_from_poor_ones() -> None:
     session = AutoBudget().open(linear())
     session.allowance(128)
     session.observe(Step(session.fit(DraftTree.empty(), 128), (), (5,), {"draft": 0.0}), 128)
-    assert session.reason == "the drafter proposed nothing"
+    assert session.reason is None, "the report says that nothing was drafted"
     session.allowance(128)
     poor = session.fit(DraftTree.chain([1], "a", reach=[0.01]), 128)
     session.observe(Step(poor, (), (5,), {}), 128)
-    assert session.reason is not None and "verification" in session.reason
+    assert session.reason is not None and "worth its time" in session.reason
+    session.allowance(128)
+    good = session.fit(DraftTree.chain([1], "a", reach=[0.9]), 128)
+    session.observe(Step(good, (0,), (1, 5), {}), 128)
+    assert session.reason is None, "a draft was verified"
 
 
 def test_never_more_than_the_maximum_is_asked_for_or_kept() -> None:
-    session = AutoBudget(maximum=5).open(linear())
+    session = AutoBudget(maximum=6).open(linear())
     drafter = Drafter(claim=1.0, milliseconds=0.0)
     play(drafter, session, [64] * 40)
-    assert max(drafter.asked) == 4
-    assert len(session.fit(DraftTree.chain(list(range(20)), "a"), 128)) <= 4
+    assert max(drafter.asked) == 5
+    assert len(session.fit(DraftTree.chain(list(range(20)), "a"), 128)) <= 5
 
 
 def test_works_without_a_curve_and_without_times() -> None:
@@ -226,54 +207,40 @@ def test_works_without_a_curve_and_without_times() -> None:
     assert session.chosen == {3: 20}
 
 
-def test_a_tree_is_cut_by_what_such_claims_came_to_not_by_what_they_say() -> None:
-    experience = Experience()
-    claimed = DraftTree.build([1, 2], [-1, -1], "a", reach=[0.8, 0.6])
-    for _ in range(200):  # trees that claimed as much were hardly ever followed
-        experience.calibration.look_back(claimed, (9,))
-    cost = linear(10.0, 2.0)
-    believed = GoodputSession(Settings(), Experience(), cost)
-    sobered = GoodputSession(Settings(), experience, cost)
-    sizes = []
-    for session in (believed, sobered):
-        session.allowance(128)
-        sizes.append(len(session.fit(claimed, 128)))
-    assert sizes == [2, 0]
+def step(session: GoodputSession, outlook: float, spent: dict[str, float], draft: bool) -> int:
+    """Take a step that drafts nothing of use; returns the nodes that were asked for."""
+    nodes = session.adviser.nodes(outlook, session.allowance(128))
+    tree = DraftTree.chain([1], "a", reach=[0.01]) if draft and nodes else DraftTree.empty()
+    session.observe(Step(session.fit(tree, 128), (), (5,), spent), 128)
+    return nodes
 
 
 def test_a_step_at_a_poor_outlook_counts_as_one_without_a_draft() -> None:
     experience = Experience()
-    session = GoodputSession(Settings(probe_share=0.0), experience, linear())
-    for _ in range(3):
-        session.allowance(128)
-        assert session.adviser.promising(0.05)
-        session.fit(DraftTree.empty(), 128)
-        session.observe(Step(DraftTree.empty(), (), (5,), {"draft": 1.0, "verify": 10.0}), 128)
-    known = experience.draft.sums
-    session.allowance(128)
-    assert not session.adviser.promising(0.05)
-    session.fit(DraftTree.empty(), 128)
-    session.observe(Step(DraftTree.empty(), (), (5,), {"draft": 9.0, "verify": 10.0}), 128)
+    session = GoodputSession(SETTINGS, experience, linear())
+    spent = {"draft": 4.0, "verify": 10.0, "host": HOST}
+    for _ in range(40):
+        step(session, 0.05, spent, draft=False)
+    known = list(experience.draft.sums)
+    assert experience.draft.of(4) > 1.0
+    assert [step(session, 0.05, {**spent, "draft": 9.0}, draft=False) for _ in range(9)] == [0] * 9
     assert experience.draft.sums == known
-    session.allowance(128)
-    assert session.adviser.promising(0.95), "another outlook is not to suffer for it"
+    assert step(session, 0.95, spent, draft=True), "another outlook is not to suffer for it"
 
 
-def test_of_the_steps_without_a_draft_one_in_four_is_learned_from_for_all() -> None:
-    experience = Experience(credit=0.0)
-    session = GoodputSession(Settings(probe_share=0.02), experience, linear())
-    plain = Step(DraftTree.empty(), (), (5,), {"draft": 0.0, "verify": 12.0, "host": 0.5})
-    for _ in range(3):
-        session.observe(plain, 128)
-    assert experience.overall.steps == 0 and experience.host == 0.0
-    session.observe(plain, 128)
-    assert experience.overall.steps == 1 and experience.host == 0.5
-    assert experience.credit == pytest.approx(4 * 0.02)
+def test_the_times_of_a_step_are_learned_a_step_late_for_the_host_s_is_known_then() -> None:
+    experience = Experience()
+    session = GoodputSession(SETTINGS, experience, linear())
+    spent = {"draft": 0.0, "verify": 12.0, "host": 0.5}
+    step(session, 0.05, spent, draft=False)
+    assert experience.steps == 0
+    step(session, 0.05, spent, draft=False)
+    assert (experience.steps, experience.host) == (1, 0.5)
 
 
 def test_host_time_comes_down_though_every_step_drafts() -> None:
     experience = Experience(host=2.0)
-    session = GoodputSession(Settings(), experience, linear())
+    session = GoodputSession(SETTINGS, experience, linear())
     for _ in range(60):
         session.allowance(128)
         tree = session.fit(DraftTree.chain([0, 1], "a", reach=[0.9, 0.8]), 128)
@@ -282,17 +249,32 @@ def test_host_time_comes_down_though_every_step_drafts() -> None:
     assert experience.host == pytest.approx(0.3, abs=0.05)
 
 
+def test_what_a_draft_adds_to_the_host_s_work_is_part_of_its_price() -> None:
+    experience = Experience(host=0.3)
+    session = GoodputSession(SETTINGS, experience, linear())
+    for _ in range(60):
+        session.allowance(128)
+        tree = session.fit(DraftTree.chain([0, 1], "a", reach=[0.9, 0.8]), 128)
+        spent = {"draft": 0.1, "verify": 10.0}
+        step = Step(tree, (0, 1), (0, 1, 2), spent)
+        session.observe(step, 128)
+        spent["host"] = 0.5  # as the loop does it: after the policy has learned
+    assert experience.host == pytest.approx(0.3)
+    assert experience.draft.of(64) == pytest.approx(0.3, rel=0.05)
+
+
 def test_sources_pay_for_what_their_nodes_add_and_not_for_drafting_at_all() -> None:
     """A kernel for several rows is slower than that for one: only the first node costs much."""
     seconds = np.array([[0.005 if n == 1 else 0.009 + 0.0001 * n for n in ROWS]])
     tree = DraftTree.build([1, 2, 3, 4], [-1] * 4, "store", reach=[0.9, 0.05, 0.04, 0.005])
     names = ("store", "model", "none")
 
-    def gains(kept: tuple[int, int, int, int]) -> float:
+    def gained(kept: tuple[int, int, int, int]) -> float:
         experience = Experience()
-        experience.source("model").cost.learn(8, 0.4)
-        experience.source("model").passed[0] = 10**6  # its trial is due
-        session = GoodputSession(Settings(margin=0.0), experience, CostCurve(ROWS, (128,), seconds))
+        experience.source("model").cost.learn(7, 0.4)
+        gain = experience.source("model").gains[0]
+        gain.passed = 10**6  # its trial is due
+        session = GoodputSession(SETTINGS, experience, CostCurve(ROWS, (128,), seconds))
         session.allowance(128)
         fused = replace(tree, source=np.array(kept), sources=names)
         assert session.adviser.allowance("model", 8)
@@ -301,8 +283,8 @@ def test_sources_pay_for_what_their_nodes_add_and_not_for_drafting_at_all() -> N
         verified = session.fit(replace(fused, reach=np.full(4, 0.99, np.float32)), 128)
         assert len(verified) == 4
         session.observe(Step(verified, (), (9,), {"verify": 9.5}), 128)
-        return experience.source("model").gains[0]
+        return gain.mean
 
-    assert -0.1 < gains((0, 0, 1, 1)) < 0.0, "the tree would have been there without it"
-    assert gains((1, 1, 1, 1)) < -0.7, "it drafted alone"
-    assert gains((0, 0, 0, 0)) == 0.0
+    assert -0.1 < gained((0, 0, 1, 1)) < 0.0, "the tree would have been there without it"
+    assert gained((1, 1, 1, 1)) < -0.7, "it drafted alone"
+    assert gained((0, 0, 0, 0)) == 0.0

@@ -241,9 +241,9 @@ class Choosy(Claims):
         self.least = least
         self.told: list[float | None] = []
 
-    def promising(self, outlook: float | None) -> bool:
+    def nodes(self, outlook: float | None, budget: int) -> int:
         self.told.append(outlook)
-        return outlook is None or outlook >= self.least
+        return budget if outlook is None or outlook >= self.least else 0
 
 
 def test_nobody_drafts_where_even_the_best_outlook_is_too_poor() -> None:

@@ -11,8 +11,9 @@ import torch
 from ragspec.acceptance.base import Rule, Step
 from ragspec.acceptance.walk import Walk
 from ragspec.budget.experience import Experience
+from ragspec.budget.gains import BUCKETS
 from ragspec.budget.policy import AutoBudget, FixedBudget
-from ragspec.budget.source_choice import Economy
+from ragspec.budget.source_choice import SourceChoice
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.model.coupled import CoupledGrowth
@@ -260,8 +261,8 @@ def test_a_higher_rate_makes_smaller_drafts() -> None:
     prompt = tiny.prompt()
     sizes = []
     for rate in (1e-9, 1e9):
-        adviser = Economy(Experience(), 0.0)
-        adviser.begin(rate, 5.0, 8)
+        adviser = SourceChoice(Experience(), 0.0, BUCKETS[-1])
+        adviser.begin(rate, 5.0)
         context = DraftContext(list(prompt), len(prompt), 50, adviser)
         session = ModelDrafter(alike()).open(DraftRequest(tuple(prompt), tiny.VOCAB))
         sizes.append([session.cache.forwards for _ in range(6) if session.propose(context, 8)][-1])
