@@ -14,13 +14,14 @@ Nodes have no origin: a document of the corpus is none that the request could ci
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.acceptance.base import Step
+from ragspec.acceptance.ratio import Ratio
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.combined import check_fits
 from ragspec.drafters.method import Method
@@ -133,21 +134,6 @@ class RestDrafter:
 
 
 @dataclass(slots=True)
-class _Held:
-    """Corrects what continuations promise, by length of the match and by how many there were."""
-
-    hits: dict[int, float] = field(default_factory=dict)
-    claims: dict[int, float] = field(default_factory=dict)
-
-    def scale(self, key: int) -> float:
-        return (_PRIOR + self.hits.get(key, 0.0)) / (_PRIOR + self.claims.get(key, 0.0))
-
-    def learn(self, key: int, claim: float, hit: bool) -> None:
-        self.hits[key] = self.hits.get(key, 0.0) * _DECAY + hit
-        self.claims[key] = self.claims.get(key, 0.0) * _DECAY + claim
-
-
-@dataclass(slots=True)
 class _Nodes:
     """Drafted nodes, parents first: lists of N; chance: once the parent is accepted, uncorrected.
 
@@ -178,7 +164,7 @@ class RestSession:
         self._options = drafter.options
         self._shortest = drafter.shortest
         self._segments = tuple(segments)
-        self._held = _Held()
+        self._held = [Ratio() for _ in range(_BINS + 1)]  # by length of the match
         self._drafted: _Nodes | None = None
         self.matched = 0
 
@@ -212,7 +198,7 @@ class RestSession:
                 return
             hit = next((node for node in offered if nodes.tokens[node] == token), None)
             claim = sum(chances[node] for node in offered)
-            self._held.learn(min(nodes.length + level, _BINS), claim, hit is not None)
+            self._held[min(nodes.length + level, _BINS)].learn(claim, hit is not None, _DECAY)
             if hit is None:
                 return
             at = hit
@@ -226,7 +212,7 @@ class RestSession:
         reach: list[float] = []
         for node, parent in enumerate(nodes.parents):
             key = min(nodes.length + nodes.depth[node], _BINS)
-            scale = min(self._held.scale(key), _SURE / max(total[parent], _SURE * 1e-6))
+            scale = min(self._held[key].share(_PRIOR), _SURE / max(total[parent], _SURE * 1e-6))
             before = 1.0 if parent == ROOT else reach[parent]
             reach.append(before * chances[node] * scale)
         return np.asarray(reach, dtype=np.float32)

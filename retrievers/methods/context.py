@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ragspec.acceptance.base import Step
+from ragspec.acceptance.ratio import Ratio
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.method import Method
 from ragspec.retrievers.indexes.context_index import ContextIndex
@@ -40,31 +41,27 @@ _QUOTE_LENGTH = 3
 _QUOTE_KEY = -1
 _LONGEST = len(FOLLOWS) - 1
 _ONE_PLACE = -1
+_PRIOR, _DECAY = 8.0, 0.97
 
 
 @dataclass(slots=True)
 class _Acceptance:
-    """Corrects probabilities by what happened: hits over expected hits, forgetting slowly."""
+    """Corrects probabilities by how those of their row fared."""
 
-    prior: float = 8.0
-    decay: float = 0.97
-    hits: dict[int, float] = field(default_factory=dict)
-    expected: dict[int, float] = field(default_factory=dict)
+    ratios: dict[int, Ratio] = field(default_factory=dict)
     known: dict[int, float] = field(default_factory=dict)  # what `expect` has worked out
 
     def expect(self, key: int, value: float) -> float:
         """Return `value`, always the same for a key, as it fared so far."""
         found = self.known.get(key)
         if found is None:
-            hits, expected = self.hits.get(key, 0.0), self.expected.get(key, 0.0)
-            scale = (self.prior + hits) / (self.prior + expected)
-            found = self.known[key] = min(value * scale, 0.99)
+            share = self.ratios.setdefault(key, Ratio()).share(_PRIOR)
+            found = self.known[key] = min(value * share, 0.99)
         return found
 
     def learn(self, key: int, expected: float, hit: bool) -> None:
         self.known.pop(key, None)
-        self.hits[key] = self.hits.get(key, 0.0) * self.decay + hit
-        self.expected[key] = self.expected.get(key, 0.0) * self.decay + expected
+        self.ratios.setdefault(key, Ratio()).learn(expected, hit, _DECAY)
 
 
 _Offer = tuple[float, int, int, int, int, int, int, int, float]  # a _Node's fields, cheaper to make

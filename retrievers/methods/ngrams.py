@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ragspec.acceptance.base import Step
+from ragspec.acceptance.ratio import Ratio
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError, StoreError
@@ -204,8 +205,7 @@ class NGramSession:
         self._pool = drafter.pool or self._begun()
         self._seen = 0
         self._tail: list[int] = []
-        self._hits = [0.0] * len(HOLDS)
-        self._tries = [0.0] * len(HOLDS)
+        self._holds = [Ratio() for _ in HOLDS]  # by depth
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return the n-grams after the last token as one tree, at most `budget` nodes."""
@@ -268,7 +268,7 @@ class NGramSession:
         held, below = [], 1.0
         for level in range(self._drafter.level - 1):
             at = min(level, len(HOLDS) - 1)
-            below *= (_PRIOR * HOLDS[at] + self._hits[at]) / (_PRIOR + self._tries[at])
+            below *= self._holds[at].share(_PRIOR, HOLDS[at])
             held.append(below)
         return held
 
@@ -282,8 +282,7 @@ class NGramSession:
                 return
             at = min(level, len(HOLDS) - 1)
             live = [ngram for ngram in live if ngram[level] == token]
-            self._hits[at] = self._hits[at] * _DECAY + bool(live)
-            self._tries[at] = self._tries[at] * _DECAY + 1.0
+            self._holds[at].learn(1.0, bool(live), _DECAY)
 
     def _look_ahead(self, step: Step, best: list[int]) -> None:
         """Add, for every verified branch, its last tokens and what the target holds best there."""

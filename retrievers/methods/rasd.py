@@ -22,6 +22,7 @@ from typing import cast
 import numpy as np
 
 from ragspec.acceptance.base import Step
+from ragspec.acceptance.ratio import Ratio
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, Feedback
 from ragspec.drafters.delegate import KnowsLaws
 from ragspec.drafters.fuse import PATIENCE, Fuse, FuseSession, checked_patience
@@ -183,15 +184,14 @@ class _Grace:
     """
 
     start: float
-    hits: float = 0.0
-    claims: float = 0.0
+    ratio: Ratio = field(default_factory=Ratio)
     watched: dict[tuple[int, int], float] = field(default_factory=dict)
     place: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @property
     def share(self) -> float:
         """The share of its reach that a pruned branch keeps."""
-        return min((_PRIOR * self.start + self.hits) / (_PRIOR + self.claims), 1.0)
+        return min(self.ratio.share(_PRIOR, self.start), 1.0)
 
     def begin(self) -> None:
         self.watched = {}
@@ -208,8 +208,7 @@ class _Grace:
                 break
             for (above, pruned), claim in self.watched.items():
                 if above == node:
-                    self.hits = self.hits * _DECAY + (pruned == token)
-                    self.claims = self.claims * _DECAY + claim
+                    self.ratio.learn(claim, pruned == token, _DECAY)
             node = self.place.get((node, token))
         self.begin()
 

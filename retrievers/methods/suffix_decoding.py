@@ -19,6 +19,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from ragspec.acceptance.base import Step
+from ragspec.acceptance.ratio import Ratio
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, Feedback, expect_drafter
 from ragspec.drafters.combined import Combined
 from ragspec.drafters.delegate import Source, as_kind, faults_of
@@ -109,8 +110,7 @@ class SuffixSession:
         past = drafter.past
         self._past = None if past is None else Source(past, request, drafter.patience)
         self._kind = drafter.kind
-        self._hits = [0.0] * (_LONGEST + 1)
-        self._claims = [0.0] * (_LONGEST + 1)
+        self._ratios = [Ratio() for _ in range(_LONGEST + 1)]  # by length of the match
         self._drafted: tuple[int, list[Node]] = (0, [])
         self.matched = 0
 
@@ -152,8 +152,7 @@ class SuffixSession:
                 break
             key = min(matched + depth, _LONGEST)
             at = children.get((at, token))
-            self._hits[key] = self._hits[key] * _DECAY + (at is not None)
-            self._claims[key] = self._claims[key] * _DECAY + FOLLOWS[key]
+            self._ratios[key].learn(FOLLOWS[key], at is not None, _DECAY)
 
     def _local(self, budget: int, deepest: int) -> tuple[int, list[Node]]:
         """Return the match and the nodes of the best-scored suffix of this text."""
@@ -208,7 +207,7 @@ class SuffixSession:
         found = [1.0]
         for place in range(matched, matched + depth):
             key = min(place, _LONGEST)
-            scale = (_PRIOR + self._hits[key]) / (_PRIOR + self._claims[key])
+            scale = self._ratios[key].share(_PRIOR)
             found.append(found[-1] * min(FOLLOWS[key] * scale, 0.99))
         return found
 
