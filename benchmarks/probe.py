@@ -3,11 +3,12 @@
     python benchmarks/probe.py --data DIR --json FILE [--methods auto,rest] [--budgets 4,13,auto]
 
 DIR holds a model, prompts.json, store.json.gz (the corpus) and history.json.gz (the model's own
-answers). Greedy, at most 96 new tokens, float32, one thread, one prompt at a time. A budget counts
-the positions of a later forward, the root included, so n leaves n - 1 draft nodes. Tokens a
-forward are new tokens by all forwards of the target, the prompt's included; nodes the mean
-positions of a later forward. All methods run on a prompt before the next one comes, plain decoding
-among them, beginning with another at each turn.
+answers); or docqa/, whose questions the bundled pair of models then answers (--methods model).
+Greedy, at most 96 new tokens, float32, one thread, one prompt at a time. A budget counts the
+positions of a later forward, the root included, so n leaves n - 1 draft nodes. Tokens a forward are
+new tokens by all forwards of the target, the prompt's included; nodes the mean positions of a later
+forward. All methods run on a prompt before the next one comes, plain decoding among them, beginning
+with another at each turn.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from statistics import median
 from typing import Any
 
 import torch
+from text import docqa, spread
 
 from ragspec.drafters.base import SourceText
 from ragspec.drafters.method import Sources, listed
+from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.engine import Engine
 from ragspec.errors import UnknownNameError
 from ragspec.models.load import load_model
@@ -42,7 +45,8 @@ from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
 NEW_TOKENS = 96
 BUDGETS = "4,13,59,auto"
 PLAIN = "plain"
-SLOW = ("context-all",)  # indexes the whole corpus anew for every prompt: only where named
+ASKED = ("context-all", "model")  # only where named: slow, and of a pair of models
+PROMPTS = 30
 Texts = tuple[SourceText, ...]
 
 
@@ -60,6 +64,12 @@ class Probe:
         rows = json.loads((folder / "prompts.json").read_text(encoding="utf-8"))["prompts"]
         history = [row["prompt"] + row["answer"] for row in _unzipped(folder / "history.json.gz")]
         return cls([row["ids"] for row in rows], _unzipped(folder / "store.json.gz"), history)
+
+    @classmethod
+    def asked(cls, folder: Path) -> Probe:
+        """Return questions about documents, with the passages that were found, and no texts."""
+        items = spread(docqa(folder, Engine.from_pretrained("starter", None), top_k=3), PROMPTS)
+        return cls([list(item.prompt) for item in items], [], [])
 
     def texts(self, *names: str) -> Texts:
         """Return the corpus or the history as further texts of a request."""
@@ -111,6 +121,7 @@ VARIANTS: dict[str, Variant] = {
     ),
     "suffix-context": Variant(lambda sources: SuffixDrafter()),
     "suffix-history": Variant(lambda sources: build_method("suffix", _without(sources, "corpus"))),
+    "model": Variant(lambda sources: ModelDrafter(sources.draft_model)),
     "hierarchy-two": Variant(
         lambda sources: build_method("hierarchy", _without(sources, "corpus"))
     ),
@@ -258,7 +269,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--methods", default=",".join(m for m in VARIANTS if m not in SLOW))
+    parser.add_argument("--methods", default=",".join(m for m in VARIANTS if m not in ASKED))
     parser.add_argument("--budgets", default=BUDGETS, help="positions a forward, or auto")
     parser.add_argument("--limit", type=int, help="only the first prompts")
     parser.add_argument("--repeats", type=int, default=1, help="for the seconds: best of so many")
@@ -268,11 +279,15 @@ def main() -> None:
         if name not in VARIANTS:
             raise UnknownNameError(unknown("method", name, VARIANTS))
     torch.set_num_threads(1)
-    probe = Probe.read(options.data)
+    pair = not (options.data / "prompts.json").exists()
+    probe = Probe.asked(options.data) if pair else Probe.read(options.data)
     probe.prompts[:] = probe.prompts[: options.limit]
-    model, _ = load_model(options.data, "cpu", "float32")
+    model, _ = load_model("starter" if pair else options.data, "cpu", "float32")
     with tempfile.TemporaryDirectory() as folder:
-        sources = probe.sources(Path(folder), int(model.config.vocab_size))
+        if pair:
+            sources = Sources(draft_model=load_model("starter-draft", "cpu", "float32")[0])
+        else:
+            sources = probe.sources(Path(folder), int(model.config.vocab_size))
         rows = run(
             probe, model, sources, methods, options.budgets.split(","), options.repeats,
             lambda line: print(line, flush=True),

@@ -60,7 +60,7 @@ class Speculation:
     reports: filled by each call.
     """
 
-    drafter: str | Drafter | Sequence[str | Drafter] | None = "context"
+    drafter: str | Drafter | Sequence[str | Drafter] | None = "auto"
     draft_model: Any = None
     budget: Any = "auto"
     seed: int | None = None

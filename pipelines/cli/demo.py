@@ -135,7 +135,7 @@ def demo_engine(model: str) -> Any:
     """Return the engine of the demonstration: float32, so that both texts must be equal."""
     from ragspec.pipelines.console.options import EngineOptions
 
-    return EngineOptions(model, None, "context", "auto", "auto", "float32").engine()
+    return EngineOptions(model, None, "auto", "auto", "auto", "float32").engine()
 
 
 def questions_of(folder: Path, qa: DocQA) -> list[str]:

@@ -68,7 +68,7 @@ def from_answers(
     model: o.ModelOption = "starter",
     field: FieldOption = None,
     scope: ScopeOption = "global",
-    drafter: o.DrafterOption = "context",
+    drafter: o.DrafterOption = "auto",
     budget: o.BudgetOption = "auto",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
     batch: Annotated[int, typer.Option(min=1, help="Prompts answered side by side.")] = 16,

@@ -26,8 +26,7 @@ DrafterOption = Annotated[
     str | None,
     typer.Option(
         help="What drafts: names that `ragspec drafters` lists, several with commas; the folder of "
-        "a head (`ragspec train-head`); or none: plain decoding. Without it: context, and auto "
-        "where stores are given."
+        "a head (`ragspec train-head`); or none: plain decoding. Without it: auto."
     ),
 ]
 EmbedderOption = Annotated[
@@ -106,7 +105,7 @@ class EngineOptions:
         sources = open_sources(
             self.store, self.history, tokenizer=tokenizer, model=model, scope=self.scope
         )
-        names = drafter_of(self.drafter or ("auto" if sources.past() else "context"))
+        names = drafter_of(self.drafter or "auto")
         draft_model = None
         if self.draft_model is not None:
             draft_model = load_model(self.draft_model, self.device, self.dtype)

@@ -47,7 +47,7 @@ class Engine:
         self,
         model: Any,
         tokenizer: Any = None,
-        drafter: str | Drafter | Sequence[str | Drafter] | None = "context",
+        drafter: str | Drafter | Sequence[str | Drafter] | None = "auto",
         draft_model: Any = None,
         budget: str | int | BudgetPolicy = "auto",
         rule: str | Rule = "walk",
@@ -76,7 +76,7 @@ class Engine:
     def from_pretrained(
         cls,
         model: str | Path = "starter",
-        drafter: str | Drafter | Sequence[str | Drafter] | None = "context",
+        drafter: str | Drafter | Sequence[str | Drafter] | None = "auto",
         draft_model: Any = None,
         budget: str | int | BudgetPolicy = "auto",
         device: str | torch.device = "auto",
