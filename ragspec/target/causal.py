@@ -23,7 +23,7 @@ from ragspec.models.device import input_device
 from ragspec.models.supported import unwrapped
 from ragspec.sampling.top_tokens import Tops, best_tokens
 from ragspec.target.cpu_weights import Packed, lend, pack
-from ragspec.target.hidden_states import HeadTap
+from ragspec.target.hidden_states import HeadInputs
 from ragspec.target.kv_cache import SlotCache
 from ragspec.target.rotary_tables import RotaryTables
 from ragspec.target.tree_attention import Configs, TreeView, model_configs, tree_view
@@ -168,7 +168,7 @@ class TreeSession:
         self._anew: dict[int, list[int]] = {}
         self._configs: Configs = []
         self._packs = Packed(())
-        self._tap: HeadTap | None = None
+        self._head_inputs: HeadInputs | None = None
 
     def __enter__(self) -> Self:
         self._configs = model_configs(self.target.model)
@@ -185,8 +185,8 @@ class TreeSession:
 
     def keep_hidden(self) -> None:
         """Keep what the output head reads from now on; see `base.KeepsHidden`."""
-        if self._tap is None:
-            self._tap = HeadTap(self.target.output_head)
+        if self._head_inputs is None:
+            self._head_inputs = HeadInputs(self.target.output_head)
 
     def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
         """Return the whole draft, or what the row's keys are fit for; see `TargetSession.admit`."""
@@ -262,12 +262,12 @@ class TreeSession:
         self.target.check_mode()
         states = None
         with lend(self.target.model, self._configs, self._packs), self._tables(view):
-            if self._tap is None:
+            if self._head_inputs is None:
                 logits = self.target.forward(tokens, view, self.cache, keep)
             else:
-                with self._tap:
+                with self._head_inputs:
                     logits = self.target.forward(tokens, view, self.cache, keep)
-                states = self._tap.taken()
+                states = self._head_inputs.taken()
         if states is None:
             return logits, None
         if not self.target.keeps_logits:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 
-class HeadTap:
+class HeadInputs:
     """Keeps what an output head reads last inside the block; serves block after block.
 
     head: the module that makes logits out of hidden states; it is left as it was found. Other

@@ -17,7 +17,7 @@ from ragspec.retrievers.methods.cascade import Cascade
 from ragspec.retrievers.methods.sam_decoding import Select
 from ragspec.sampling.settings import Sampling
 from ragspec.target.causal import CausalTarget
-from ragspec.target.hidden_states import HeadTap
+from ragspec.target.hidden_states import HeadInputs
 from ragspec.trees.draft_tree import DraftKind, DraftTree, Ints
 from tests.support import tiny
 from tests.support.architectures import build
@@ -215,7 +215,7 @@ def test_a_model_is_left_as_it_was_found() -> None:
         assert not head._forward_pre_hooks
     assert set(between) == {0}
     assert len(watcher.sessions[1].seen) > 0
-    with pytest.raises(RuntimeError), HeadTap(head):
+    with pytest.raises(RuntimeError), HeadInputs(head):
         assert len(head._forward_pre_hooks) == 1
         raise RuntimeError("on the way")
     assert not head._forward_pre_hooks
@@ -223,22 +223,22 @@ def test_a_model_is_left_as_it_was_found() -> None:
 
 def test_other_threads_do_not_disturb_a_tap() -> None:
     head = torch.nn.Linear(3, 2)
-    tap = HeadTap(head)
-    with tap:
+    inputs = HeadInputs(head)
+    with inputs:
         head(torch.ones(1, 1, 3))
         other = threading.Thread(target=lambda: head(torch.zeros(1, 1, 3)))
         other.start()
         other.join()
-    found = tap.taken()
+    found = inputs.taken()
     assert found is not None
     assert found.tolist() == [[[1.0, 1.0, 1.0]]]
     head(torch.ones(1, 1, 3))
-    assert tap.taken() is None
-    with tap:
+    assert inputs.taken() is None
+    with inputs:
         head(torch.ones(1, 1, 3))
-    with tap:
+    with inputs:
         pass
-    assert tap.taken() is None  # not those of the block before
+    assert inputs.taken() is None  # not those of the block before
 
 
 def test_the_ends_of_long_prompts_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
