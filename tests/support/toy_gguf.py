@@ -1,0 +1,78 @@
+"""A toy GGUF file: the tiny Llama with a byte-level tokenizer, in the layout of real files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFWriter
+
+from tests.support import tiny
+
+LETTERS = [chr(code) for code in range(33, 127)]
+TOKENS = [*LETTERS, "Ġ", "ab", "<eos>"]  # the space as GPT-2 writes it
+NORMAL, CONTROL = 1, 3  # kinds of tokens
+TENSORS = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+IN_BLOCK = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+def write_gguf(path: Path, architecture: str = "llama") -> Any:
+    """Write the file and return the model that it holds."""
+    model = tiny.model("llama")
+    config = model.config
+    writer = GGUFWriter(str(path), architecture)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([NORMAL] * (len(TOKENS) - 1) + [CONTROL])
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(config.vocab_size - 1)
+    writer.add_eos_token_id(config.vocab_size - 1)
+    for name, weight in model.state_dict().items():
+        array = weight.numpy()
+        for kind, heads in (("q", config.num_attention_heads), ("k", config.num_key_value_heads)):
+            if f"{kind}_proj" in name:
+                array = _interleaved(array, heads)
+        writer.add_tensor(_name(name), np.ascontiguousarray(array))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
+
+
+def _name(name: str) -> str:
+    if name in TENSORS:
+        return TENSORS[name]
+    _, _, layer, *inner = name.split(".")
+    return f"blk.{layer}.{IN_BLOCK['.'.join(inner[:-1])]}.weight"
+
+
+def _interleaved(weight: Any, heads: int) -> Any:
+    """Return a projection with the halves of each head's rotary pairs side by side."""
+    rows, columns = weight.shape
+    return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, -1)
