@@ -105,6 +105,13 @@ def ask(
     ] = None,
     embedder: o.EmbedderOption = None,
     top_passages: Annotated[int, typer.Option(min=1, help="Passages to show the model.")] = 3,
+    prompt: Annotated[
+        str,
+        typer.Option(help="How it is asked: evidence, quote, answer, or a Jinja file of your own."),
+    ] = "evidence",
+    system: Annotated[
+        str | None, typer.Option(help="What a chat model is told before the question.")
+    ] = None,
     model: o.ModelOption = "starter",
     draft_model: o.DraftModelOption = None,
     drafter: o.DrafterOption = None,
@@ -144,6 +151,8 @@ def ask(
         trace=o.checked_output(trace),
         stream=not no_stream,
         prediction=o.prediction_of(prediction, drafter, draft_model),
+        prompt=prompt,
+        system=system,
     )
     text = o.checked_text(question)
     _finish(answer_question(text, docs or [], index, top_passages, asking, embedder))

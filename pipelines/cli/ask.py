@@ -33,6 +33,8 @@ class Asking:
     trace: Path | None = None
     stream: bool = True
     prediction: str | None = None
+    prompt: str = "evidence"
+    system: str | None = None
 
     @property
     def streams(self) -> bool:
@@ -98,9 +100,11 @@ def answer_question(
     embedder: None is the bundled one for documents, and the recorded one for an index.
     """
     from ragspec.pipelines.docqa.docqa import NEW_TOKENS, DocQA
+    from ragspec.pipelines.docqa.wording import wording
 
     be_quiet()
     terminal = Terminal(quiet=asking.json)
+    asked_as = wording(asking.prompt, asking.system)  # refused before anything is read
     with terminal.working("reading the documents"):
         if index is None:
             qa = DocQA.from_documents(docs, embedder=_named(embedder))
@@ -118,12 +122,15 @@ def answer_question(
             sampling,
             max_new_tokens=limit,
             top_k=passages,
+            prompt=asked_as,
             stream=stream,
             **asking.options,
         )
 
     if asking.compare:
-        over(qa, engine).ask(question, max_new_tokens=WARM_UP_TOKENS, top_k=passages)
+        over(qa, engine).ask(
+            question, max_new_tokens=WARM_UP_TOKENS, top_k=passages, prompt=asked_as
+        )
     answer = run(engine, asking.sampling, terminal.piece if asking.streams else _unseen)
     result = answered(question, answer)
     result.fields["skipped"] = [asdict(skipped) for skipped in qa.skipped]
@@ -237,6 +244,10 @@ def _show_to_people(
     for number, citation in enumerate(result.fields.get("citations", ()), 1):
         where = f"{citation['document']}, characters {citation['start']} to {citation['end']}"
         terminal.note(f"  quotation {number}: {where}")
+    if not result.fields.get("supported", True):
+        terminal.note("nothing in your documents was quoted: check this answer yourself", "bold")
+    if result.generation.finish_reason == "length" and "citations" in result.fields:
+        terminal.note("cut at the limit of tokens; --max-new-tokens sets it")
     if result.generation.finish_reason == "cancelled":
         terminal.note("interrupted; this is what was written")
     elif asking.compare and compared is None:

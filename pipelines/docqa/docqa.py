@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ragspec.errors import InputError
 from ragspec.pipelines.docqa.citations import Citation, cite
-from ragspec.pipelines.docqa.prompt import STOP, CharSpan, Prompt, build_prompt
+from ragspec.pipelines.docqa.prompt import Prompt, build_prompt
+from ragspec.pipelines.docqa.wording import Wording, wording
 from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER, Embedder
 from ragspec.retrievers.search.documents import Document, Skipped, load_documents
 from ragspec.retrievers.search.fusion import Hit, Retriever, SearchFunction, as_retriever
@@ -28,12 +28,6 @@ if TYPE_CHECKING:
 
 NEW_TOKENS = 160
 TOP_K = 3
-PARTS = re.compile(
-    r"\s*(?:Evidence:)?\s*(?:\[(?P<passage>\d+)\])?\s*(?P<evidence>\S.*?)?\s*"
-    r"(?:^|\n)[ \t]*Answer:[ \t]*(?P<answer>\S.*?)?\s*$",
-    re.S,
-)
-
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
@@ -43,7 +37,8 @@ class Answer:
 
     text: what the model wrote. evidence, short: the quoted sentence and the answer proper, ""
     where the text has no such part. citations: characters of `text` that stand in a document.
-    passages: those that were shown, in order. report, label, generation: the engine's.
+    passages: those that were shown, in order. prompt: the one that was given to the model. report,
+    label, generation: the engine's.
     """
 
     question: str
@@ -57,6 +52,16 @@ class Answer:
     generation: Generation
     prompt: Prompt = field(repr=False)
 
+    @property
+    def supported(self) -> bool:
+        """Whether any of it was quoted from a document, word for word."""
+        return bool(self.citations)
+
+    @property
+    def cut(self) -> bool:
+        """Whether it ended at the limit of tokens, and not by itself."""
+        return self.generation.finish_reason == "length"
+
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as JSON types."""
         return {
@@ -64,6 +69,8 @@ class Answer:
             "answer": self.text,
             "evidence": self.evidence,
             "short_answer": self.short,
+            "supported": self.supported,
+            "cut": self.cut,
             "citations": [asdict(citation) for citation in self.citations],
             "passages": [
                 {
@@ -151,7 +158,13 @@ class DocQA:
         self.retriever.save(path)
 
     def prompt(
-        self, question: str, *, max_new_tokens: int = NEW_TOKENS, top_k: int = TOP_K
+        self,
+        question: str,
+        *,
+        max_new_tokens: int = NEW_TOKENS,
+        top_k: int = TOP_K,
+        prompt: str | Path | Wording = "evidence",
+        system: str | None = None,
     ) -> Prompt:
         """Search, and return the prompt that `ask` gives to the engine."""
         if top_k < 1:
@@ -161,7 +174,8 @@ class DocQA:
         hits = self.retriever.search(question, top_k)
         limit = self.engine.target.max_length
         room = None if limit is None else limit - max_new_tokens
-        return build_prompt(self.engine.tokenizer, question, hits, room=room)
+        asked = wording(prompt, system)
+        return build_prompt(self.engine.tokenizer, question, hits, room=room, wording=asked)
 
     def ask(
         self,
@@ -170,41 +184,51 @@ class DocQA:
         *,
         max_new_tokens: int = NEW_TOKENS,
         top_k: int = TOP_K,
+        prompt: str | Path | Wording = "evidence",
+        system: str | None = None,
         stream: Callable[[str], None] | None = None,
         **options: Any,
     ) -> Answer:
         """Answer a question from the top_k best passages that fit the model's context.
 
-        stream: called with each piece of text as it is verified; an interrupt then ends the text
-        and keeps what was written. options: further arguments of `Engine.generate`, such
-        as `prediction`, a text that the answer will resemble. Raises
-        InputError for an empty question or n > 1, PromptTooLongError where not even one passage
-        fits.
+        prompt: how the question is put, "evidence", "quote", "answer", a Jinja file, or a
+        `Wording`. system: what a chat model is told first. stream: called with each piece of text
+        as it is verified; an interrupt then ends the text and keeps what was written. options:
+        further arguments of `Engine.generate`, such as `prediction`, a text that the answer will
+        resemble. Raises InputError for an empty question, n > 1, or a prompt that cannot be
+        written, UnknownNameError for one that is not known, PromptTooLongError where not even one
+        passage fits.
         """
         if sampling is not None and sampling.n != 1:
             raise InputError(f"ask() gives one answer, got n={sampling.n}; use Engine.generate.")
         began = time.perf_counter()
-        prompt = self.prompt(question, max_new_tokens=max_new_tokens, top_k=top_k)
+        asked = wording(prompt, system)
+        made = self.prompt(question, max_new_tokens=max_new_tokens, top_k=top_k, prompt=asked)
         milliseconds = (time.perf_counter() - began) * 1000
         options = {
-            "stop": STOP,
+            "stop": asked.stop,
             **options,
             "max_new_tokens": max_new_tokens,
-            "spans": prompt.spans,
-            "texts": (*prompt.layout, *options.get("texts", ())),
+            "spans": made.spans,
+            "texts": (*made.layout, *options.get("texts", ())),
         }
-        ids = list(prompt.token_ids)
+        ids = list(made.token_ids)
         if stream is None:
             generation = self.engine.generate(ids, sampling, **options)
         else:
             generation = drain(self.engine.stream(ids, sampling, **options), stream)
-        return self._answer(question, prompt, generation, milliseconds)
+        return self._answer(question, made, asked, generation, milliseconds)
 
     def _answer(
-        self, question: str, prompt: Prompt, generation: Generation, milliseconds: float
+        self,
+        question: str,
+        prompt: Prompt,
+        asked: Wording,
+        generation: Generation,
+        milliseconds: float,
     ) -> Answer:
         text = generation.text
-        evidence, short = answer_parts(text)
+        evidence, short = asked.parts(text)
         citations = cite(text, prompt, generation.steps, self._decode, short)
         return Answer(
             question=question,
@@ -231,12 +255,3 @@ def drain(pieces: Any, stream: Callable[[str], None]) -> Any:
     except KeyboardInterrupt:
         pieces.close()
     return pieces.result
-
-
-def answer_parts(text: str) -> tuple[CharSpan | None, CharSpan | None]:
-    """Return the characters of the evidence and of the answer proper, None where one is missing."""
-    match = PARTS.match(text)
-    if match is None:
-        return None, None
-    evidence = match.span("evidence") if match["evidence"] else None
-    return evidence, match.span("answer") if match["answer"] else None

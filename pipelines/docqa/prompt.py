@@ -1,8 +1,7 @@
 """The prompt of a question over passages, with the token span of every passage kept.
 
-Two layouts: the tokenizer's chat template where it has one, else the plain one of the starter
-model, which goes on after "Evidence:" with "[k] sentence" and "Answer: span". Both ask for a
-quotation first: a quotation is what can be checked, and what speculation can copy.
+What it says is the matter of a `Wording`; here the passages are brought in, as many as fit, and
+found again in the tokens.
 """
 
 from __future__ import annotations
@@ -14,17 +13,11 @@ from typing import Any
 from ragspec.drafters.base import SourceText
 from ragspec.engine.prediction import anchored
 from ragspec.errors import InputError
+from ragspec.pipelines.docqa.wording import WORDINGS, Wording
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.trees.draft_tree import LAYOUT
 
 SENTENCE_ENDS = ("", ".", ")", '."', ".)", "?", "!")
-STOP = ("\nQuestion:", "\nContext:")
-INSTRUCTION = (
-    "Answer the question from the numbered passages alone, in two lines. Line one: 'Evidence: "
-    "[k] ' and the sentence of passage k that holds the answer, copied word for word. Line two: "
-    "'Answer: ' and the answer, as short as it can be."
-)
-
 Span = tuple[int, int, int, int]
 CharSpan = tuple[int, int]
 
@@ -56,13 +49,18 @@ class Prompt:
 
 
 def build_prompt(
-    tokenizer: Any, question: str, hits: Sequence[Hit], *, room: int | None = None
+    tokenizer: Any,
+    question: str,
+    hits: Sequence[Hit],
+    *,
+    room: int | None = None,
+    wording: Wording = WORDINGS["evidence"],
 ) -> Prompt:
     """Return the prompt of a question over passages, best passage first.
 
     room: tokens that the prompt may have; the last passages are left out until it fits, but the
-    first stays (the engine refuses what is still too long). Raises InputError for an empty
-    question, no passages, or no tokenizer.
+    first stays (the engine refuses what is still too long). wording: how the question is put.
+    Raises InputError for an empty question, no passages, or no tokenizer.
     """
     if tokenizer is None:
         raise InputError("The engine has no tokenizer; questions over documents need one.")
@@ -72,34 +70,29 @@ def build_prompt(
     if not hits:
         raise InputError("The search found no passage for the question; put it in other words.")
     for count in range(len(hits), 0, -1):
-        prompt = render(tokenizer, question, hits[:count])
+        prompt = render(tokenizer, question, hits[:count], wording)
         if room is None or len(prompt.token_ids) <= room or count == 1:
             break
     return prompt
 
 
-def render(tokenizer: Any, question: str, hits: Sequence[Hit]) -> Prompt:
+def render(
+    tokenizer: Any, question: str, hits: Sequence[Hit], wording: Wording = WORDINGS["evidence"]
+) -> Prompt:
     """Write the prompt over these passages, tokenise it, and find the passages in it."""
     special = [token for token in getattr(tokenizer, "all_special_tokens", []) if token]
-    passages = "\n\n".join(
-        f"[{number}] {one_line(disarm(hit.passage.title, special))}\n"
-        f"{disarm(hit.passage.text, special)}"
-        for number, hit in enumerate(hits, 1)
-    )
-    question = disarm(question, special)
+    passages = [
+        (one_line(disarm(hit.passage.title, special)), disarm(hit.passage.text, special))
+        for hit in hits
+    ]
     templated = bool(getattr(tokenizer, "chat_template", None))
-    if templated:
-        content = f"{INSTRUCTION}\n\nContext:\n{passages}\n\nQuestion: {question}"
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
-        )
-    else:
-        text = f"Context:\n{passages}\n\nQuestion: {question}\nEvidence:"
+    text = wording.write(tokenizer, disarm(question, special), passages)
     # A chat template has written the special tokens of the beginning already.
     fast = bool(getattr(tokenizer, "is_fast", False))
     encoded = tokenizer(text, add_special_tokens=not templated, return_offsets_mapping=fast)
     ids = tuple(int(token) for token in encoded["input_ids"])
-    layout = _layout(tokenizer, ids, len(hits), "Evidence:" if templated else "")
+    opening = wording.opening if templated else ""
+    layout = _layout(tokenizer, ids, len(hits), opening) if wording.two_lines else ()
     if not fast:
         return Prompt(text, ids, tuple(hits), (), (), layout)
     spans, chars = find_spans(text, encoded["offset_mapping"], hits)

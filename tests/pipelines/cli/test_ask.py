@@ -60,6 +60,21 @@ def test_answer_is_one_object_with_the_promised_fields(
     assert "compare" not in found
 
 
+def test_a_prompt_of_ones_own_is_asked_and_what_was_not_quoted_is_said(
+    index: str, model: str, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "own.jinja").write_text("{{ passages[0].text }} {{ question }}")
+    found = ask(capsys, index, model, "--prompt", str(tmp_path / "own.jinja"))
+    assert found["evidence"] == "" and found["supported"] is bool(found["citations"])
+    assert found["cut"] is True
+    asked = ["ask", "What does the walk follow?", "--index", index, "--model", model]
+    assert main([*asked, "--prompt", "answer", "--max-new-tokens", "3"]) == 0
+    err = capsys.readouterr().err
+    assert "nothing in your documents was quoted" in err and "cut at the limit" in err
+    assert main([*asked, "--prompt", "anser"]) == 2
+    assert "answer" in capsys.readouterr().err
+
+
 def test_a_predicted_answer_is_copied(index: str, model: str, capsys: Capture) -> None:
     found = ask(capsys, index, model, "--budget", "8")
     again = ask(capsys, index, model, "--budget", "8", "--prediction", found["answer"])

@@ -12,7 +12,7 @@ from ragspec.acceptance.base import Step
 from ragspec.engine.output import Generation
 from ragspec.errors import DocumentError, InputError, PromptTooLongError, StoreError
 from ragspec.pipelines import DocQA
-from ragspec.pipelines.docqa.docqa import answer_parts
+from ragspec.pipelines.docqa.wording import WORDINGS
 from ragspec.reports.report import ReportBuilder
 from ragspec.reports.sources import count_sources
 from ragspec.sampling.settings import Sampling
@@ -218,7 +218,7 @@ def test_bad_requests_are_refused(folder: Path, embedder: Path, tmp_path: Path) 
     ],
 )
 def test_parts_of_an_answer(text: str, evidence: str, short: str) -> None:
-    found = answer_parts(text)
+    found = WORDINGS["evidence"].parts(text)
     assert [text[slice(*span)] if span else "" for span in found] == [evidence, short]
 
 

@@ -1,0 +1,165 @@
+"""How a question over passages is put to a model: three ways by name, or a template of your own.
+
+"evidence" asks for two lines, the sentence that holds the answer and the answer itself: what is
+quoted can be checked, and copied. "quote" asks for the sentence alone, "answer" for an answer in
+the model's own words that names its passages. A template is Jinja and is given `question` and
+`passages`, each with `number`, `title` and `text`; of a chat model it writes the user's turn, of
+any other the whole prompt. A passage that it puts on lines of its own is drafted and cited from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ragspec.errors import InputError, UnknownNameError
+from ragspec.registry import unknown
+
+Span = tuple[int, int]
+PARTS = re.compile(
+    r"\s*(?:Evidence:)?\s*(?:\[(?P<passage>\d+)\])?\s*(?P<evidence>\S.*?)?\s*"
+    r"(?:^|\n)[ \t]*Answer:[ \t]*(?P<answer>\S.*?)?\s*$",
+    re.S,
+)
+QUOTED = re.compile(r"\s*(?:Evidence:)?\s*(?:\[\d+\])?\s*(?P<quote>\S.*?)?\s*$", re.S)
+TWO_LINES = (
+    "Answer the question from the numbered passages alone, in two lines. Line one: 'Evidence: "
+    "[k] ' and the sentence of passage k that holds the answer, copied word for word. Line two: "
+    "'Answer: ' and the answer, as short as it can be."
+)
+ONE_SENTENCE = (
+    "Copy the sentence of the numbered passages that answers the question, word for word, with the "
+    "number of its passage in brackets before it. Write nothing else."
+)
+OWN_WORDS = (
+    "Answer the question in one to three sentences from the numbered passages alone. Keep to their "
+    "words, and end every sentence with the number of its passage in brackets, such as [1]. If "
+    "they do not hold the answer, say so."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """A way of putting questions.
+
+    instruction: before the passages, for chat models. opening: with which the answer of any other
+    model begins. two_lines: whether evidence and answer are asked for, which is drafted too;
+    one_sentence: whether evidence alone. stop: strings that end an answer. template: Jinja source
+    in the place of instruction and opening. system: what a chat model is told first.
+    """
+
+    name: str
+    instruction: str = ""
+    opening: str = ""
+    two_lines: bool = False
+    one_sentence: bool = False
+    stop: tuple[str, ...] = ("\nQuestion:", "\nContext:")
+    template: str | None = None
+    system: str | None = None
+
+    def write(self, tokenizer: Any, question: str, passages: Sequence[tuple[str, str]]) -> str:
+        """Return the text of a prompt, in the tokenizer's chat template where it has one.
+
+        passages: titles and texts. Raises InputError for a template that cannot be filled, and for
+        a system text without a chat template that has a place for it.
+        """
+        chat = bool(getattr(tokenizer, "chat_template", None))
+        if self.template is not None:
+            content = self._filled(question, passages)
+        else:
+            shown = "\n\n".join(
+                f"[{number}] {title}\n{text}" for number, (title, text) in enumerate(passages, 1)
+            )
+            content = f"Context:\n{shown}\n\nQuestion: {question}"
+            content = f"{self.instruction}\n\n{content}" if chat else f"{content}\n{self.opening}"
+        if not chat:
+            if self.system:
+                raise InputError(
+                    "got a system text for a model without a chat template; expected none. Put it "
+                    "into a template of your own (--prompt FILE)."
+                )
+            return content
+        turns = [{"role": "system", "content": self.system}] if self.system else []
+        turns.append({"role": "user", "content": content})
+        try:
+            return str(
+                tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+            )
+        except Exception as error:  # a template raises whatever its author wrote
+            raise InputError(
+                f"the model's chat template refuses the prompt ({error}); expected turns of "
+                f"{' and '.join(turn['role'] for turn in turns)}. Leave the system text out, or "
+                "put it into a template of your own (--prompt FILE)."
+            ) from error
+
+    def _filled(self, question: str, passages: Sequence[tuple[str, str]]) -> str:
+        from jinja2 import StrictUndefined, TemplateError
+        from jinja2.sandbox import SandboxedEnvironment
+
+        shown = [
+            {"number": number, "title": title, "text": text}
+            for number, (title, text) in enumerate(passages, 1)
+        ]
+        environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=False)
+        try:
+            template = environment.from_string(self.template or "")
+            return template.render(question=question, passages=shown)
+        except TemplateError as error:
+            raise InputError(
+                f"the prompt template {self.name} cannot be filled: {error}. Expected Jinja over "
+                "`question` and `passages` (each with number, title and text)."
+            ) from error
+
+    def parts(self, text: str) -> tuple[Span | None, Span | None]:
+        """Return the characters of evidence and of answer proper, None where one is missing."""
+        if self.two_lines:
+            match = PARTS.match(text)
+            evidence = match.span("evidence") if match and match["evidence"] else None
+            return evidence, match.span("answer") if match and match["answer"] else None
+        if self.one_sentence:
+            match = QUOTED.match(text)
+            return (match.span("quote") if match and match["quote"] else None), None
+        return None, None
+
+
+WORDINGS = MappingProxyType(
+    {
+        "evidence": Wording("evidence", TWO_LINES, "Evidence:", two_lines=True),
+        "quote": Wording(
+            "quote",
+            ONE_SENTENCE,
+            "Evidence:",
+            one_sentence=True,
+            stop=("\nAnswer:", "\nQuestion:", "\nContext:"),
+        ),
+        "answer": Wording("answer", OWN_WORDS, "Answer:"),
+    }
+)
+
+
+def wording(prompt: str | Path | Wording, system: str | None = None) -> Wording:
+    """Return the wording of a name, of a Jinja file, or one that is given.
+
+    system: what a chat model is told first. Raises UnknownNameError for a name that is neither,
+    InputError for a file that cannot be read.
+    """
+    found = prompt
+    if isinstance(prompt, str) and prompt in WORDINGS:
+        found = WORDINGS[prompt]
+    elif not isinstance(prompt, Wording):
+        path = Path(prompt)
+        if not path.exists() and isinstance(prompt, str) and not path.suffix:
+            raise UnknownNameError(unknown("prompt", prompt, WORDINGS))
+        try:
+            found = Wording(str(path), template=path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(
+                f"the prompt template {path} cannot be read ({error}); expected a Jinja file in "
+                f"UTF-8, or one of {', '.join(WORDINGS)}."
+            ) from error
+    assert isinstance(found, Wording)
+    return found if system is None else replace(found, system=system)
