@@ -179,18 +179,44 @@ def limit_depth(tree: DraftTree, deepest: int) -> DraftTree:
 
 
 def merge(trees: Iterable[DraftTree]) -> DraftTree:
-    """Return one tree that holds every path of all trees, shared prefixes once; see `overlay`."""
-    return overlay([(tree, 1) for tree in trees])[0]
+    """Return one tree that holds every path of all trees, shared prefixes once; see `overlay`.
+
+    Siblings are together at most certain, see `share_out`.
+    """
+    trees = list(trees)
+    merged = overlay([(tree, 1) for tree in trees])[0]
+    return share_out(merged) if len(trees) > 1 else merged
+
+
+def share_out(tree: DraftTree) -> DraftTree:
+    """Return the tree with siblings that are together at most certain.
+
+    Only one token can come next: where several sources name different ones, each surely, their
+    chances are taken to be shares of one.
+    """
+    parents, claimed = tree.parents.tolist(), tree.reach.tolist()
+    totals = [0.0] * (len(tree) + 1)  # of children, by parent; the last entry is that of the root
+    for parent, own in zip(parents, claimed, strict=True):
+        totals[parent] += own
+    if all(
+        total <= (1.0 if node < 0 else claimed[node])
+        for node, total in zip([*range(len(tree)), ROOT], totals, strict=True)
+    ):
+        return tree
+    reach: list[float] = []
+    for parent, own in zip(parents, claimed, strict=True):
+        above, now = (1.0, 1.0) if parent == ROOT else (claimed[parent], reach[parent])
+        most = max(totals[parent], above)
+        reach.append(own / most * now if most > 0.0 else 0.0)
+    return replace(tree, reach=np.asarray(reach, dtype=np.float32))
 
 
 def overlay(trees: Sequence[tuple[DraftTree, int]]) -> tuple[DraftTree, list[int]]:
     """Return one tree that holds every path of all trees, and the bits of those that offer a node.
 
-    After its parent a node is as likely as the most confident tree says, and siblings together at
-    most certain: where trees name different tokens, their chances are shares of one. Source and
-    origin are those of the first tree that offers it. The result is deterministic where all trees
-    are, else coupled: what a sampled tree promises about its law does not survive, so `q` is
-    dropped.
+    After its parent a node is as likely as the most confident tree says; source and origin are
+    those of the first tree that offers it. The result is deterministic where all trees are, else
+    coupled: what a sampled tree promises about its law does not survive, so `q` is dropped.
     """
     if len(trees) == 1 and trees[0][0].kind in (DraftKind.DETERMINISTIC, DraftKind.COUPLED):
         tree, bit = trees[0]
@@ -199,12 +225,8 @@ def overlay(trees: Sequence[tuple[DraftTree, int]]) -> tuple[DraftTree, list[int
     sources: dict[str, int] = {}
     for tree, bit in trees:
         nodes.add(tree, bit, [sources.setdefault(name, len(sources)) for name in tree.sources])
-    totals = [0.0] * (len(nodes.parents) + 1)  # by parent; the last entry is that of the root, -1
-    for parent, chance in zip(nodes.parents, nodes.chances, strict=True):
-        totals[parent] += chance
     reach: list[float] = []
     for parent, chance in zip(nodes.parents, nodes.chances, strict=True):
-        chance /= max(1.0, totals[parent])
         reach.append(chance if parent == ROOT else chance * reach[parent])
     plain = all(tree.kind is DraftKind.DETERMINISTIC for tree, _ in trees)
     merged = DraftTree(

@@ -26,7 +26,7 @@ from ragspec.drafters.delegate import Source, Wrapped, as_kind, faults_of
 from ragspec.drafters.fuse import PATIENCE
 from ragspec.errors import InputError
 from ragspec.trees.draft_tree import DraftKind, DraftTree
-from ragspec.trees.operations import keep_best, overlay, select
+from ragspec.trees.operations import keep_best, overlay, select, share_out
 
 RESERVE = 0.2
 SURE = 0.1
@@ -103,10 +103,10 @@ class CascadeSession:
             return keep_best(offered[0], budget)
         merged, offers = overlay([(tree, 1 << i) for i, tree in enumerate(offered)])
         if len(merged) <= budget:
-            return merged
+            return share_out(merged)
         reserve = int(self._reserve * budget)
         chosen = fill(merged, offers, len(offered), budget, reserve, self._sure)
-        return select(merged, sorted(chosen))
+        return share_out(select(merged, sorted(chosen)))
 
     def observe(self, feedback: Feedback) -> None:
         """Tell every source; `Step.tree` is the tree as it was verified."""

@@ -22,7 +22,13 @@ from ragspec.errors import InputError
 from ragspec.storage.filesystem import cache_directory
 
 LENGTHS = (128, 1000, 1900)
-KEY = {"model": "m", "device": "cpu", "dtype": "float32", "threads": 1, "torch": "2"}
+KEY: dict[str, str | int] = {
+    "model": "m",
+    "device": "cpu",
+    "dtype": "float32",
+    "threads": 1,
+    "torch": "2",
+}
 
 
 def true_seconds(n: int, length: int) -> float:

@@ -297,7 +297,7 @@ def test_the_first_of_a_pair_stays_where_the_second_was_right(
 ) -> None:
     drafter = Drawn(LAWS, DISTINCT, (2,), telling=False)
     row = row_of(policy, "dear third row", drafter)
-    pair = row.adviser.appraise(drafter.propose(DraftContext([7], 1, 50), 2), 7)  # type: ignore[union-attr]
+    pair = row.adviser.appraise(drafter.propose(DraftContext([7], 1, 50), 2), 7)
     assert pair.reach[0] < 0.2 < 0.7 < pair.reach[1], "nothing would be gained by the wrong cut"
     assert bias(row, WithoutReplacement(), drafter) <= EXACT
     prune_freely(monkeypatch)

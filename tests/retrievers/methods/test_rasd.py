@@ -96,8 +96,8 @@ def test_rank_and_probability_either_let_a_branch_live() -> None:
 
 
 def test_a_pruned_branch_keeps_a_share_of_its_reach() -> None:
-    draft = model([5, 6], [0.9, 0.6], laws=LAWS)
-    text = found([5, 3, 8], [0.6, 0.5, 0.4])
+    draft = model([5, 6], [0.9, 0.27], laws=LAWS)
+    text = found([5, 3, 8], [0.6, 0.3, 0.24])
     reach = spelled(propose(Rasd(draft, [text], grace=0.25)))
     plain = spelled(propose(Rasd(draft, [text], prune_rank=0, prune_probability=0)))
     assert reach[5, 3] == pytest.approx(0.25 * plain[5, 3])

@@ -207,7 +207,7 @@ def test_what_a_budget_cuts_does_not_depend_on_the_tokens(
         session.observe(Step(part, (), (int(tree.tokens[last]), 99)), 9)
     kept = {tuple(offered(copy.deepcopy(session), tree).parents.tolist()) for tree in trees}
     assert len(kept) == 1 and 0 < len(kept.pop()) < 9
-    reach = session.adviser.appraise(trees[0], 2).reach  # type: ignore[union-attr]
+    reach = session.adviser.appraise(trees[0], 2).reach
     assert reach[width[0] - 1] > reach[0] + 0.3, "best first would keep another sibling"
 
 
