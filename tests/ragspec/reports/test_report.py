@@ -200,3 +200,12 @@ def test_a_step_keeps_no_law_alive_and_costs_little() -> None:
         builder.step(step)
     assert time.perf_counter() - start < 2.0  # 1 ms a step: a guard against quadratic work only
     assert not any(value is step or value is step.tree for value in vars(builder).values())
+
+
+def test_who_was_left_alone_is_in_the_summary_and_in_the_json() -> None:
+    builder = ReportBuilder("exact", 0, 3)
+    why = {"model": "12 steps, as it adds less than its time is worth"}
+    report = builder.build([9], 0.1, "length", rested=why)
+    assert "Left alone: model for 12 steps, as it adds less" in report.summary()
+    assert Report.from_dict(json.loads(json.dumps(report.to_dict()))).rested == why
+    assert "Left alone" not in builder.build([9], 0.1, "length").summary()
