@@ -29,12 +29,7 @@ def context_lengths(limit: int) -> tuple[int, ...]:
 
 
 def measure(
-    run: Timer,
-    lengths: Sequence[int],
-    rows: Sequence[int] = ROWS,
-    *,
-    seconds: float = 3.0,
-    repeats: int = 3,
+    run: Timer, lengths: Sequence[int], *, seconds: float = 3.0, repeats: int = 3
 ) -> tuple[CostCurve, bool]:
     """Time `run(rows, length) -> seconds` over the grid, and tell whether forwards then agree.
 
@@ -43,10 +38,10 @@ def measure(
     to the samples that there are. Every size is set against one row timed right before it, for a
     machine that others share may be half as fast a second later; of such ratios medians are taken.
     """
-    order = measuring_order(tuple(rows), tuple(lengths))
+    order = measuring_order(lengths)
     ratios: dict[tuple[int, int], list[float]] = {point: [] for point in order}
     alone = dict.fromkeys(lengths, math.inf)
-    run(rows[0], order[0][0])  # warms up kernels and allocator; not counted
+    run(1, order[0][0])  # warms up kernels and allocator; not counted
     for _ in range(ATTEMPTS):
         start = time.perf_counter()
         for point in order * repeats:
@@ -54,15 +49,15 @@ def measure(
             late = time.perf_counter() - start > seconds
             if late and (ratios[point] or point not in order[:3]):
                 continue
-            one = max(run(rows[0], length), 1e-9)
+            one = max(run(1, length), 1e-9)
             alone[length] = min(one, alone[length])
-            ratios[point].append(1.0 if n == rows[0] else max(run(n, length), 1e-9) / one)
+            ratios[point].append(1.0 if n == 1 else max(run(n, length), 1e-9) / one)
         known = {
             (length, n): alone[length] * median(found)
             for (length, n), found in ratios.items()
             if found
         }
-        curve = CostCurve(rows, lengths, filled(known, rows, lengths, order[0][0]))
+        curve = CostCurve(ROWS, lengths, filled(known, lengths, order[0][0]))
         if agrees(curve, run):
             return curve, True
     return curve, False
@@ -103,29 +98,29 @@ def cached(
     return curve
 
 
-def measuring_order(rows: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, int]]:
+def measuring_order(lengths: Sequence[int]) -> list[tuple[int, int]]:
     """Return (length, rows) by importance, each once.
 
     Three sizes at the middle length, then how the other lengths compare, then the rest: a slow
     model, of which only a part can be timed, still gets a curve of about the right shape.
     """
-    middle, half = lengths[len(lengths) // 2], rows[len(rows) // 2]
+    middle, half = lengths[len(lengths) // 2], ROWS[len(ROWS) // 2]
     others = [length for length in reversed(lengths) if length != middle]
-    order = [(middle, n) for n in (rows[0], rows[-1], half)]
-    order += [(length, n) for n in (rows[0], half) for length in others]
-    order += [(length, n) for length in (middle, *others) for n in (*rows[::2], *rows)]
+    order = [(middle, n) for n in (1, ROWS[-1], half)]
+    order += [(length, n) for n in (1, half) for length in others]
+    order += [(length, n) for length in (middle, *others) for n in (*ROWS[::2], *ROWS)]
     return list(dict.fromkeys(order))
 
 
 def filled(
-    known: Mapping[tuple[int, int], float], rows: Sequence[int], lengths: Sequence[int], best: int
+    known: Mapping[tuple[int, int], float], lengths: Sequence[int], best: int
 ) -> NDArray[np.float64]:
     """Return the whole grid from the points (length, rows) that were measured, most at `best`."""
-    table = np.empty((len(lengths), len(rows)))
-    at_best = [n for n in rows if (best, n) in known]
-    shape = np.interp(rows, at_best, [known[best, n] for n in at_best])
+    table = np.empty((len(lengths), len(ROWS)))
+    at_best = [n for n in ROWS if (best, n) in known]
+    shape = np.interp(ROWS, at_best, [known[best, n] for n in at_best])
     for i, length in enumerate(lengths):
-        here = [n for n in rows if (length, n) in known]
-        ratios = [known[length, n] / float(shape[rows.index(n)]) for n in here]
-        table[i] = shape * (np.interp(rows, here, ratios) if here else 1.0)
+        here = [n for n in ROWS if (length, n) in known]
+        ratios = [known[length, n] / float(shape[ROWS.index(n)]) for n in here]
+        table[i] = shape * (np.interp(ROWS, here, ratios) if here else 1.0)
     return table

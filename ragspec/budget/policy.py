@@ -22,8 +22,7 @@ from ragspec.acceptance.base import Step
 from ragspec.budget.base import BudgetPolicy
 from ragspec.budget.calibration import UNKNOWN, Calibration
 from ragspec.budget.cost_curve import CostCurve
-from ragspec.budget.experience import Experience
-from ragspec.budget.gains import BUCKETS
+from ragspec.budget.gains import BUCKETS, Experience
 from ragspec.budget.source_choice import Claims
 from ragspec.budget.tree_size import GoodputSession, Settings
 from ragspec.errors import InputError, StoreError, UnknownNameError

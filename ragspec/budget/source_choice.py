@@ -26,8 +26,7 @@ import numpy as np
 from ragspec.acceptance.base import Step
 from ragspec.budget.base import Adviser
 from ragspec.budget.calibration import Appraisal, Calibration
-from ragspec.budget.experience import OUTLOOKS, Experience
-from ragspec.budget.gains import BUCKETS, DUE, FIRST_ASKED, Gain
+from ragspec.budget.gains import BUCKETS, DUE, FIRST_ASKED, OUTLOOKS, Experience, Gain
 from ragspec.trees.draft_tree import DraftTree
 
 CHEAP, COSTLY_NODES = 0.1, 7  # what costs more plain steps than this is asked for few nodes

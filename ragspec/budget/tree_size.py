@@ -17,8 +17,7 @@ from functools import partial
 from ragspec.acceptance.base import Step
 from ragspec.budget.calibration import UNKNOWN
 from ragspec.budget.cost_curve import ROWS, CostCurve, at
-from ragspec.budget.experience import Experience
-from ragspec.budget.gains import BUCKETS, OUTLIER
+from ragspec.budget.gains import BUCKETS, OUTLIER, Experience
 from ragspec.budget.source_choice import SourceChoice
 from ragspec.errors import InputError
 from ragspec.trees.draft_tree import DRAWN, DraftTree

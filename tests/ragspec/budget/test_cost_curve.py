@@ -105,13 +105,13 @@ def test_measuring_keeps_to_its_time_and_fills_the_rest() -> None:
 
 def test_a_length_with_one_point_takes_the_shape_of_the_fullest() -> None:
     known = {(1000, n): true_seconds(n, 1000) for n in ROWS} | {(128, 1): 2 * true_seconds(1, 1000)}
-    table = filled(known, ROWS, LENGTHS, 1000)
+    table = filled(known, LENGTHS, 1000)
     assert np.allclose(table[0], 2 * table[1])
     assert np.allclose(table[2], table[1])
 
 
 def test_the_order_of_measuring_covers_the_grid_once() -> None:
-    order = measuring_order(ROWS, LENGTHS)
+    order = measuring_order(LENGTHS)
     assert sorted(order) == sorted((length, n) for length in LENGTHS for n in ROWS)
     assert order[:3] == [(1000, 1), (1000, 64), (1000, 12)]
     assert {length for length, _ in order[:5]} == set(LENGTHS)

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from ragspec.budget.calibration import Ratio
-from ragspec.budget.experience import Experience
-from ragspec.budget.gains import Gain
+from ragspec.budget.gains import Experience, Gain
 from ragspec.storage.plain import from_plain, to_plain
 from ragspec.trees.draft_tree import DraftTree
 

@@ -6,8 +6,7 @@ import pytest
 
 from ragspec.acceptance.base import Step
 from ragspec.budget.calibration import Calibration
-from ragspec.budget.experience import OUTLOOKS, Experience
-from ragspec.budget.gains import BUCKETS, PAUSE
+from ragspec.budget.gains import BUCKETS, OUTLOOKS, PAUSE, Experience
 from ragspec.budget.source_choice import (
     COSTLY_NODES,
     EXPLORING,

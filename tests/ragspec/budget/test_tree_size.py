@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from ragspec.acceptance.base import Step
 from ragspec.budget.cost_curve import ROWS, CostCurve
-from ragspec.budget.experience import Experience
-from ragspec.budget.gains import BUCKETS
+from ragspec.budget.gains import BUCKETS, Experience
 from ragspec.budget.policy import AutoBudget
 from ragspec.budget.tree_size import GoodputSession, Settings
 from ragspec.trees.draft_tree import DraftTree

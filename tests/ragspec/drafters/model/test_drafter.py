@@ -10,8 +10,7 @@ import torch
 
 from ragspec.acceptance.base import Rule, Step
 from ragspec.acceptance.walk import Walk
-from ragspec.budget.experience import Experience
-from ragspec.budget.gains import BUCKETS
+from ragspec.budget.gains import BUCKETS, Experience
 from ragspec.budget.policy import AutoBudget, FixedBudget
 from ragspec.budget.source_choice import SourceChoice
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
