@@ -1,0 +1,189 @@
+"""Answers over documents by prompt: how many hold a gold answer, cite, end by themselves, loop.
+
+    python benchmarks/answers.py --data DIR --model smollm2 [--prompts evidence,quote,answer]
+        [--split valid] [--json FILE]
+
+Two sets of 40 questions: the first of DIR's `docqa/items.jsonl` of the split, over all of its
+documents, and `manual_questions.jsonl`, our own, over the manuals of DIR's `lm/valid.jsonl.gz`. Each
+question is also put to the other set's documents, which hold no answer: what the search
+says of those tells how well "not in the documents" can be known before anything is written.
+
+gold: share of answers that hold a gold answer, case and spaces aside; of the answer proper where
+the prompt asks for one. found: share of prompts that show it, which bounds gold. cited: share that
+quote a passage word for word; names: that quote one or name one as [k]. ends: by itself.
+loops: eight words three times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from ragspec.engine.engine import Engine
+from ragspec.pipelines.console.options import be_quiet
+from ragspec.pipelines.docqa.docqa import Answer, DocQA
+from ragspec.retrievers.search.documents import Document
+from ragspec.retrievers.search.passage_index import PassageIndex
+
+OWN = Path(__file__).with_name("manual_questions.jsonl")
+NAMED = re.compile(r"\[\d+\]")
+LOOP_WORDS, LOOPS = 8, 3
+SETS = ("docqa", "manuals")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question with the strings of which an answer should hold one."""
+
+    text: str
+    gold: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What came of one question with one prompt."""
+
+    prompt: str
+    kind: str
+    question: str
+    text: str
+    gold: bool
+    found: bool
+    cited: bool
+    names: bool
+    ends: bool
+    loops: bool
+    tokens: int
+    per_forward: float
+    seconds: float
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file of JSON lines."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as file:
+        yield from map(json.loads, file)
+
+
+def questions(data: Path, kind: str, split: str, most: int) -> list[Question]:
+    """Return the questions of one set."""
+    if kind == "manuals":
+        records = list(lines(OWN))
+    else:
+        records = [r for r in lines(data / "docqa" / "items.jsonl") if r["split"] == split]
+        records = [r for r in records if r["tier"] != "pyfaq"]  # their answers are whole paragraphs
+    return [Question(r["question"], tuple(r["answers"])) for r in records[:most]]
+
+
+def documents(data: Path, kind: str) -> list[Document]:
+    """Return the documents of one set."""
+    if kind == "manuals":
+        records = [r for r in lines(data / "lm" / "valid.jsonl.gz") if r["kind"] == "docs"]
+        return [Document(r["doc"], r["doc"], r["text"]) for r in records]
+    records = list(lines(data / "docqa" / "documents.jsonl.gz"))
+    return [Document(r["doc_id"], r["title"], r["text"]) for r in records]
+
+
+def plain(text: str) -> str:
+    """Return a text without what the comparison does not see."""
+    return " ".join(text.lower().split())
+
+
+def holds(text: str, gold: Iterable[str]) -> bool:
+    """Tell whether a text holds one of the gold answers."""
+    return any(plain(each) in plain(text) for each in gold)
+
+
+def loops(text: str) -> bool:
+    """Tell whether the text says the same again and again."""
+    words = text.split()
+    runs = Counter(tuple(words[i : i + LOOP_WORDS]) for i in range(len(words) - LOOP_WORDS + 1))
+    return max(runs.values(), default=0) >= LOOPS
+
+
+def judged(prompt: str, kind: str, question: Question, answer: Answer, seconds: float) -> Row:
+    """Return the row of one answer."""
+    return Row(
+        prompt=prompt,
+        kind=kind,
+        question=question.text,
+        text=answer.text,
+        gold=holds(answer.short or answer.text, question.gold),
+        found=any(holds(hit.passage.text, question.gold) for hit in answer.passages),
+        cited=answer.supported,
+        names=answer.supported or bool(NAMED.search(answer.text)),
+        ends=not answer.cut,
+        loops=loops(answer.text),
+        tokens=answer.report.tokens,
+        per_forward=answer.report.tokens / max(1, answer.report.forward_passes),
+        seconds=seconds,
+    )
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return the shares of every prompt and set."""
+    found = ["| prompt | questions | found | gold | cited | names | ends | loops | tokens | s |"]
+    found.append("| --- " * 10 + "|")
+    for prompt in dict.fromkeys(row.prompt for row in rows):
+        for kind in SETS:
+            some = [row for row in rows if (row.prompt, row.kind) == (prompt, kind)]
+            if some:
+                named = ("found", "gold", "cited", "names", "ends", "loops")
+                shares = " | ".join(
+                    f"{fmean(getattr(row, name) for row in some):.0%}" for name in named
+                )
+                means = f"{fmean(r.tokens for r in some):.0f} | {fmean(r.seconds for r in some):.1f}"
+                found.append(f"| {prompt} | {kind} ({len(some)}) | {shares} | {means} |")
+    return "\n".join(found)
+
+
+def main() -> None:
+    """Ask every question with every prompt and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--prompts", default="evidence,quote,answer")
+    parser.add_argument("--sets", default=",".join(SETS))
+    parser.add_argument("--split", default="valid")
+    parser.add_argument("--questions", type=int, default=40, help="of either set")
+    parser.add_argument("--tokens", type=int, default=160)
+    parser.add_argument("--passages", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    be_quiet()
+    torch.set_num_threads(1)
+    engine = Engine.from_pretrained(options.model, device="cpu", dtype="float32")
+    rows: list[Row] = []
+    for kind in options.sets.split(","):
+        qa = DocQA(PassageIndex.build(documents(options.data, kind)), engine=engine)
+        asked = questions(options.data, kind, options.split, options.questions)
+        for number, question in enumerate(asked, 1):
+            for prompt in options.prompts.split(","):
+                began = time.perf_counter()
+                answer = qa.ask(
+                    question.text,
+                    prompt=prompt,
+                    max_new_tokens=options.tokens,
+                    top_k=options.passages,
+                )
+                seconds = time.perf_counter() - began
+                rows.append(judged(Path(prompt).stem, kind, question, answer, seconds))
+            print(f"{kind} {number}/{len(asked)}", flush=True)
+            if options.json:
+                options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
