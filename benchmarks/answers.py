@@ -143,7 +143,9 @@ def table(rows: Sequence[Row]) -> str:
                 shares = " | ".join(
                     f"{fmean(getattr(row, name) for row in some):.0%}" for name in named
                 )
-                means = f"{fmean(r.tokens for r in some):.0f} | {fmean(r.seconds for r in some):.1f}"
+                means = (
+                    f"{fmean(r.tokens for r in some):.0f} | {fmean(r.seconds for r in some):.1f}"
+                )
                 found.append(f"| {prompt} | {kind} ({len(some)}) | {shares} | {means} |")
     return "\n".join(found)
 

@@ -8,6 +8,7 @@ from ragspec.registry import door
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine as Engine
+    from ragspec.engine.kept import KeptContext as KeptContext
     from ragspec.engine.loop import Emission as Emission
     from ragspec.engine.loop import decode as decode
     from ragspec.engine.options import Options as Options
@@ -19,6 +20,7 @@ _WHERE = {
     "Emission": "ragspec.engine.loop",
     "Engine": "ragspec.engine.engine",
     "Generation": "ragspec.engine.output",
+    "KeptContext": "ragspec.engine.kept",
     "Options": "ragspec.engine.options",
     "Row": "ragspec.engine.rows",
     "Stream": "ragspec.engine.stream",

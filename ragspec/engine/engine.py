@@ -6,6 +6,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -27,6 +28,7 @@ from ragspec.errors import InputError
 from ragspec.models.load import load_model
 from ragspec.registry import resolve
 from ragspec.sampling.settings import Sampling
+from ragspec.target.base import TargetSession
 from ragspec.target.causal import CausalTarget
 from ragspec.target.open import open_target
 
@@ -211,8 +213,14 @@ class Engine:
     def _decode(self, run: Run) -> Iterator[list[Emission]]:
         capacity = max(len(row.context.tokens) + row.context.remaining for row in run.rows)
         began = time.perf_counter()
+        room, kept = capacity + run.spare, run.settings.kept
+        opened: AbstractContextManager[TargetSession]
+        if kept is None:
+            opened = self.target.open(run.prompts_count, room)
+        else:
+            opened = kept.open(self.target, run.rows[0], room)
         try:
-            with self.target.open(run.prompts_count, capacity + run.spare) as session:
+            with opened as session:
                 yield from decode(session, run.rows, run.prompt_of_row, self.rule)
         finally:
             run.close(time.perf_counter() - began)

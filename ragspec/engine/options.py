@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 import torch
 
 from ragspec.drafters.base import SourceText
+from ragspec.engine.kept import KeptContext
 from ragspec.engine.prediction import read_prediction
 from ragspec.engine.prompts import check_length
 from ragspec.errors import InputError, SamplingError
@@ -28,7 +29,7 @@ class RowSettings:
     logprobs: None, or the number of alternatives to keep. extra: transformers processors. spans,
     texts: see `DraftRequest`. predictions: one for each prompt of the call, or none at all. alone:
     whether the call has a single row, which then needs no processors of its own. defaults: the
-    model's generation config, None for none.
+    model's generation config, None for none. kept: what was read before.
     """
 
     sampling: Sampling
@@ -40,6 +41,7 @@ class RowSettings:
     predictions: Sequence[SourceText | None] = ()
     alone: bool = True
     defaults: Any = None
+    kept: KeptContext | None = None
 
     def stop_of(self, row: int) -> StopRule:
         """Return what ends row number `row` of the call, with the criteria of that row."""
@@ -81,7 +83,8 @@ class Options(TypedDict, total=False):
     remembers that text alone; functions and criteria are shared; a `ByRow` makes those of each
     text. spans, texts: what the prompt was made from, see `DraftRequest`. prediction: a text that
     the output will resemble, see `read_prediction`; it may only make it faster; the context drafter
-    joins where no drafter reads texts.
+    joins where no drafter reads texts. kept: a `KeptContext`, so that the part of a prompt that was
+    read by the call before is not read again; one prompt, one sample.
     """
 
     max_new_tokens: int | None
@@ -95,6 +98,7 @@ class Options(TypedDict, total=False):
     spans: Sequence[tuple[int, int, int, int]] | None
     texts: Sequence[SourceText] | None
     prediction: Any
+    kept: KeptContext | None
 
 
 def read_options(
@@ -132,6 +136,7 @@ def read_options(
         _callables("stopping_criteria", options.get("stopping_criteria")),
     )
     _check_bad_words(sampling, rule.ends)
+    alone = len(prompts) * sampling.n == 1
     return RowSettings(
         sampling,
         rule,
@@ -140,9 +145,20 @@ def read_options(
         options.get("spans") or (),
         options.get("texts") or (),
         read_prediction(options.get("prediction"), prompts, tokenizer, vocab_size),
-        alone=len(prompts) * sampling.n == 1,
+        alone=alone,
         defaults=defaults,
+        kept=_kept(options.get("kept"), alone),
     )
+
+
+def _kept(given: KeptContext | None, alone: bool) -> KeptContext | None:
+    if given is not None and not (alone and isinstance(given, KeptContext)):
+        raise InputError(
+            f"got kept={given!r} with several texts; expected one prompt and n=1."
+            if isinstance(given, KeptContext)
+            else f"kept is {given!r}; expected a KeptContext, or None."
+        )
+    return given
 
 
 def _refuse_unknown(options: Options) -> None:

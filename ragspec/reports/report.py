@@ -40,7 +40,7 @@ class Report:
     """The figures of one generated sequence; counts are tokens, `milliseconds` wall clock.
 
     forwards: target forward passes of decoding; prefill_forwards those of the prompt, which give
-    prefill_tokens of the tokens.
+    prefill_tokens of the tokens. kept_tokens: of the prompt, known from the call before.
     drafted, accepted: tokens proposed, and kept in the output. per_step_*: the same, each step.
     accepted_by_source, drafted_by_source: the same, by the name of the drafter. faults: times a
     drafter failed. accepted_prediction_tokens, rejected_prediction_tokens: tokens drafted from a
@@ -79,6 +79,7 @@ class Report:
     rejected_prediction_tokens: int = 0
     tv_excess: float | None = None
     prefill_tokens: int = 1
+    kept_tokens: int = 0
 
     @property
     def forward_passes(self) -> int:
@@ -224,6 +225,7 @@ class ReportBuilder:
         self.rounded = rounded
         self.seed = seed
         self.prompt_tokens = prompt_tokens
+        self.kept = 0  # tokens of it that were not read again
         self._prefill_ms = 0.0
         self._prefill_forwards = 0
         self._extra_forwards = 0
@@ -286,6 +288,7 @@ class ReportBuilder:
             rejected_prediction_tokens=proposed["prediction"] - kept["prediction"],
             tv_excess=sum(self._excess) / max(1, len(output_tokens)) if measured else None,
             prefill_tokens=len(output_tokens) - sum(row.emitted for row in self._rows),
+            kept_tokens=self.kept,
         )
 
     def _milliseconds(self) -> dict[str, float]:

@@ -50,6 +50,18 @@ class TargetSession(Protocol):
 
 
 @runtime_checkable
+class Resumes(TargetSession, Protocol):
+    """The optional part of a target session that can go on from what it holds."""
+
+    def resume(self, length: int) -> int:
+        """Forget all but the first `length` committed tokens; return how many are left.
+
+        What an interrupt left half done is forgotten too. The session is to be entered again.
+        """
+        ...
+
+
+@runtime_checkable
 class ReadsPrompts(Protocol):
     """The optional part of a target session that tells more about prompts than their ends."""
 

@@ -297,6 +297,18 @@ class TreeSession:
         """Keep these rows; see `TargetSession.select`."""
         self.cache.select(rows)
 
+    def resume(self, length: int) -> int:
+        """Keep the first tokens of the one row, or nothing where they are not fit for another text.
+
+        Tables that depend on the length turned them as those of a prompt of that length, and
+        forwards of another shape give other bits. See `base.Resumes`.
+        """
+        unfit = self.target.bit_exact or bool(self.target.tables)
+        self._anew = {}
+        self.cache.book.pending = 0
+        self.cache.truncate(0, 0 if unfit else length)
+        return self.cache.book.lengths[0]
+
 
 def _layout(
     lengths: Sequence[int],
