@@ -27,8 +27,9 @@ NO_BEGINNING = frozenset(" \n\t,;:.!?)]}")  # a quotation does not begin with th
 class Citation:
     """answer[answer_start:answer_end] == text of `document`[start:end], in characters.
 
-    document: the document's name. found_by: "draft" (an accepted span of that passage) or
-    "match" (equal text). passage: number of the passage in the prompt, from 1.
+    document: the document's name. page: its page, from 1, None where it has none. found_by: "draft"
+    (an accepted span of that passage) or "match" (equal text). passage: number of the passage in
+    the prompt, from 1.
     """
 
     document: str
@@ -38,6 +39,13 @@ class Citation:
     answer_end: int
     passage: int
     found_by: str
+    page: int | None = None
+
+    @property
+    def place(self) -> str:
+        """Where it stands, for people."""
+        where = f"characters {self.start} to {self.end}"
+        return where if self.page is None else f"page {self.page}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +99,7 @@ def citation(quote: Quote, hit: Hit) -> Citation:
         answer_end=quote.answer_end,
         passage=quote.hit + 1,
         found_by=quote.found_by,
+        page=hit.document.page_of(start),
     )
 
 

@@ -7,14 +7,17 @@ does not cut passages and does not search.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
-from ragspec.errors import DocumentError, MissingExtraError, StoreError
+from ragspec.errors import DocumentError, StoreError
 from ragspec.storage.store import is_store, read_current
 
 MAX_BYTES = 64 * 2**20
@@ -23,6 +26,7 @@ RST = frozenset({".rst", ".rest"})
 HTML = frozenset({".html", ".htm", ".xhtml"})
 PDF = frozenset({".pdf"})
 PYTHON = frozenset({".py", ".pyi"})
+PAGE_BREAK = "\n\n"
 # Formats that hold text we cannot get at; refused by name, so that the reason is clear.
 UNREAD = {
     ".doc .docx .odt .rtf .pages": "word-processor file",
@@ -49,8 +53,9 @@ class Document:
     """One text that can be searched and cited.
 
     name: unique among the documents of a collection (the path inside the folder that was read).
-    headings: (character offset, heading) in order of offset. path: where it was read from. Loaded
-    ones can be written as UTF-8: a file name that is none has "?" in place of its foreign bytes.
+    headings: (character offset, heading) in order of offset. path: where it was read from. pages:
+    offset of each page, where the file has pages. digest: SHA-256 of the file. Loaded ones can be
+    written as UTF-8: a file name that is none has "?" in place of its foreign bytes.
     """
 
     name: str
@@ -58,6 +63,12 @@ class Document:
     text: str
     path: str | None = None
     headings: tuple[tuple[int, str], ...] = ()
+    pages: tuple[int, ...] = ()
+    digest: str = ""
+
+    def page_of(self, offset: int) -> int | None:
+        """Return the number of the page that holds a character, from 1; None without pages."""
+        return bisect_right(self.pages, offset) or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +184,7 @@ def with_unique_names(documents: Sequence[Document]) -> list[Document]:
         while name in seen:
             name, number = f"{base} ({number})", number + 1
         seen.add(name)
-        result.append(
-            Document(name, document.title, document.text, document.path, document.headings)
-        )
+        result.append(replace(document, name=name))
     return result
 
 
@@ -185,9 +194,15 @@ def load_document(
     """Read one file; raises DocumentError with the reason where it holds no usable text."""
     path = Path(path)
     data = read_bytes(path, max_bytes)
-    suffix = path.suffix.lower()
+    suffix, pages = path.suffix.lower(), []
     if suffix in PDF:
-        title, text, headings = read_pdf(path, data)
+        from ragspec.retrievers.search.pdf import read_pdf
+
+        title, texts = read_pdf(path, data)
+        text = PAGE_BREAK.join(map(clean, texts))
+        pages = [0, *accumulate(len(clean(each)) + len(PAGE_BREAK) for each in texts[:-1])]
+        named = title or path.name
+        headings = [(at, clean(f"{named}, page {n}")) for n, at in enumerate(pages, 1)]
     elif suffix in HTML:
         from ragspec.retrievers.search.html import extract_html
 
@@ -200,7 +215,8 @@ def load_document(
         hint = " A scanned PDF needs text recognition first." if suffix in PDF else ""
         raise DocumentError(f"{path} holds no text.{hint}")
     name, title, place = clean(name or path.name), clean(title or path.name), clean(str(path))
-    return Document(name, title, text, place, tuple(headings))
+    digest = hashlib.sha256(data).hexdigest()
+    return Document(name, title, text, place, tuple(headings), tuple(pages), digest)
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
@@ -260,32 +276,3 @@ def find_headings(text: str, suffix: str) -> list[tuple[int, str]]:
     if suffix in PYTHON:
         return [(match.start(), match[2]) for match in PYTHON_HEADING.finditer(text)]
     return []
-
-
-def read_pdf(path: Path, data: bytes) -> tuple[str, str, list[tuple[int, str]]]:
-    """Extract (title, text, page headings) from a PDF; raises DocumentError where it is broken."""
-    try:
-        from pypdf import PdfReader
-    except ImportError as error:
-        raise MissingExtraError("Reading PDF files needs pypdf: pip install pypdf") from error
-    import io
-    import logging
-
-    if not data.startswith(b"%PDF") and b"%PDF" not in data[:1024]:
-        raise DocumentError(f"{path} is no PDF (it does not begin with %PDF).")
-    logging.getLogger("pypdf").setLevel(logging.ERROR)
-    try:
-        reader = PdfReader(io.BytesIO(data))
-        if reader.is_encrypted and not reader.decrypt(""):
-            raise DocumentError(f"{path} is encrypted; remove its password first.")
-        pages = [clean(page.extract_text()) for page in reader.pages]
-        title = str(reader.metadata.title or "").strip() if reader.metadata else ""
-    except DocumentError:
-        raise
-    except Exception as error:  # pypdf raises many kinds, also built-in ones, on broken files
-        raise DocumentError(f"{path} is a broken PDF ({type(error).__name__}: {error}).") from error
-    headings, offset = [], 0
-    for number, page in enumerate(pages, 1):
-        headings.append((offset, clean(f"{title or path.name}, page {number}")))
-        offset += len(page) + 2
-    return title, "\n\n".join(pages), headings

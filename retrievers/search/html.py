@@ -16,6 +16,7 @@ LOOSE = frozenset(
 BLOCKS = LOOSE | {"dd", "dt", "li", "ol", "tbody", "td", "tfoot", "th", "thead", "tr", "ul"}
 CELLS = frozenset({"td", "th"})
 HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
+PILCROW = "¶"  # links to headings, as documentation tools write them
 SPACES = re.compile(r"[ \t\n\r\f\v]+")
 
 
@@ -68,7 +69,7 @@ class TextExtractor(HTMLParser):
         if self._in_title:
             self.title += data
             return
-        if self._hidden:
+        if self._hidden or data.strip() == PILCROW:
             return
         if self._preformatted:
             self._write(data) if data.strip() else self._ask_gap("\n" * ("\n" in data) or " ")

@@ -203,7 +203,8 @@ def searched_text(document: Document, passage: Passage) -> str:
 def read_document(record: dict[str, Any]) -> Document:
     """Make a document of its JSON record."""
     headings = tuple((int(offset), str(title)) for offset, title in record.pop("headings"))
-    return Document(**record, headings=headings)
+    pages = tuple(int(offset) for offset in record.pop("pages", ()))
+    return Document(**record, headings=headings, pages=pages)
 
 
 def write_lines(path: Path, records: Iterable[Any]) -> None:

@@ -12,26 +12,7 @@ from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.retrievers.search.documents import find_headings, load_document, load_documents
 from ragspec.retrievers.search.passage_index import PassageIndex
 from tests.support.toy_embedder import make_embedder
-
-
-def pdf_of(text: str) -> bytes:
-    """Return a one-page PDF, written by hand."""
-    stream = f"BT /F1 12 Tf 40 700 Td ({text}) Tj ET".encode()
-    objects = [
-        b"<< /Type /Catalog /Pages 2 0 R >>",
-        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
-        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R "
-        b"/Resources << /Font << /F1 5 0 R >> >> >>",
-        b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
-        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
-    ]
-    out, places = b"%PDF-1.4\n", []
-    for number, body in enumerate(objects, 1):
-        places.append(len(out))
-        out += b"%d 0 obj\n%s\nendobj\n" % (number, body)
-    xref = b"".join(b"%010d 00000 n \n" % place for place in places)
-    head = b"xref\n0 6\n0000000000 65535 f \n" + xref
-    return out + head + b"trailer << /Size 6 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % len(out)
+from tests.support.toy_pdf import pdf_of
 
 
 def test_folder_is_read_recursively_sorted_without_hidden_files(tmp_path: Path) -> None:

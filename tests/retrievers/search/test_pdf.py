@@ -1,0 +1,69 @@
+"""Pages of PDF files: their numbers, and text in which a quotation can be found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragspec.retrievers.search.documents import load_document
+from ragspec.retrievers.search.passage_index import PassageIndex
+from ragspec.retrievers.search.pdf import cleaned, without_running_lines
+from tests.support.toy_pdf import pdf_of
+
+
+def test_every_character_knows_its_page(tmp_path: Path) -> None:
+    path = tmp_path / "report.pdf"
+    path.write_bytes(pdf_of("Apples are red.", ["Pears are", "green."], "Plums are blue."))
+    document = load_document(path)
+    for number, word in enumerate(("Apples", "green", "Plums"), 1):
+        assert document.page_of(document.text.index(word)) == number
+    assert [title for _, title in document.headings][1:] == [
+        "report.pdf, page 2",
+        "report.pdf, page 3",
+    ]
+    (tmp_path / "plain.txt").write_text("No pages.")
+    assert load_document(tmp_path / "plain.txt").page_of(3) is None
+
+
+def test_pages_and_digests_survive_the_index(tmp_path: Path) -> None:
+    path = tmp_path / "report.pdf"
+    path.write_bytes(pdf_of("Apples are red.", "Pears are green."))
+    document = load_document(path)
+    assert len(document.digest) == 64
+    PassageIndex.build([document], embedder=None).save(tmp_path / "one.idx")
+    assert PassageIndex.open(tmp_path / "one.idx").documents == (document,)
+
+
+def test_running_lines_leave_and_the_text_stays() -> None:
+    pages = [
+        f"The Handbook\nText of {word}.\nMore {word}.\n{n}" for n, word in enumerate("abcd", 7)
+    ]
+    assert without_running_lines(pages) == [f"Text of {w}.\nMore {w}." for w in "abcd"]
+    left = ["Part one | 2", "3 | Of apples", "Part one | 4", "5 | Of apples"] * 2
+    facing = [
+        f"{line}\nBody {word}\nend {word}" for line, word in zip(left, "abcdefgh", strict=True)
+    ]
+    assert without_running_lines(facing) == [f"Body {w}\nend {w}" for w in "abcdefgh"]
+    few = ["Same\nbody"] * 2
+    assert without_running_lines(few) == few, "two pages alike say nothing"
+
+
+def test_a_line_of_the_body_that_comes_back_stays() -> None:
+    pages = [f"Top {w}\nsecond {w}\nNote\nmiddle\nthird {w}\nlast {w}" for w in "abcde"]
+    assert without_running_lines(pages) == pages
+
+
+def test_ligatures_pilcrows_and_cut_words_become_what_one_searches_for() -> None:
+    page = (
+        "Eﬃcient oﬀices¶\nuse speci-\nfication files and well-\nknown names.\xad A specification."
+    )
+    assert cleaned([page]) == [
+        "Efficient offices\nuse specification files and well-\nknown names. A specification."
+    ]
+
+
+@given(st.lists(st.text(max_size=60), max_size=6))
+def test_any_pages_can_be_cleaned_and_their_number_stays(pages: list[str]) -> None:
+    assert len(cleaned(pages)) == len(pages)

@@ -1,0 +1,33 @@
+"""PDF files written by hand: pages of lines in Helvetica."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def pdf_of(*pages: str | Sequence[str]) -> bytes:
+    """Return a PDF of these pages, each a line or several."""
+    listed = [[page] if isinstance(page, str) else list(page) for page in pages]
+    kids = b" ".join(b"%d 0 R" % (4 + 2 * i) for i in range(len(listed)))
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [%s] /Count %d >>" % (kids, len(listed)),
+        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    ]
+    for number, lines in enumerate(listed):
+        shown = " 0 -20 Td ".join(f"({line}) Tj" for line in lines)
+        stream = f"BT /F1 12 Tf 40 700 Td {shown} ET".encode("latin-1")
+        objects += [
+            b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents %d 0 R "
+            b"/Resources << /Font << /F1 3 0 R >> >> >>" % (5 + 2 * number),
+            b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
+        ]
+    out, places = b"%PDF-1.4\n", []
+    for number, body in enumerate(objects, 1):
+        places.append(len(out))
+        out += b"%d 0 obj\n%s\nendobj\n" % (number, body)
+    size = len(objects) + 1
+    xref = b"".join(b"%010d 00000 n \n" % place for place in places)
+    head = b"xref\n0 %d\n0000000000 65535 f \n" % size + xref
+    end = (size, len(out))
+    return out + head + b"trailer << /Size %d /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % end
