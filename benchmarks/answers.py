@@ -4,9 +4,10 @@
         [--split valid] [--json FILE]
 
 Two sets of 40 questions: the first of DIR's `docqa/items.jsonl` of the split, over all of its
-documents, and `manual_questions.jsonl`, our own, over the manuals of DIR's `lm/valid.jsonl.gz`. Each
-question is also put to the other set's documents, which hold no answer: what the search
-says of those tells how well "not in the documents" can be known before anything is written.
+documents, and `manual_questions.jsonl`, our own, over the manuals of DIR's `lm/valid.jsonl.gz`.
+
+refused: before anything is written, by what the search found; of questions over their own
+documents, and over those of the other set, which hold no answer.
 
 gold: share of answers that hold a gold answer, case and spaces aside; of the answer proper where
 the prompt asks for one. found: share of prompts that show it, which bounds gold. cited: share that
@@ -150,6 +151,11 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(found)
 
 
+def refused(index: PassageIndex, asked: Sequence[Question]) -> float:
+    """Return the share of questions that are not put to the model."""
+    return fmean(not index.support(question.text).found for question in asked)
+
+
 def main() -> None:
     """Ask every question with every prompt and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -167,9 +173,13 @@ def main() -> None:
     torch.set_num_threads(1)
     engine = Engine.from_pretrained(options.model, device="cpu", dtype="float32")
     rows: list[Row] = []
+    indexes = {kind: PassageIndex.build(documents(options.data, kind)) for kind in SETS}
     for kind in options.sets.split(","):
-        qa = DocQA(PassageIndex.build(documents(options.data, kind)), engine=engine)
+        qa = DocQA(indexes[kind], engine=engine)
         asked = questions(options.data, kind, options.split, options.questions)
+        for over in SETS:
+            share = refused(indexes[over], questions(options.data, kind, options.split, 999))
+            print(f"questions of {kind} over {over}: {share:.1%} refused")
         for number, question in enumerate(asked, 1):
             for prompt in options.prompts.split(","):
                 began = time.perf_counter()
@@ -178,6 +188,7 @@ def main() -> None:
                     prompt=prompt,
                     max_new_tokens=options.tokens,
                     top_k=options.passages,
+                    refuse=False,
                 )
                 seconds = time.perf_counter() - began
                 rows.append(judged(Path(prompt).stem, kind, question, answer, seconds))

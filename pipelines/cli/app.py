@@ -106,12 +106,19 @@ def ask(
     embedder: o.EmbedderOption = None,
     top_passages: Annotated[int, typer.Option(min=1, help="Passages to show the model.")] = 3,
     prompt: Annotated[
-        str,
-        typer.Option(help="How it is asked: evidence, quote, answer, or a Jinja file of your own."),
-    ] = "evidence",
+        str | None,
+        typer.Option(
+            help="How it is asked: evidence, quote, answer, or a Jinja file of your own. Without "
+            "it: answer for chat models, evidence for others."
+        ),
+    ] = None,
     system: Annotated[
         str | None, typer.Option(help="What a chat model is told before the question.")
     ] = None,
+    answer_anyway: Annotated[
+        bool,
+        typer.Option("--answer-anyway", help="Ask the model also where no document speaks of it."),
+    ] = False,
     model: o.ModelOption = "starter",
     draft_model: o.DraftModelOption = None,
     drafter: o.DrafterOption = None,
@@ -153,6 +160,7 @@ def ask(
         prediction=o.prediction_of(prediction, drafter, draft_model),
         prompt=prompt,
         system=system,
+        refuse=not answer_anyway,
     )
     text = o.checked_text(question)
     _finish(answer_question(text, docs or [], index, top_passages, asking, embedder))

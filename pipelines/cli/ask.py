@@ -33,8 +33,9 @@ class Asking:
     trace: Path | None = None
     stream: bool = True
     prediction: str | None = None
-    prompt: str = "evidence"
+    prompt: str | None = None
     system: str | None = None
+    refuse: bool = True
 
     @property
     def streams(self) -> bool:
@@ -104,7 +105,8 @@ def answer_question(
 
     be_quiet()
     terminal = Terminal(quiet=asking.json)
-    asked_as = wording(asking.prompt, asking.system)  # refused before anything is read
+    if asking.prompt is not None:
+        wording(asking.prompt)  # refused before anything is read
     with terminal.working("reading the documents"):
         if index is None:
             qa = DocQA.from_documents(docs, embedder=_named(embedder))
@@ -122,14 +124,21 @@ def answer_question(
             sampling,
             max_new_tokens=limit,
             top_k=passages,
-            prompt=asked_as,
+            prompt=asking.prompt,
+            system=asking.system,
+            refuse=asking.refuse,
             stream=stream,
             **asking.options,
         )
 
     if asking.compare:
         over(qa, engine).ask(
-            question, max_new_tokens=WARM_UP_TOKENS, top_k=passages, prompt=asked_as
+            question,
+            max_new_tokens=WARM_UP_TOKENS,
+            top_k=passages,
+            prompt=asking.prompt,
+            system=asking.system,
+            refuse=asking.refuse,
         )
     answer = run(engine, asking.sampling, terminal.piece if asking.streams else _unseen)
     result = answered(question, answer)
@@ -176,6 +185,8 @@ def over(qa: DocQA, engine: Engine) -> DocQA:
 def answered(question: str, answer: Answer) -> Result:
     """Return what is shown of an answer."""
     fields = answer.to_dict()
+    for shown, cited in zip(fields["citations"], answer.citations, strict=True):
+        shown["place"] = cited.place
     quotes = [
         c | {"text": answer.text[c["answer_start"] : c["answer_end"]]} for c in fields["citations"]
     ]
@@ -196,7 +207,7 @@ def _compared(
 ) -> tuple[Comparison | None, bool]:
     """Return the comparison where one is wanted, and whether either run was interrupted."""
     cancelled = result.generation.finish_reason == "cancelled"
-    if not asking.compare or cancelled:
+    if not asking.compare or cancelled or not result.generation.tokens:
         return None, cancelled
     from ragspec.pipelines.cli.compare import compare, plain_engine, same_seed
 
@@ -237,20 +248,28 @@ def _show_to_people(
     asking: Asking,
     terminal: Terminal,
 ) -> None:
+    if result.fields.get("refused"):
+        terminal.line(result.generation.text)
+        terminal.note(f"the model was not asked: {result.fields['refused']}", "bold")
+        nearest = f"nearest: {result.documents[0]}; " if result.documents else ""
+        terminal.note(f"{nearest}--answer-anyway asks it all the same")
+        return
     if asking.streams:
         terminal.line()
     else:
         _show_coloured(result, engine, terminal)
     for number, citation in enumerate(result.fields.get("citations", ()), 1):
-        where = f"{citation['document']}, characters {citation['start']} to {citation['end']}"
-        terminal.note(f"  quotation {number}: {where}")
+        terminal.note(f"  quotation {number}: {citation['document']}, {citation['place']}")
+    if result.fields.get("left_out"):
+        shown, left = len(result.fields["passages"]), result.fields["left_out"]
+        terminal.note(f"{shown} of {shown + left} passages fit the model's context; the last left")
     if not result.fields.get("supported", True):
         terminal.note("nothing in your documents was quoted: check this answer yourself", "bold")
     if result.generation.finish_reason == "length" and "citations" in result.fields:
         terminal.note("cut at the limit of tokens; --max-new-tokens sets it")
     if result.generation.finish_reason == "cancelled":
         terminal.note("interrupted; this is what was written")
-    elif asking.compare and compared is None:
+    elif asking.compare and compared is None and result.generation.tokens:
         terminal.note("interrupted while decoding plainly; there is no comparison")
     terminal.note(result.report.summary())
     if compared is not None:

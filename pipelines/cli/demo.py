@@ -171,10 +171,10 @@ def ask_all(qa: DocQA, questions: Sequence[str]) -> Iterator[Item]:
     sampling = Sampling(seed=0)
     plain_qa = over(qa, plain_engine(qa.engine))
     for asked in (plain_qa, qa):
-        asked.ask(questions[0], sampling, max_new_tokens=WARM_UP_TOKENS)
+        asked.ask(questions[0], sampling, max_new_tokens=WARM_UP_TOKENS, refuse=False)
     for number, question in enumerate(questions):
         pair = (plain_qa, qa) if number % 2 == 0 else (qa, plain_qa)
-        answers = {id(asked): asked.ask(question, sampling) for asked in pair}
+        answers = {id(asked): asked.ask(question, sampling, refuse=False) for asked in pair}
         plain, answer = answers[id(plain_qa)], answers[id(qa)]
         compared = compare(qa.engine, answer.generation, plain.generation, sampling)
         yield Item(question, answer, compared)

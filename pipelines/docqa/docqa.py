@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ragspec.engine.output import Generation
 from ragspec.errors import InputError
 from ragspec.pipelines.docqa.citations import Citation, cite
 from ragspec.pipelines.docqa.prompt import Prompt, build_prompt
-from ragspec.pipelines.docqa.wording import Wording, wording
+from ragspec.pipelines.docqa.wording import Wording, suited, wording
+from ragspec.reports.report import ReportBuilder
 from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER, Embedder
 from ragspec.retrievers.search.documents import Document, Skipped, load_documents
 from ragspec.retrievers.search.fusion import Hit, Retriever, SearchFunction, as_retriever
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.search.passages import WORDS
+from ragspec.retrievers.search.support import LEAST_COVERAGE
 from ragspec.storage.manifest import Verify
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
-    from ragspec.engine.output import Generation
     from ragspec.reports.report import Report
     from ragspec.sampling.settings import Sampling
 
+NOT_FOUND = "The documents do not speak of this."
+REFUSED = "refused"
 NEW_TOKENS = 160
 TOP_K = 3
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -38,7 +42,8 @@ class Answer:
     text: what the model wrote. evidence, short: the quoted sentence and the answer proper, ""
     where the text has no such part. citations: characters of `text` that stand in a document.
     passages: those that were shown, in order. prompt: the one that was given to the model. report,
-    label, generation: the engine's.
+    label, generation: the engine's. refused: why the model was not asked, None where it was; `text`
+    then says that the documents do not speak of it.
     """
 
     question: str
@@ -51,6 +56,7 @@ class Answer:
     label: str
     generation: Generation
     prompt: Prompt = field(repr=False)
+    refused: str | None = None
 
     @property
     def supported(self) -> bool:
@@ -71,6 +77,8 @@ class Answer:
             "short_answer": self.short,
             "supported": self.supported,
             "cut": self.cut,
+            "refused": self.refused,
+            "left_out": len(self.prompt.left_out),
             "citations": [asdict(citation) for citation in self.citations],
             "passages": [
                 {
@@ -163,18 +171,28 @@ class DocQA:
         *,
         max_new_tokens: int = NEW_TOKENS,
         top_k: int = TOP_K,
-        prompt: str | Path | Wording = "evidence",
+        prompt: str | Path | Wording | None = None,
         system: str | None = None,
     ) -> Prompt:
         """Search, and return the prompt that `ask` gives to the engine."""
+        asked = self._asked(prompt, system)
+        return self._prompt(question, self._search(question, top_k), asked, max_new_tokens)
+
+    def _asked(self, prompt: str | Path | Wording | None, system: str | None) -> Wording:
+        return wording(suited(self.engine.tokenizer) if prompt is None else prompt, system)
+
+    def _search(self, question: str, top_k: int) -> list[Hit]:
         if top_k < 1:
             raise InputError(f"top_k is {top_k}, expected at least 1.")
         if not question.strip():
             raise InputError("The question is empty; ask something.")
-        hits = self.retriever.search(question, top_k)
+        return self.retriever.search(question, top_k)
+
+    def _prompt(
+        self, question: str, hits: Sequence[Hit], asked: Wording, max_new_tokens: int
+    ) -> Prompt:
         limit = self.engine.target.max_length
         room = None if limit is None else limit - max_new_tokens
-        asked = wording(prompt, system)
         return build_prompt(self.engine.tokenizer, question, hits, room=room, wording=asked)
 
     def ask(
@@ -184,26 +202,34 @@ class DocQA:
         *,
         max_new_tokens: int = NEW_TOKENS,
         top_k: int = TOP_K,
-        prompt: str | Path | Wording = "evidence",
+        prompt: str | Path | Wording | None = None,
         system: str | None = None,
+        refuse: bool = True,
         stream: Callable[[str], None] | None = None,
         **options: Any,
     ) -> Answer:
         """Answer a question from the top_k best passages that fit the model's context.
 
-        prompt: how the question is put, "evidence", "quote", "answer", a Jinja file, or a
-        `Wording`. system: what a chat model is told first. stream: called with each piece of text
-        as it is verified; an interrupt then ends the text and keeps what was written. options:
-        further arguments of `Engine.generate`, such as `prediction`, a text that the answer will
-        resemble. Raises InputError for an empty question, n > 1, or a prompt that cannot be
-        written, UnknownNameError for one that is not known, PromptTooLongError where not even one
-        passage fits.
+        prompt: how the question is put, "evidence", "quote", "answer", a Jinja file, a `Wording`,
+        or None for what suits the model. system: what a chat model is told first. refuse: do not
+        ask the model where the index finds nothing that an answer could rest on, see
+        `Answer.refused`. stream: called with each piece of text as it is verified; an interrupt
+        then ends the text and keeps what was written. options: further arguments of
+        `Engine.generate`, such as `prediction`, a text that the answer will resemble. Raises
+        InputError for an empty question, n > 1, or a prompt that cannot be written,
+        UnknownNameError for one that is not known, PromptTooLongError where not even one passage
+        fits.
         """
         if sampling is not None and sampling.n != 1:
             raise InputError(f"ask() gives one answer, got n={sampling.n}; use Engine.generate.")
         began = time.perf_counter()
-        asked = wording(prompt, system)
-        made = self.prompt(question, max_new_tokens=max_new_tokens, top_k=top_k, prompt=asked)
+        asked = self._asked(prompt, system)
+        hits = self._search(question, top_k)
+        refused = self._refused(question, hits) if refuse else None
+        if refused is not None:
+            milliseconds = (time.perf_counter() - began) * 1000
+            return self._refusal(question, hits, refused, milliseconds)
+        made = self._prompt(question, hits, asked, max_new_tokens)
         milliseconds = (time.perf_counter() - began) * 1000
         options = {
             "stop": asked.stop,
@@ -241,6 +267,37 @@ class DocQA:
             label=generation.label,
             generation=generation,
             prompt=prompt,
+        )
+
+    def _refused(self, question: str, hits: Sequence[Hit]) -> str | None:
+        """Return why the passages found are not worth asking about, None where they are."""
+        if not isinstance(self.retriever, PassageIndex):
+            return None
+        support = self.retriever.support(question, hits)
+        if support.found:
+            return None
+        return (
+            f"the best passage has {support.coverage:.0%} of the question's words, by their rarity "
+            f"(expected {LEAST_COVERAGE:.0%} or more)"
+        )
+
+    def _refusal(self, question: str, hits: Sequence[Hit], why: str, milliseconds: float) -> Answer:
+        """Return the answer that stands in for the model's."""
+        report = ReportBuilder("exact", None, 0).build([], 0.0, REFUSED)
+        report = report.with_retrieval(milliseconds)
+        generation = Generation(NOT_FOUND, [], REFUSED, "exact", report, [])
+        return Answer(
+            question=question,
+            text=NOT_FOUND,
+            evidence="",
+            short="",
+            citations=(),
+            passages=tuple(hits),
+            report=report,
+            label="exact",
+            generation=generation,
+            prompt=Prompt("", (), tuple(hits), (), ()),
+            refused=why,
         )
 
     def _decode(self, tokens: Any) -> str:

@@ -7,13 +7,13 @@ found again in the tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ragspec.drafters.base import SourceText
 from ragspec.engine.prediction import anchored
 from ragspec.errors import InputError
-from ragspec.pipelines.docqa.wording import WORDINGS, Wording
+from ragspec.pipelines.docqa.wording import WORDINGS, Wording, is_chat
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.trees.draft_tree import LAYOUT
 
@@ -31,6 +31,7 @@ class Prompt:
     start. chars: for every span, the characters of each of its tokens in the passage's text.
     A passage has no span where the tokenizer cannot say which characters a token covers.
     layout: the words around quotation and answer that the prompt asks for, to draft from.
+    left_out: passages that were found and did not fit.
     """
 
     text: str
@@ -39,6 +40,7 @@ class Prompt:
     spans: tuple[Span, ...]
     chars: tuple[tuple[CharSpan, ...], ...]
     layout: tuple[SourceText, ...] = ()
+    left_out: tuple[Hit, ...] = ()
 
     def passage_chars(self, hit: int, first: int, last: int) -> CharSpan | None:
         """Return the characters, in the passage's text, of its tokens first to last (inclusive)."""
@@ -69,34 +71,57 @@ def build_prompt(
         raise InputError("The question is empty; ask something.")
     if not hits:
         raise InputError("The search found no passage for the question; put it in other words.")
-    for count in range(len(hits), 0, -1):
+    count = len(hits)
+    while True:
         prompt = render(tokenizer, question, hits[:count], wording)
-        if room is None or len(prompt.token_ids) <= room or count == 1:
-            break
-    return prompt
+        excess = 0 if room is None else len(prompt.token_ids) - room
+        if excess <= 0 or count == 1:
+            return replace(prompt, left_out=tuple(hits[count:]))
+        # What fits is told from where the passages end, so that a hundred of them are not written
+        # a hundred times.
+        ends = {hit: end for _, end, hit, _ in prompt.spans}
+        most = ends.get(count - 1, 0) - excess
+        fit = [hit + 1 for hit in range(count - 1) if ends.get(hit, most + 1) <= most]
+        count = max(fit, default=1)
 
 
 def render(
     tokenizer: Any, question: str, hits: Sequence[Hit], wording: Wording = WORDINGS["evidence"]
 ) -> Prompt:
     """Write the prompt over these passages, tokenise it, and find the passages in it."""
-    special = [token for token in getattr(tokenizer, "all_special_tokens", []) if token]
-    passages = [
+    special = special_of(tokenizer)
+    passages = passages_of(hits, special)
+    prompt = placed(tokenizer, wording.write(tokenizer, disarm(question, special), passages), hits)
+    if not wording.two_lines:
+        return prompt
+    opening = wording.opening if is_chat(tokenizer) else ""
+    return replace(prompt, layout=_layout(tokenizer, prompt.token_ids, len(hits), opening))
+
+
+def placed(tokenizer: Any, text: str, hits: Sequence[Hit]) -> Prompt:
+    """Tokenise the text of a prompt, and find the passages of hits, in their order, in it."""
+    # A chat template has written the special tokens of the beginning already.
+    fast = bool(getattr(tokenizer, "is_fast", False))
+    encoded = tokenizer(
+        text, add_special_tokens=not is_chat(tokenizer), return_offsets_mapping=fast
+    )
+    ids = tuple(int(token) for token in encoded["input_ids"])
+    if not fast:
+        return Prompt(text, ids, tuple(hits), (), ())
+    return Prompt(text, ids, tuple(hits), *find_spans(text, encoded["offset_mapping"], hits))
+
+
+def special_of(tokenizer: Any) -> list[str]:
+    """Return what documents must not spell out: the tokenizer's special tokens."""
+    return [token for token in getattr(tokenizer, "all_special_tokens", []) if token]
+
+
+def passages_of(hits: Sequence[Hit], special: Sequence[str]) -> list[tuple[str, str]]:
+    """Return titles and texts as a prompt shows them."""
+    return [
         (one_line(disarm(hit.passage.title, special)), disarm(hit.passage.text, special))
         for hit in hits
     ]
-    templated = bool(getattr(tokenizer, "chat_template", None))
-    text = wording.write(tokenizer, disarm(question, special), passages)
-    # A chat template has written the special tokens of the beginning already.
-    fast = bool(getattr(tokenizer, "is_fast", False))
-    encoded = tokenizer(text, add_special_tokens=not templated, return_offsets_mapping=fast)
-    ids = tuple(int(token) for token in encoded["input_ids"])
-    opening = wording.opening if templated else ""
-    layout = _layout(tokenizer, ids, len(hits), opening) if wording.two_lines else ()
-    if not fast:
-        return Prompt(text, ids, tuple(hits), (), (), layout)
-    spans, chars = find_spans(text, encoded["offset_mapping"], hits)
-    return Prompt(text, ids, tuple(hits), spans, chars, layout)
 
 
 def _layout(

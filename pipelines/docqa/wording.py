@@ -5,12 +5,13 @@ quoted can be checked, and copied. "quote" asks for the sentence alone, "answer"
 the model's own words that names its passages. A template is Jinja and is given `question` and
 `passages`, each with `number`, `title` and `text`; of a chat model it writes the user's turn, of
 any other the whole prompt. A passage that it puts on lines of its own is drafted and cited from.
+Where none is named, `suited` chooses.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -67,42 +68,45 @@ class Wording:
         passages: titles and texts. Raises InputError for a template that cannot be filled, and for
         a system text without a chat template that has a place for it.
         """
-        chat = bool(getattr(tokenizer, "chat_template", None))
-        if self.template is not None:
-            content = self._filled(question, passages)
-        else:
-            shown = "\n\n".join(
-                f"[{number}] {title}\n{text}" for number, (title, text) in enumerate(passages, 1)
-            )
-            content = f"Context:\n{shown}\n\nQuestion: {question}"
-            content = f"{self.instruction}\n\n{content}" if chat else f"{content}\n{self.opening}"
-        if not chat:
+        if not is_chat(tokenizer):
             if self.system:
                 raise InputError(
                     "got a system text for a model without a chat template; expected none. Put it "
                     "into a template of your own (--prompt FILE)."
                 )
-            return content
+            return self.content(question, passages, chat=False)
         turns = [{"role": "system", "content": self.system}] if self.system else []
-        turns.append({"role": "user", "content": content})
-        try:
-            return str(
-                tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-            )
-        except Exception as error:  # a template raises whatever its author wrote
-            raise InputError(
-                f"the model's chat template refuses the prompt ({error}); expected turns of "
-                f"{' and '.join(turn['role'] for turn in turns)}. Leave the system text out, or "
-                "put it into a template of your own (--prompt FILE)."
-            ) from error
+        turns.append({"role": "user", "content": self.content(question, passages)})
+        return templated(tokenizer, turns)
 
-    def _filled(self, question: str, passages: Sequence[tuple[str, str]]) -> str:
+    def content(
+        self,
+        question: str,
+        passages: Sequence[tuple[str, str]],
+        *,
+        chat: bool = True,
+        first: int = 1,
+    ) -> str:
+        """Return the user's turn, or the whole prompt of a model that does not chat.
+
+        first: the number of the first passage. Raises InputError for a template that cannot be
+        filled.
+        """
+        if self.template is not None:
+            return self._filled(question, passages, first)
+        shown = "\n\n".join(
+            f"[{number}] {title}\n{text}" for number, (title, text) in enumerate(passages, first)
+        )
+        asked = f"Context:\n{shown}\n\nQuestion: {question}"
+        return f"{self.instruction}\n\n{asked}" if chat else f"{asked}\n{self.opening}"
+
+    def _filled(self, question: str, passages: Sequence[tuple[str, str]], first: int) -> str:
         from jinja2 import StrictUndefined, TemplateError
         from jinja2.sandbox import SandboxedEnvironment
 
         shown = [
             {"number": number, "title": title, "text": text}
-            for number, (title, text) in enumerate(passages, 1)
+            for number, (title, text) in enumerate(passages, first)
         ]
         environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=False)
         try:
@@ -126,6 +130,24 @@ class Wording:
         return None, None
 
 
+def is_chat(tokenizer: Any) -> bool:
+    """Tell whether a tokenizer has a chat template."""
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
+def templated(tokenizer: Any, turns: Sequence[Mapping[str, str]]) -> str:
+    """Return turns in the chat template, the answer's beginning last; raises InputError."""
+    try:
+        return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+    except Exception as error:  # a template raises whatever its author wrote
+        roles = dict.fromkeys(turn["role"] for turn in turns)
+        raise InputError(
+            f"the model's chat template refuses the prompt ({error}); expected turns of "
+            f"{' and '.join(roles)}. Leave the system text out, or put it into a template of your "
+            "own (--prompt FILE)."
+        ) from error
+
+
 WORDINGS = MappingProxyType(
     {
         "evidence": Wording("evidence", TWO_LINES, "Evidence:", two_lines=True),
@@ -139,6 +161,15 @@ WORDINGS = MappingProxyType(
         "answer": Wording("answer", OWN_WORDS, "Answer:"),
     }
 )
+
+
+def suited(tokenizer: Any) -> str:
+    """Return the name of the wording that suits a model where the user names none.
+
+    The bundled models were trained on the two lines of "evidence"; of a chat model more answers to
+    "answer" hold a gold answer, quote a passage and come to an end (benchmarks/RESULTS.md).
+    """
+    return "answer" if is_chat(tokenizer) else "evidence"
 
 
 def wording(prompt: str | Path | Wording, system: str | None = None) -> Wording:

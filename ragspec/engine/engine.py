@@ -6,7 +6,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -210,17 +210,24 @@ class Engine:
             defaults=self.target.generation_config,
         )
 
+    @contextmanager
+    def _open(self, run: Run, capacity: int) -> Iterator[TargetSession]:
+        """Open a session for a run; what is known of its text need not be read."""
+        if run.settings.kept is None:
+            with self.target.open(run.prompts_count, capacity) as session:
+                yield session
+            return
+        row = run.rows[0]
+        with run.settings.kept.open(self.target, row.context.tokens, capacity) as (lent, known):
+            row.pending = row.context.tokens[known:]
+            row.report.kept = known
+            yield lent
+
     def _decode(self, run: Run) -> Iterator[list[Emission]]:
         capacity = max(len(row.context.tokens) + row.context.remaining for row in run.rows)
         began = time.perf_counter()
-        room, kept = capacity + run.spare, run.settings.kept
-        opened: AbstractContextManager[TargetSession]
-        if kept is None:
-            opened = self.target.open(run.prompts_count, room)
-        else:
-            opened = kept.open(self.target, run.rows[0], room)
         try:
-            with opened as session:
+            with self._open(run, capacity + run.spare) as session:
                 yield from decode(session, run.rows, run.prompt_of_row, self.rule)
         finally:
             run.close(time.perf_counter() - began)

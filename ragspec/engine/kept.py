@@ -17,7 +17,6 @@ from ragspec.errors import InputError
 from ragspec.target.base import Resumes, TargetSession
 
 if TYPE_CHECKING:
-    from ragspec.engine.rows import Row
     from ragspec.target.causal import CausalTarget
 
 
@@ -47,10 +46,13 @@ class KeptContext:
             self._session, self._tokens = None, []
 
     @contextmanager
-    def open(self, target: CausalTarget, row: Row, capacity: int) -> Iterator[TargetSession]:
-        """Lend a session that holds the beginning of the row's text, and leave it the rest to read.
+    def open(
+        self, target: CausalTarget, text: list[int], capacity: int
+    ) -> Iterator[tuple[TargetSession, int]]:
+        """Lend a session that holds the beginning of a text, and tell how many tokens of it.
 
-        Raises InputError where another call is under way.
+        text: the row's own list, which grows as tokens are committed. Raises InputError where
+        another call is under way.
         """
         if not self._using.acquire(blocking=False):
             raise InputError(
@@ -58,15 +60,12 @@ class KeptContext:
                 "KeptContext for each conversation."
             )
         try:
-            text = row.context.tokens
             known = self._resume(target, text)
             session: TargetSession = self._session or target.open(1, capacity)
-            row.pending = text[known:]
-            row.report.kept = known
             self._target, self._session, self._tokens = target, None, []
             try:
                 with session:
-                    yield session
+                    yield session, known
             finally:  # also after an interrupt: what was committed stays as it is
                 if isinstance(session, Resumes):
                     self._tokens = text[: session.resume(len(text))]

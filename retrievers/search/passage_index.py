@@ -32,6 +32,7 @@ from ragspec.retrievers.search.fusion import (
 )
 from ragspec.retrievers.search.passages import WORDS, Passage, split_documents
 from ragspec.retrievers.search.sparse import SparseIndex
+from ragspec.retrievers.search.support import Support
 from ragspec.storage.manifest import Verify
 from ragspec.storage.store import OpenStore, open_store, publish
 
@@ -108,6 +109,17 @@ class PassageIndex:
             Hit(self.documents[self.passages[number].document], self.passages[number], score, ranks)
             for number, score, ranks in ranked[:k]
         ]
+
+    def support(self, query: str, hits: Sequence[Hit] | None = None) -> Support:
+        """Return what the best passages have of a query; hits: those that a search found."""
+        hits = self.search(query) if hits is None else hits
+        coverage = cosine = None
+        if self.sparse is not None:
+            texts = [searched_text(hit.document, hit.passage) for hit in hits]
+            coverage = self.sparse.coverage(query, texts)
+        if self.dense is not None:
+            cosine = max((score for _, score in self.dense.search(query, 1)), default=0.0)
+        return Support(coverage, cosine)
 
     def rankings(self, query: str, k: int, mode: SearchMode) -> dict[str, Ranking]:
         """Return the lists that a search of this mode joins."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -65,6 +66,25 @@ class SparseIndex:
         best = np.argpartition(-scores, k - 1)[:k]
         best = best[np.lexsort((best, -scores[best]))]
         return [(int(number), float(scores[number])) for number in best if scores[number] > 0]
+
+    def coverage(self, query: str, texts: Sequence[str]) -> float:
+        """Return the share of the query's words, by rarity, that the best of some texts has.
+
+        1 for a query without words that count. A word that no passage has is the rarest.
+        """
+        rarity = {word: self._rarity(word) for word in words_of(query)}
+        whole = sum(rarity.values())
+        if not whole:
+            return 1.0
+        found = (set(words_of(text)) & rarity.keys() for text in texts)
+        return max((sum(map(rarity.__getitem__, words)) for words in found), default=0.0) / whole
+
+    def _rarity(self, word: str) -> float:
+        """Return a word's inverse document frequency, as BM25 has it."""
+        number = self._scorer.vocab_dict.get(word)
+        passages, starts = self._scorer.scores["num_docs"], self._scorer.scores["indptr"]
+        have = 0 if number is None else int(starts[number + 1] - starts[number])
+        return math.log(1.0 + (int(passages) - have + 0.5) / (have + 0.5))
 
     def save(self, folder: Path) -> None:
         """Write plain arrays and JSON into a folder."""

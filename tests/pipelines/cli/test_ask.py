@@ -188,3 +188,31 @@ def test_index_command_writes_what_ask_opens(tmp_path: Path, model: str, capsys:
     assert "picture.png" in err and "2 documents" in err
     found = ask(capsys, str(tmp_path / "made.idx"), model)
     assert len(found["passages"]) == 2
+
+
+def test_what_no_document_speaks_of_is_not_asked_unless_one_insists(
+    index: str, model: str, capsys: Capture
+) -> None:
+    asked = ["ask", "Which tree grows on the mountain?", "--index", index, "--model", model]
+    assert main(asked) == 0
+    out, err = capsys.readouterr()
+    assert out == "The documents do not speak of this.\n"
+    assert "the model was not asked: the best passage has" in err
+    assert "--answer-anyway" in err and "passage 1" in err
+    assert main([*asked, "--json", "--compare", "--no-stream"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert "% of the question's words" in found["refused"] and not found["supported"]
+    assert found["report"]["forward_passes"] == 0 and "compare" not in found
+    assert main([*asked, "--answer-anyway", "--max-new-tokens", "5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["refused"] is None
+    asked[1] = "Who was Hannibal?"
+    assert main(asked) == 0
+    assert "nearest" not in capsys.readouterr().err
+
+
+def test_passages_that_do_not_fit_are_counted(index: str, tmp_path: Path, capsys: Capture) -> None:
+    tiny.model(max_position_embeddings=256).save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    asked = ["ask", "Does the walk follow a node?", "--index", index, "--model", str(tmp_path)]
+    assert main([*asked, "--max-new-tokens", "20"]) == 0
+    assert "1 of 2 passages fit the model's context" in capsys.readouterr().err

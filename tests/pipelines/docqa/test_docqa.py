@@ -20,6 +20,7 @@ from ragspec.trees.draft_tree import DraftTree
 from tests.pipelines.docqa.test_citations import check
 from tests.support import tiny
 from tests.support.toy_embedder import make_embedder
+from tests.support.toy_pdf import pdf_of
 
 SENTENCE = "The draft model proposes a tree of tokens for the target."
 
@@ -202,7 +203,7 @@ def test_bad_requests_are_refused(folder: Path, embedder: Path, tmp_path: Path) 
     with pytest.raises(InputError, match="question is empty"):
         DocQA.from_documents(folder, engine=engine, embedder=None).ask(" ")
     with pytest.raises(InputError, match="found no passage"):
-        DocQA.from_documents(folder, engine=engine, embedder=None).ask("quantum?")
+        DocQA.from_documents(folder, engine=engine, embedder=None).ask("quantum?", refuse=False)
 
 
 @pytest.mark.parametrize(
@@ -255,4 +256,28 @@ def test_real_engine_same_text_with_and_without_drafts(folder: Path, embedder: P
     long = " ".join(["word"] * 3000)
     engine = Engine(model, tokenizer, None)
     with pytest.raises(PromptTooLongError):
-        DocQA.from_documents(folder, engine=engine, embedder=embedder).ask(long)
+        DocQA.from_documents(folder, engine=engine, embedder=embedder).ask(long, refuse=False)
+
+
+def test_what_the_index_does_not_speak_of_is_refused(folder: Path, embedder: Path) -> None:
+    engine: Any = ScriptedEngine("x")
+    qa = DocQA.from_documents(folder, engine=engine, embedder=embedder)
+    answer = qa.ask("Which mountain did Hannibal cross?")
+    assert answer.text == "The documents do not speak of this."
+    assert answer.refused is not None and "0% of the question's words" in answer.refused
+    assert not engine.calls and not answer.supported and not answer.cut
+    assert answer.passages and answer.report.tokens == 0
+    assert json.loads(json.dumps(answer.to_dict()))["refused"] == answer.refused
+    assert qa.ask("Which mountain did Hannibal cross?", refuse=False).text == "x"
+    assert len(engine.calls) == 1
+    bare = DocQA(lambda question: [("Nothing of it.", 1.0, {})], engine=engine)
+    assert bare.ask("Which mountain did Hannibal cross?").refused is None
+
+
+def test_a_quotation_from_a_pdf_names_its_page(folder: Path, embedder: Path) -> None:
+    (folder / "draft.md").unlink()
+    (folder / "draft.pdf").write_bytes(pdf_of("Of other things.", f"An opening line. {SENTENCE}"))
+    answer = ask(folder, embedder, f" [1] {SENTENCE}\nAnswer: a tree of tokens")
+    assert [citation.page for citation in answer.citations] == [2, 2]
+    assert answer.citations[0].place == "page 2"
+    assert answer.to_dict()["citations"][0]["page"] == 2

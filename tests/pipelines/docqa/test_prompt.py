@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ragspec.engine.prediction import ANCHOR
 from ragspec.errors import InputError
 from ragspec.pipelines.docqa.prompt import Prompt, build_prompt
+from ragspec.pipelines.docqa.wording import WORDINGS, Wording
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passages import Passage
@@ -127,3 +128,29 @@ def test_bad_requests_are_refused() -> None:
         build_prompt(bpe(), " \n", hits_of(TEXTS))
     with pytest.raises(InputError, match="found no passage"):
         build_prompt(bpe(), "q", [])
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_hundred_passages_are_written_a_few_times(chat: bool) -> None:
+    tokenizer, written = bpe(chat), []
+    hits = hits_of([f"Passage {k} holds some words of its own." for k in range(100)])
+
+    class Counting(Wording):
+        def write(self, *given: Any) -> str:
+            written.append(len(given[2]))
+            return super().write(*given)
+
+    plain = WORDINGS["evidence"]
+    counting = Counting(plain.name, plain.instruction, plain.opening, two_lines=True)
+    whole = len(build_prompt(tokenizer, "What?", hits, wording=counting).token_ids)
+    for room in (whole, whole - 1, whole // 2, whole // 7, 1):
+        written.clear()
+        prompt = build_prompt(tokenizer, "What?", hits, room=room, wording=counting)
+        shown = len(prompt.hits)
+        assert len(prompt.token_ids) <= room or shown == 1
+        assert prompt.hits == tuple(hits[:shown]) and prompt.left_out == tuple(hits[shown:])
+        if prompt.left_out and shown > 1:  # and no more than had to be
+            more = build_prompt(tokenizer, "What?", hits[: shown + 1], wording=counting)
+            assert len(more.token_ids) > room
+            written.pop()
+        assert len(written) <= 4
