@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from ragspec.errors import InputError, RagspecError
+from ragspec.pipelines.cli.chat import chat, converse
 from ragspec.pipelines.cli.draw import draw
 from ragspec.pipelines.cli.models import app as models_app
 from ragspec.pipelines.cli.store import app as store_app
@@ -57,6 +58,7 @@ app = typer.Typer(
 
 app.add_typer(store_app, name="store")
 app.add_typer(models_app, name="models")
+app.command()(chat)
 app.command()(draw)
 app.command("train-head")(train_head)
 
@@ -112,9 +114,10 @@ def ask(
             "it: answer for chat models, evidence for others."
         ),
     ] = None,
-    system: Annotated[
-        str | None, typer.Option(help="What a chat model is told before the question.")
-    ] = None,
+    system: o.SystemOption = None,
+    follow_up: Annotated[
+        bool, typer.Option("--follow-up", help="Stay for further questions, as `chat` does.")
+    ] = False,
     answer_anyway: Annotated[
         bool,
         typer.Option("--answer-anyway", help="Ask the model also where no document speaks of it."),
@@ -129,6 +132,7 @@ def ask(
     temperature: o.TemperatureOption = 0.0,
     top_p: o.TopPOption = 1.0,
     top_k: o.TopKOption = 0,
+    as_configured: o.AsConfiguredOption = False,
     seed: o.SeedOption = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to write.")] = 160,
     device: o.DeviceOption = "auto",
@@ -161,14 +165,22 @@ def ask(
         prompt=prompt,
         system=system,
         refuse=not answer_anyway,
+        as_configured=as_configured,
     )
     text = o.checked_text(question)
+    if follow_up:
+        converse(text, docs or [], index, top_passages, asking, embedder)
+        return
     _finish(answer_question(text, docs or [], index, top_passages, asking, embedder))
 
 
 @app.command()
 def generate(
     text: Annotated[str, typer.Argument(help="The text to go on from; - reads standard input.")],
+    as_chat: Annotated[
+        bool, typer.Option("--chat", help="Answer the text, in the model's chat template.")
+    ] = False,
+    system: o.SystemOption = None,
     model: o.ModelOption = "starter",
     draft_model: o.DraftModelOption = None,
     drafter: o.DrafterOption = None,
@@ -179,6 +191,7 @@ def generate(
     temperature: o.TemperatureOption = 0.0,
     top_p: o.TopPOption = 1.0,
     top_k: o.TopKOption = 0,
+    as_configured: o.AsConfiguredOption = False,
     seed: o.SeedOption = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Most tokens to write; 256, or what the context has.")
@@ -194,7 +207,7 @@ def generate(
     no_stream: o.NoStreamOption = False,
     prediction: o.PredictionOption = None,
 ) -> None:
-    """Continue a text, without documents."""
+    """Continue a text, or with --chat answer it, without documents."""
     from ragspec.pipelines.cli.ask import Asking, continue_text
 
     asking = Asking(
@@ -208,9 +221,13 @@ def generate(
         trace=o.checked_output(trace),
         stream=not no_stream,
         prediction=o.prediction_of(prediction, drafter, draft_model),
+        system=system,
+        as_configured=as_configured,
     )
+    if system is not None and not as_chat:
+        raise InputError("got --system without --chat; expected both, or neither.")
     prompt = _standard_input() if text == "-" else o.checked_text(text)
-    _finish(continue_text(prompt, tuple(stop or ()), asking))
+    _finish(continue_text(prompt, tuple(stop or ()), asking, as_chat=as_chat))
 
 
 def _standard_input() -> str:

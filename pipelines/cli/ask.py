@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ragspec.errors import UnsupportedModelError
 from ragspec.pipelines.console.options import EngineOptions, be_quiet
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.sampling.settings import Sampling
@@ -36,6 +37,15 @@ class Asking:
     prompt: str | None = None
     system: str | None = None
     refuse: bool = True
+    as_configured: bool = False
+
+    def chosen(self, engine: Engine) -> Sampling:
+        """Return the sampling: that of the options, or of the model's own generation config."""
+        if not self.as_configured:
+            return self.sampling
+        from ragspec.sampling.defaults import sampling_of_config
+
+        return sampling_of_config(engine.target.generation_config, self.sampling.seed)
 
     @property
     def streams(self) -> bool:
@@ -59,13 +69,19 @@ class Result:
     extra: dict[str, Any] | None = None
 
 
-def continue_text(prompt: str, stop: Sequence[str], asking: Asking) -> bool:
-    """Continue a text and show the result; return whether it was interrupted."""
+def continue_text(text: str, stop: Sequence[str], asking: Asking, *, as_chat: bool = False) -> bool:
+    """Continue a text, or answer it as a chat model, and show the result.
+
+    Returns whether it was interrupted. Raises UnsupportedModelError for a model without a chat
+    template where it should answer.
+    """
     terminal = Terminal(quiet=asking.json)
     with terminal.working("loading the model"):
         engine = asking.engine.engine()
+        prompt = _turn(engine, text, asking.system) if as_chat else text
         if asking.compare:
             engine.generate(prompt, max_new_tokens=WARM_UP_TOKENS)
+    asking = replace(asking, sampling=asking.chosen(engine))
 
     def run(engine: Engine, sampling: Sampling, show: bool) -> Generation:
         limit = asking.max_new_tokens
@@ -80,12 +96,23 @@ def continue_text(prompt: str, stop: Sequence[str], asking: Asking) -> bool:
 
     generation = run(engine, asking.sampling, asking.streams)
     fields = {"text": generation.text, "finish_reason": generation.finish_reason}
-    result = Result(generation, generation.report, fields, extra={"prompt": prompt})
+    result = Result(generation, generation.report, fields, extra={"prompt": text})
     compared, interrupted = _compared(
         engine, result, asking, lambda e, s: run(e, s, False), terminal
     )
     _show(result, compared, engine, asking, terminal)
     return interrupted
+
+
+def _turn(engine: Engine, text: str, system: str | None) -> list[dict[str, str]]:
+    """Return the messages of one turn."""
+    if not getattr(engine.tokenizer, "chat_template", None):
+        raise UnsupportedModelError(
+            f"{type(engine.model).__name__} comes without a chat template; expected a chat model, "
+            "such as smollm2 (`ragspec models`). Leave --chat out to continue the text."
+        )
+    said = [{"role": "system", "content": system}] if system else []
+    return [*said, {"role": "user", "content": text}]
 
 
 def answer_question(
@@ -116,6 +143,7 @@ def answer_question(
         terminal.note(f"not read: {skipped.path} {skipped.reason}")
     with terminal.working("loading the model"):
         engine = asking.engine.engine()
+    asking = replace(asking, sampling=asking.chosen(engine))
 
     def run(engine: Engine, sampling: Sampling, stream: Callable[[str], None] | None) -> Answer:
         asked, limit = over(qa, engine), asking.max_new_tokens or NEW_TOKENS
@@ -302,8 +330,6 @@ def trace_of(result: Result, engine: Engine, model: str = "") -> Any:
 def _write_trace(
     path: Path, result: Result, engine: Engine, model: str, extra: dict[str, Any]
 ) -> None:
-    from dataclasses import replace
-
     from ragspec.reports.trace import write_trace
 
     generation = replace(result.generation, report=result.report)

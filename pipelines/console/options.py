@@ -69,6 +69,15 @@ HistoryOption = Annotated[
 ScopeOption = Annotated[
     str, typer.Option(help="Whose text in the stores is drafted from, beside everybody's.")
 ]
+SystemOption = Annotated[
+    str | None, typer.Option(help="What a chat model is told before anything else.")
+]
+AsConfiguredOption = Annotated[
+    bool,
+    typer.Option(
+        "--as-configured", help="Sample as the model's own generation config says, if it does."
+    ),
+]
 PredictionOption = Annotated[
     str | None,
     typer.Option(help="A text that the output will resemble, to copy from; @FILE reads it."),

@@ -176,12 +176,13 @@ class DocQA:
     ) -> Prompt:
         """Search, and return the prompt that `ask` gives to the engine."""
         asked = self._asked(prompt, system)
-        return self._prompt(question, self._search(question, top_k), asked, max_new_tokens)
+        return self._prompt(question, self.search(question, top_k), asked, max_new_tokens)
 
     def _asked(self, prompt: str | Path | Wording | None, system: str | None) -> Wording:
         return wording(suited(self.engine.tokenizer) if prompt is None else prompt, system)
 
-    def _search(self, question: str, top_k: int) -> list[Hit]:
+    def search(self, question: str, top_k: int = TOP_K) -> list[Hit]:
+        """Return the top_k best passages; raises InputError for an empty question or top_k < 1."""
         if top_k < 1:
             raise InputError(f"top_k is {top_k}, expected at least 1.")
         if not question.strip():
@@ -224,8 +225,8 @@ class DocQA:
             raise InputError(f"ask() gives one answer, got n={sampling.n}; use Engine.generate.")
         began = time.perf_counter()
         asked = self._asked(prompt, system)
-        hits = self._search(question, top_k)
-        refused = self._refused(question, hits) if refuse else None
+        hits = self.search(question, top_k)
+        refused = self.unsupported(question, hits) if refuse else None
         if refused is not None:
             milliseconds = (time.perf_counter() - began) * 1000
             return self._refusal(question, hits, refused, milliseconds)
@@ -269,7 +270,7 @@ class DocQA:
             prompt=prompt,
         )
 
-    def _refused(self, question: str, hits: Sequence[Hit]) -> str | None:
+    def unsupported(self, question: str, hits: Sequence[Hit]) -> str | None:
         """Return why the passages found are not worth asking about, None where they are."""
         if not isinstance(self.retriever, PassageIndex):
             return None
@@ -283,9 +284,7 @@ class DocQA:
 
     def _refusal(self, question: str, hits: Sequence[Hit], why: str, milliseconds: float) -> Answer:
         """Return the answer that stands in for the model's."""
-        report = ReportBuilder("exact", None, 0).build([], 0.0, REFUSED)
-        report = report.with_retrieval(milliseconds)
-        generation = Generation(NOT_FOUND, [], REFUSED, "exact", report, [])
+        generation = refusal(milliseconds)
         return Answer(
             question=question,
             text=NOT_FOUND,
@@ -293,8 +292,8 @@ class DocQA:
             short="",
             citations=(),
             passages=tuple(hits),
-            report=report,
-            label="exact",
+            report=generation.report,
+            label=generation.label,
             generation=generation,
             prompt=Prompt("", (), tuple(hits), (), ()),
             refused=why,
@@ -302,6 +301,12 @@ class DocQA:
 
     def _decode(self, tokens: Any) -> str:
         return str(self.engine.tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def refusal(milliseconds: float) -> Generation:
+    """Return what stands in for a text where the model is not asked, after a search."""
+    report = ReportBuilder("exact", None, 0).build([], 0.0, REFUSED).with_retrieval(milliseconds)
+    return Generation(NOT_FOUND, [], REFUSED, report.label, report, [])
 
 
 def drain(pieces: Any, stream: Callable[[str], None]) -> Any:

@@ -2,10 +2,10 @@
 
 "evidence" asks for two lines, the sentence that holds the answer and the answer itself: what is
 quoted can be checked, and copied. "quote" asks for the sentence alone, "answer" for an answer in
-the model's own words that names its passages. A template is Jinja and is given `question` and
-`passages`, each with `number`, `title` and `text`; of a chat model it writes the user's turn, of
-any other the whole prompt. A passage that it puts on lines of its own is drafted and cited from.
-Where none is named, `suited` chooses.
+the model's own words and then the sentence that supports it. A template is Jinja and is given
+`question` and `passages`, each with `number`, `title` and `text`; of a chat model it writes the
+user's turn, of any other the whole prompt. A passage that it puts on lines of its own is drafted
+and cited from. Where none is named, `suited` chooses.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ ONE_SENTENCE = (
     "Copy the sentence of the numbered passages that answers the question, word for word, with the "
     "number of its passage in brackets before it. Write nothing else."
 )
-OWN_WORDS = (
-    "Answer the question in one to three sentences from the numbered passages alone. Keep to their "
-    "words, and end every sentence with the number of its passage in brackets, such as [1]. If "
-    "they do not hold the answer, say so."
+# A request after the question; of seven wordings that were tried on training questions, the one
+# whose answers hold most gold answers and quotations (benchmarks/RESULTS.md).
+READ, FIRST_THE_ANSWER = (
+    "Read the passages and answer the question below.",
+    "Give the answer first, then quote the sentence that supports it in double quotes.",
 )
 
 
@@ -47,14 +48,15 @@ OWN_WORDS = (
 class Wording:
     """A way of putting questions.
 
-    instruction: before the passages, for chat models. opening: with which the answer of any other
-    model begins. two_lines: whether evidence and answer are asked for, which is drafted too;
-    one_sentence: whether evidence alone. stop: strings that end an answer. template: Jinja source
-    in the place of instruction and opening. system: what a chat model is told first.
+    instruction, closing: before the passages and after the question, for chat models. opening: with
+    which the answer of any other model begins. two_lines: whether evidence and answer are asked
+    for, which is drafted too; one_sentence: whether evidence alone. stop: strings that end an
+    answer. template: Jinja source in their place. system: what a chat model is told first.
     """
 
     name: str
     instruction: str = ""
+    closing: str = ""
     opening: str = ""
     two_lines: bool = False
     one_sentence: bool = False
@@ -97,8 +99,11 @@ class Wording:
         shown = "\n\n".join(
             f"[{number}] {title}\n{text}" for number, (title, text) in enumerate(passages, first)
         )
-        asked = f"Context:\n{shown}\n\nQuestion: {question}"
-        return f"{self.instruction}\n\n{asked}" if chat else f"{asked}\n{self.opening}"
+        asked = f"{shown}\n\nQuestion: {question}"
+        if not chat:
+            return f"Context:\n{asked}\n{self.opening}"
+        closing = f"\n{self.closing}" if self.closing else ""
+        return f"{self.instruction}\n\n{asked}{closing}"
 
     def _filled(self, question: str, passages: Sequence[tuple[str, str]], first: int) -> str:
         from jinja2 import StrictUndefined, TemplateError
@@ -150,15 +155,15 @@ def templated(tokenizer: Any, turns: Sequence[Mapping[str, str]]) -> str:
 
 WORDINGS = MappingProxyType(
     {
-        "evidence": Wording("evidence", TWO_LINES, "Evidence:", two_lines=True),
+        "evidence": Wording("evidence", TWO_LINES, opening="Evidence:", two_lines=True),
         "quote": Wording(
             "quote",
             ONE_SENTENCE,
-            "Evidence:",
+            opening="Evidence:",
             one_sentence=True,
             stop=("\nAnswer:", "\nQuestion:", "\nContext:"),
         ),
-        "answer": Wording("answer", OWN_WORDS, "Answer:"),
+        "answer": Wording("answer", READ, FIRST_THE_ANSWER, opening="Answer:"),
     }
 )
 

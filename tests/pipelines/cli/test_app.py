@@ -86,7 +86,7 @@ def test_debug_shows_where_an_error_came_from(capsys: Capture) -> None:
 def test_interrupt_before_any_text_ends_with_130(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    def interrupt(*_: object) -> bool:
+    def interrupt(*_: object, **__: object) -> bool:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(answering, "continue_text", interrupt)

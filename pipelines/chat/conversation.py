@@ -1,0 +1,222 @@
+"""A conversation with a chat model, over documents or without: what was read is not read again.
+
+Every turn is written into the chat template whole, and the engine reads only what is new of it
+(`KeptContext`). Over documents each question brings the passages that are not in the conversation
+yet; one that the documents do not speak of is searched for together with the question before it,
+and else put as it is, since it may be about an answer. When the context is full the oldest turns
+leave, as many as free a quarter of it, so that what is left is not read anew at every turn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ragspec.engine.kept import KeptContext
+from ragspec.engine.output import Generation
+from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.pipelines.docqa.citations import Citation, cite
+from ragspec.pipelines.docqa.docqa import NEW_TOKENS, NOT_FOUND, TOP_K, DocQA, drain, refusal
+from ragspec.pipelines.docqa.prompt import Prompt, disarm, passages_of, placed, special_of
+from ragspec.pipelines.docqa.wording import Wording, is_chat, suited, templated, wording
+from ragspec.retrievers.search.fusion import Hit
+
+if TYPE_CHECKING:
+    from ragspec.engine.engine import Engine
+    from ragspec.reports.report import Report
+    from ragspec.sampling.settings import Sampling
+
+FREED = 0.25  # of the context, when the oldest turns leave
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What was asked and answered.
+
+    asked: the user's words. shown: the user's turn as the model read it. hits: the passages in it,
+    numbered from `first`.
+    """
+
+    asked: str
+    shown: str
+    answer: str
+    hits: tuple[Hit, ...] = ()
+    first: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to one turn.
+
+    citations: see `Answer.citations`; their passages are numbered through the conversation. hits:
+    passages that came with this turn. left: how many of the oldest turns left before it. refused:
+    why the model was not asked, None where it was.
+    """
+
+    text: str
+    generation: Generation
+    citations: tuple[Citation, ...] = ()
+    hits: tuple[Hit, ...] = ()
+    left: int = 0
+    refused: str | None = None
+
+    @property
+    def report(self) -> Report:
+        """What it cost; `kept_tokens` of its prompt were not read again."""
+        return self.generation.report
+
+    @property
+    def supported(self) -> bool:
+        """Whether any of it was quoted from a document, word for word."""
+        return bool(self.citations)
+
+    @property
+    def cut(self) -> bool:
+        """Whether it ended at the limit of tokens."""
+        return self.generation.finish_reason == "length"
+
+
+class Conversation:
+    """Turns with a chat model.
+
+    engine: over a model with a chat template. documents: what is searched for every question, or
+    None. system: what the model is told first. top_k: passages a question may bring. prompt: how a
+    question with passages is put, see `DocQA.ask`. Raises UnsupportedModelError for a model without
+    a chat template, and the errors of `wording`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        documents: DocQA | None = None,
+        *,
+        system: str | None = None,
+        top_k: int = TOP_K,
+        prompt: str | Path | Wording | None = None,
+    ) -> None:
+        if not is_chat(engine.tokenizer):
+            raise UnsupportedModelError(
+                f"{type(engine.model).__name__} comes without a chat template; expected a chat "
+                "model, such as smollm2 (`ragspec models`). Use `generate` or `ask` with this one."
+            )
+        if top_k < 1:
+            raise InputError(f"top_k is {top_k}, expected at least 1.")
+        self.engine = engine
+        self.documents = documents
+        self.system = system
+        self.top_k = top_k
+        self.wording = wording(suited(engine.tokenizer) if prompt is None else prompt)
+        self.turns: list[Turn] = []
+        self._kept = KeptContext()
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.turns = []
+        self._kept.clear()
+
+    def ask(
+        self,
+        text: str,
+        sampling: Sampling | None = None,
+        *,
+        max_new_tokens: int = NEW_TOKENS,
+        stream: Callable[[str], None] | None = None,
+    ) -> Reply:
+        """Answer one turn and keep it, also where an interrupt ended the answer.
+
+        stream: called with each piece of text as it is verified. Raises InputError for an empty
+        turn, PromptTooLongError where this turn alone does not fit the context.
+        """
+        if not text.strip():
+            raise InputError("The turn is empty; say something.")
+        began = time.perf_counter()
+        hits, why = self._search(text)
+        milliseconds = 1000 * (time.perf_counter() - began)
+        if why is not None:
+            return Reply(NOT_FOUND, refusal(milliseconds), hits=tuple(hits), refused=why)
+        prompt, turn, left = self._fitted(text, hits, max_new_tokens)
+        options: dict[str, Any] = {
+            "max_new_tokens": max_new_tokens,
+            "spans": prompt.spans,
+            "kept": self._kept,
+        }
+        pieces = self.engine.stream(list(prompt.token_ids), sampling, **options)
+        found: Generation = drain(pieces, stream or (lambda piece: None))
+        found.report = found.report.with_retrieval(milliseconds)
+        self.turns = [*self.turns[left:], replace(turn, answer=found.text)]
+        citations = tuple(self._cited(found, prompt))
+        return Reply(found.text, found, citations, turn.hits, left)
+
+    def _search(self, text: str) -> tuple[list[Hit], str | None]:
+        """Return the passages that a turn brings, and why it is refused, if it is."""
+        if self.documents is None:
+            return [], None
+        hits = self.documents.search(text, self.top_k)
+        why = self.documents.unsupported(text, hits)
+        if why is not None and self.turns:
+            both = f"{self.turns[-1].asked}\n{text}"
+            hits, why = self.documents.search(both, self.top_k), None
+            if self.documents.unsupported(both, hits) is not None:
+                hits = []
+        known = {_place(hit) for turn in self.turns for hit in turn.hits}
+        return (hits if why else [hit for hit in hits if _place(hit) not in known]), why
+
+    def _fitted(self, text: str, hits: list[Hit], new: int) -> tuple[Prompt, Turn, int]:
+        """Return the prompt, the turn, and how many of the oldest turns have to leave for it.
+
+        Where the turn does not fit alone, its last passages are left out.
+        """
+        limit = self.engine.target.max_length
+        left = 0
+        while True:
+            turn = self._turn(text, hits)
+            prompt = self._prompt([*self.turns[left:], turn])
+            room = len(prompt.token_ids) if limit is None else limit - new
+            if 0 < left < len(self.turns):
+                room = int(room * (1.0 - FREED))
+            if len(prompt.token_ids) <= room:
+                return prompt, turn, left
+            if left < len(self.turns):
+                left += 1
+            elif hits:
+                hits = hits[:-1]
+            else:
+                return prompt, turn, left  # the engine says by how much it is too long
+
+    def _turn(self, text: str, hits: Sequence[Hit]) -> Turn:
+        special = special_of(self.engine.tokenizer)
+        first = max((turn.first + len(turn.hits) for turn in self.turns), default=1)
+        shown = disarm(text.strip(), special)
+        if hits:
+            question = " ".join(shown.split())
+            shown = self.wording.content(question, passages_of(hits, special), first=first)
+        return Turn(text, shown, "", tuple(hits), first)
+
+    def _prompt(self, turns: Sequence[Turn]) -> Prompt:
+        """Return the whole conversation as the model reads it, with its passages found."""
+        messages = [{"role": "system", "content": self.system}] if self.system else []
+        special = special_of(self.engine.tokenizer)
+        for turn in turns[:-1]:
+            messages.append({"role": "user", "content": turn.shown})
+            messages.append({"role": "assistant", "content": disarm(turn.answer, special)})
+        messages.append({"role": "user", "content": turns[-1].shown})
+        hits = [hit for turn in turns for hit in turn.hits]
+        return placed(self.engine.tokenizer, templated(self.engine.tokenizer, messages), hits)
+
+    def _cited(self, found: Generation, prompt: Prompt) -> Iterator[Citation]:
+        """Yield the citations, their passages numbered as the model was shown them."""
+        numbers = [turn.first + i for turn in self.turns for i in range(len(turn.hits))]
+
+        def decode(tokens: Sequence[int]) -> str:
+            return str(self.engine.tokenizer.decode(tokens, skip_special_tokens=True))
+
+        for citation in cite(found.text, prompt, found.steps, decode):
+            yield replace(citation, passage=numbers[citation.passage - 1])
+
+
+def _place(hit: Hit) -> tuple[str, int]:
+    """Return what tells passages apart."""
+    return hit.document.name, hit.passage.start

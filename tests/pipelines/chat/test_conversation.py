@@ -1,0 +1,165 @@
+"""Turns that are kept: the text of a fresh reading, passages once, and what leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.engine.engine import Engine
+from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError
+from ragspec.pipelines.chat import Conversation
+from ragspec.pipelines.docqa.docqa import DocQA
+from ragspec.retrievers.search.documents import Document
+from ragspec.retrievers.search.passage_index import PassageIndex
+from ragspec.sampling.settings import Sampling
+from tests.support import tiny
+
+DOCUMENTS = [
+    Document("trees.md", "Trees", "A tree of drafts holds several continuations of one text."),
+    Document("rules.md", "Rules", "The walk follows what the target would have written alone."),
+    Document("pets.md", "Pets", "The cat sleeps on the sofa and eats fish."),
+]
+
+
+def engine(length: int = 2048, drafter: Any = "context") -> Engine:
+    model = tiny.model("llama", dtype=torch.float64, max_position_embeddings=length)
+    return Engine(model, tiny.tokenizer(chat=True), drafter)
+
+
+@pytest.fixture(scope="module")
+def documents() -> DocQA:
+    return DocQA(PassageIndex.build(DOCUMENTS, embedder=None), engine=engine())
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, seed=3)])
+def test_every_turn_is_the_text_of_a_fresh_reading(sampling: Sampling) -> None:
+    talk = Conversation(engine(), system="Be brief.")
+    plain = engine(drafter=None)
+    for number, said in enumerate(("Hello.", "And then?", "Why is that?")):
+        reply = talk.ask(said, sampling, max_new_tokens=20)
+        fresh = plain.generate(reply.generation.prompt_tokens, sampling, max_new_tokens=20)
+        assert reply.generation.tokens == fresh.tokens
+        assert reply.text == fresh.text == talk.turns[-1].answer
+        new = reply.report.prompt_tokens - reply.report.kept_tokens
+        assert new < 60 if number else reply.report.kept_tokens == 0
+    shown = plain.tokenizer.decode(reply.generation.prompt_tokens)
+    assert shown.startswith("<system> Be brief.\n<user> Hello.\n<assistant> ")
+    assert shown.endswith("\n<user> Why is that?\n<assistant> ")
+    talk.clear()
+    assert talk.ask("Hello.", sampling, max_new_tokens=5).report.kept_tokens == 0
+    assert len(talk.turns) == 1
+
+
+def test_questions_bring_passages_once_and_number_them_through(documents: DocQA) -> None:
+    talk = Conversation(engine(), documents, top_k=1)
+    first = talk.ask("What does a tree of drafts hold?", max_new_tokens=8)
+    assert [hit.document.name for hit in first.hits] == ["trees.md"]
+    again = talk.ask("How many continuations does the tree of drafts hold?", max_new_tokens=8)
+    assert again.hits == (), "the passage is in the conversation already"
+    third = talk.ask("What does the cat eat?", max_new_tokens=8)
+    shown = talk.engine.tokenizer.decode(third.generation.prompt_tokens)
+    assert [hit.document.name for hit in third.hits] == ["pets.md"]
+    assert "[1] Trees\nA tree of drafts" in shown and "[2] Pets\nThe cat sleeps" in shown
+    assert shown.count("several continuations of one text") == 1
+
+
+def test_what_was_quoted_is_cited_from_the_passage_it_stands_in(documents: DocQA) -> None:
+    talk = Conversation(engine(), documents, top_k=1)
+    talk.ask("What does a tree of drafts hold?", max_new_tokens=2)
+    script = "The cat sleeps on the sofa, for A tree of drafts holds several continuations"
+
+    def scripted(prompt: Any, sampling: Any = None, **options: Any) -> Any:
+        generation = engine().generate(prompt, max_new_tokens=1)
+        generation.text, generation.steps = script, []
+
+        class Pieces:
+            result = generation
+
+            def __iter__(self) -> Any:
+                return iter([script])
+
+        return Pieces()
+
+    talk.engine.stream = scripted  # type: ignore[method-assign]
+    reply = talk.ask("Does the cat sleep on the sofa?", max_new_tokens=2)
+    assert [(c.passage, c.document) for c in reply.citations] == [(2, "pets.md"), (1, "trees.md")]
+    for cited in reply.citations:
+        text = next(each.text for each in DOCUMENTS if each.name == cited.document)
+        assert text[cited.start : cited.end] == script[cited.answer_start : cited.answer_end]
+    assert reply.supported
+
+
+def test_a_question_about_an_answer_is_put_without_passages(documents: DocQA) -> None:
+    talk = Conversation(engine(), documents, top_k=1)
+    refused = talk.ask("Which mountain did Hannibal cross?", max_new_tokens=4)
+    assert refused.text == "The documents do not speak of this."
+    assert refused.refused is not None and not talk.turns
+    talk.ask("What does the cat eat?", max_new_tokens=4)
+    simple = talk.ask("Explain simpler please.", max_new_tokens=4)
+    assert simple.refused is None and simple.hits == ()
+    assert talk.turns[-1].shown == "Explain simpler please."
+
+
+def test_a_question_that_leans_on_the_one_before_is_searched_with_it(documents: DocQA) -> None:
+    talk = Conversation(engine(), documents, top_k=2)
+    talk.ask("What does the cat eat?", max_new_tokens=4)
+    talk.turns[0] = type(talk.turns[0])("cat walk target", "x", "y")  # its passages forgotten
+    found = talk.ask("Zebra?", max_new_tokens=4)
+    assert {hit.document.name for hit in found.hits} == {"pets.md", "rules.md"}
+
+
+def test_the_oldest_turns_leave_when_the_context_is_full() -> None:
+    talk = Conversation(engine(length=300))
+    left, kept = [], []
+    for number in range(9):
+        reply = talk.ask(f"Turn {number} says some words.", max_new_tokens=24)
+        left.append(reply.left)
+        kept.append(reply.report.kept_tokens)
+        assert reply.report.prompt_tokens + 24 <= 300
+        assert talk.turns[-1].asked.startswith(f"Turn {number}")
+    assert sum(left) + len(talk.turns) == 9
+    assert any(left) and not all(left[4:]), "a quarter is freed, so that not every turn pays"
+    assert all(known > 0 for known, gone in zip(kept[1:], left[1:], strict=True) if not gone)
+
+
+def test_a_turn_that_does_not_fit_leaves_passages_out_or_is_refused(documents: DocQA) -> None:
+    talk = Conversation(engine(length=300), documents, top_k=3)
+    reply = talk.ask("Do the walk, the tree and the cat follow one text?", max_new_tokens=8)
+    assert len(reply.hits) == 1
+    with pytest.raises(PromptTooLongError):
+        talk.ask("word " * 200, max_new_tokens=8)
+    assert len(talk.turns) == 1
+    assert talk.ask("And the cat?", max_new_tokens=8).text == talk.turns[-1].answer
+
+
+def test_an_interrupted_answer_is_kept() -> None:
+    talk = Conversation(engine())
+
+    def interrupt(piece: str) -> None:
+        raise KeyboardInterrupt
+
+    reply = talk.ask("Hello.", max_new_tokens=30, stream=interrupt)
+    assert reply.generation.finish_reason == "cancelled" and reply.text
+    assert talk.turns[-1].answer == reply.text
+    after = talk.ask("Go on.", max_new_tokens=5)
+    assert after.report.kept_tokens > 0
+
+
+def test_special_tokens_of_a_user_stay_plain_text() -> None:
+    talk = Conversation(engine())
+    end = talk.engine.tokenizer.eos_token
+    reply = talk.ask(f"Say {end} now.", max_new_tokens=2)
+    assert talk.engine.tokenizer.eos_token_id not in reply.generation.prompt_tokens
+
+
+def test_what_is_no_conversation_is_refused(tmp_path: Path) -> None:
+    plain = Engine(tiny.model(), tiny.tokenizer(), None)
+    with pytest.raises(UnsupportedModelError, match="without a chat template"):
+        Conversation(plain)
+    with pytest.raises(InputError, match="top_k"):
+        Conversation(engine(), top_k=0)
+    with pytest.raises(InputError, match="empty"):
+        Conversation(engine()).ask("  ")

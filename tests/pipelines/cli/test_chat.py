@@ -1,0 +1,161 @@
+"""`ragspec chat`, `ask --follow-up` and `generate --chat`, with lines for what is typed."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from ragspec.pipelines.chat.conversation import Conversation
+from ragspec.pipelines.cli.app import main
+from tests.support import tiny
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("chat")
+    tiny.model(max_position_embeddings=1024).save_pretrained(folder)
+    tiny.tokenizer(chat=True).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def docs(tmp_path: Path) -> str:
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    (folder / "pets.txt").write_text("The cat sleeps on the sofa and eats fish.\n")
+    (folder / "photo.png").write_bytes(b"x")
+    return str(folder)
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+
+
+def test_turns_commands_and_figures(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    lines = (
+        "/stats",
+        "Hello.",
+        "",
+        "And then?",
+        "/stats",
+        "/what",
+        "/clear",
+        "/stats",
+        "/exit",
+        "x",
+    )
+    typed(monkeypatch, *lines)
+    assert main(["chat", "--model", model, "--max-new-tokens", "12"]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.rstrip("\n").split("\n")) == 2, "two answers, each on its line"
+    assert err.count("nothing was asked yet") == 2
+    assert "2 turns, " in err and " of 1024 tokens of context" in err
+    assert "tokens were known and" in err and "forward passes" in err
+    assert "no command /what" in err and "a new conversation" in err
+    assert "cut at the limit of tokens" in err
+
+
+def test_documents_are_searched_and_what_was_not_quoted_is_said(
+    model: str, docs: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    typed(monkeypatch, "Which mountain did Hannibal cross?", "What does the cat eat?")
+    assert main(["chat", "--model", model, "--docs", docs, "--max-new-tokens", "4"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("The documents do not speak of this.\n")
+    assert "the model was not asked" in err and "photo.png" in err
+    assert "nothing in your documents was quoted" in err
+
+
+def test_ask_stays_for_further_questions(
+    model: str, docs: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    typed(monkeypatch, "And where does it sleep?", "/stats")
+    asked = ["ask", "What does the cat eat?", "--docs", docs, "--model", model, "--follow-up"]
+    assert main([*asked, "--max-new-tokens", "6"]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.rstrip("\n").split("\n")) == 2 and "2 turns" in err
+    for extra in ("--json", "--compare"):
+        assert main([*asked, extra]) == 2
+        assert "got --follow-up with" in capsys.readouterr().err
+
+
+def test_an_error_in_a_turn_does_not_end_the_conversation(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    typed(monkeypatch, "word " * 400, "Hello.")
+    assert main(["chat", "--model", model, "--max-new-tokens", "4"]) == 0
+    out, err = capsys.readouterr()
+    assert "error:" in err and out.strip()
+
+
+def test_an_interrupt_ends_the_answer_alone(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    typed(monkeypatch, "Hello.", "And then?")
+    asked = Conversation.ask
+    calls: list[str] = []
+
+    def interrupted(self: Conversation, text: str, *given: object, **options: object) -> object:
+        calls.append(text)
+        show = options["stream"]
+
+        def stream(piece: str) -> None:
+            show(piece)  # type: ignore[operator]
+            if len(calls) == 1:
+                raise KeyboardInterrupt
+
+        return asked(self, text, *given, **options | {"stream": stream})  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Conversation, "ask", interrupted)
+    assert main(["chat", "--model", model, "--max-new-tokens", "20"]) == 0
+    err = capsys.readouterr().err
+    assert err.count("interrupted; this is what was written") == 1
+    assert calls == ["Hello.", "And then?"]
+
+
+def test_generate_answers_in_the_chat_template(model: str, capsys: Capture) -> None:
+    run = ["generate", "Hello.", "--model", model, "--max-new-tokens", "5", "--json"]
+    lengths = []
+    for extra in ([], ["--chat"], ["--chat", "--system", "Be brief."], ["--chat", "--compare"]):
+        assert main([*run, *extra]) == 0
+        lengths.append(json.loads(capsys.readouterr().out)["report"]["prompt_tokens"])
+    turn = len("<user> Hello.\n<assistant> ")
+    assert lengths == [6, turn, turn + len("<system> Be brief.\n"), turn]
+    assert main([*run, "--system", "Be brief."]) == 2
+    assert "got --system without --chat" in capsys.readouterr().err
+
+
+def test_a_model_without_a_chat_template_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    tiny.model().save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    for command in (["chat"], ["generate", "Hello.", "--chat"]):
+        assert main([*command, "--model", str(tmp_path)]) != 0
+        assert "without a chat template" in capsys.readouterr().err
+
+
+def test_sampling_as_the_model_is_configured(model: str, tmp_path: Path, capsys: Capture) -> None:
+    run = ["generate", "Hello.", "--max-new-tokens", "12", "--json", "--seed", "5"]
+
+    def text(*more: str) -> str:
+        assert main([*run, *more]) == 0
+        found: str = json.loads(capsys.readouterr().out)["text"]
+        return found
+
+    asked = tiny.model(max_position_embeddings=1024)
+    asked.save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "generation_config.json").read_text())
+    chosen = config | {"do_sample": True, "temperature": 0.7, "top_k": 9}
+    (tmp_path / "generation_config.json").write_text(json.dumps(chosen))
+    named = ("--model", str(tmp_path))
+    assert text(*named, "--as-configured") == text(*named, "-t", "0.7", "--top-k", "9")
+    assert text(*named, "--as-configured") != text(*named)
+    greedy = ("--model", model)
+    assert text(*greedy, "--as-configured") == text(*greedy)
