@@ -19,9 +19,16 @@ from ragspec.engine.kept import KeptContext
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.pipelines.docqa.citations import Citation, cite
-from ragspec.pipelines.docqa.docqa import NEW_TOKENS, NOT_FOUND, TOP_K, DocQA, drain, refusal
+from ragspec.pipelines.docqa.docqa import NEW_TOKENS, NOT_FOUND, DocQA, drain, refusal
 from ragspec.pipelines.docqa.prompt import Prompt, disarm, passages_of, placed, special_of
-from ragspec.pipelines.docqa.wording import Wording, is_chat, suited, templated, wording
+from ragspec.pipelines.docqa.wording import (
+    Wording,
+    is_chat,
+    passages_for,
+    suited,
+    templated,
+    wording,
+)
 from ragspec.retrievers.search.fusion import Hit
 
 if TYPE_CHECKING:
@@ -84,8 +91,8 @@ class Conversation:
 
     engine: over a model with a chat template. documents: what is searched for every question, or
     None. system: what the model is told first. top_k: passages a question may bring. prompt: how a
-    question with passages is put, see `DocQA.ask`. Raises UnsupportedModelError for a model without
-    a chat template, and the errors of `wording`.
+    question with passages is put; both see `DocQA.ask`. Raises UnsupportedModelError for a model
+    without a chat template, and the errors of `wording`.
     """
 
     def __init__(
@@ -94,7 +101,7 @@ class Conversation:
         documents: DocQA | None = None,
         *,
         system: str | None = None,
-        top_k: int = TOP_K,
+        top_k: int | None = None,
         prompt: str | Path | Wording | None = None,
     ) -> None:
         if not is_chat(engine.tokenizer):
@@ -102,12 +109,12 @@ class Conversation:
                 f"{type(engine.model).__name__} comes without a chat template; expected a chat "
                 "model, such as smollm2 (`ragspec models`). Use `generate` or `ask` with this one."
             )
-        if top_k < 1:
+        if top_k is not None and top_k < 1:
             raise InputError(f"top_k is {top_k}, expected at least 1.")
         self.engine = engine
         self.documents = documents
         self.system = system
-        self.top_k = top_k
+        self.top_k = passages_for(engine) if top_k is None else top_k
         self.wording = wording(suited(engine.tokenizer) if prompt is None else prompt)
         self.turns: list[Turn] = []
         self._kept = KeptContext()
@@ -154,13 +161,10 @@ class Conversation:
         """Return the passages that a turn brings, and why it is refused, if it is."""
         if self.documents is None:
             return [], None
-        hits = self.documents.search(text, self.top_k)
-        why = self.documents.unsupported(text, hits)
+        hits, why = self.documents.search(text, self.top_k)
         if why is not None and self.turns:
-            both = f"{self.turns[-1].asked}\n{text}"
-            hits, why = self.documents.search(both, self.top_k), None
-            if self.documents.unsupported(both, hits) is not None:
-                hits = []
+            hits, why = self.documents.search(f"{self.turns[-1].asked}\n{text}", self.top_k)
+            hits, why = [] if why else hits, None
         known = {_place(hit) for turn in self.turns for hit in turn.hits}
         return (hits if why else [hit for hit in hits if _place(hit) not in known]), why
 

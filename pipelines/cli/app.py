@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from ragspec.errors import InputError, RagspecError
 from ragspec.pipelines.cli.chat import chat, converse
 from ragspec.pipelines.cli.draw import draw
+from ragspec.pipelines.cli.index import app as index_app
 from ragspec.pipelines.cli.models import app as models_app
 from ragspec.pipelines.cli.store import app as store_app
 from ragspec.pipelines.cli.train_head import train_head
@@ -56,6 +57,7 @@ app = typer.Typer(
 )
 
 
+app.add_typer(index_app, name="index")
 app.add_typer(store_app, name="store")
 app.add_typer(models_app, name="models")
 app.command()(chat)
@@ -106,7 +108,7 @@ def ask(
         Path | None, typer.Option("--index", help="An index that `ragspec index` built.")
     ] = None,
     embedder: o.EmbedderOption = None,
-    top_passages: Annotated[int, typer.Option(min=1, help="Passages to show the model.")] = 3,
+    top_passages: o.PassagesOption = None,
     prompt: Annotated[
         str | None,
         typer.Option(
@@ -240,18 +242,6 @@ def _standard_input() -> str:
 def _finish(cancelled: bool) -> None:
     if cancelled:
         raise typer.Exit(INTERRUPTED)
-
-
-@app.command()
-def index(
-    paths: Annotated[list[Path], typer.Argument(help="Folders and files.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where the index is written.")],
-    embedder: o.EmbedderOption = None,
-) -> None:
-    """Read documents once into an index that `ragspec ask --index` opens."""
-    from ragspec.pipelines.cli.ask import build_index
-
-    build_index(paths, out, embedder)
 
 
 @app.command(

@@ -119,7 +119,7 @@ def answer_question(
     question: str,
     docs: Sequence[Path],
     index: Path | None,
-    passages: int,
+    passages: int | None,
     asking: Asking,
     embedder: str | None = None,
 ) -> bool:
@@ -180,21 +180,6 @@ def answer_question(
 
 def _unseen(piece: str) -> None:
     """Take a piece that is not shown: a streamed text survives an interrupt."""
-
-
-def build_index(paths: Sequence[Path], out: Path, embedder: str | None = None) -> None:
-    """Read documents and write their index; without an embedder the bundled one is used."""
-    from ragspec.pipelines.docqa.docqa import DocQA
-
-    if embedder is not None:  # the bundled one shows no bars, and transformers costs seconds
-        be_quiet()
-    terminal = Terminal()
-    with terminal.working("reading the documents"):
-        qa = DocQA.from_documents(paths, embedder=_named(embedder))
-        qa.save(out)
-    for skipped in qa.skipped:
-        terminal.note(f"not read: {skipped.path} {skipped.reason}")
-    terminal.note(f"wrote {len(qa.documents)} documents to {out}")
 
 
 def _named(embedder: str | None) -> str:

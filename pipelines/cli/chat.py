@@ -38,7 +38,7 @@ def chat(
         Path | None, typer.Option("--index", help="An index that `ragspec index` built.")
     ] = None,
     embedder: o.EmbedderOption = None,
-    top_passages: Annotated[int, typer.Option(min=1, help="Passages a question may bring.")] = 3,
+    top_passages: o.PassagesOption = None,
     system: o.SystemOption = None,
     model: o.ModelOption = "smollm2",
     draft_model: o.DraftModelOption = None,
@@ -70,7 +70,7 @@ def converse(
     question: str | None,
     docs: Sequence[Path],
     index: Path | None,
-    passages: int,
+    passages: int | None,
     asking: Asking,
     embedder: str | None = None,
 ) -> None:

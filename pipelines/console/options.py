@@ -69,6 +69,10 @@ HistoryOption = Annotated[
 ScopeOption = Annotated[
     str, typer.Option(help="Whose text in the stores is drafted from, beside everybody's.")
 ]
+PassagesOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="Passages to show the model; 3 without it, 1 for small chat models."),
+]
 SystemOption = Annotated[
     str | None, typer.Option(help="What a chat model is told before anything else.")
 ]

@@ -13,10 +13,10 @@ from ragspec.engine.output import Generation
 from ragspec.errors import InputError
 from ragspec.pipelines.docqa.citations import Citation, cite
 from ragspec.pipelines.docqa.prompt import Prompt, build_prompt
-from ragspec.pipelines.docqa.wording import Wording, suited, wording
+from ragspec.pipelines.docqa.wording import Wording, passages_for, suited, wording
 from ragspec.reports.report import ReportBuilder
 from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER, Embedder
-from ragspec.retrievers.search.documents import Document, Skipped, load_documents
+from ragspec.retrievers.search.documents import Document, Skipped, Told, load_documents
 from ragspec.retrievers.search.fusion import Hit, Retriever, SearchFunction, as_retriever
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.search.passages import WORDS
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 NOT_FOUND = "The documents do not speak of this."
 REFUSED = "refused"
 NEW_TOKENS = 160
-TOP_K = 3
+JUDGED = 5  # passages by which it is told whether the documents speak of a question
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
@@ -124,10 +124,20 @@ class DocQA:
         words: int = WORDS,
         embedder: str | Path | Embedder | None = DEFAULT_EMBEDDER,
         sparse: bool = True,
+        told: Told = lambda what, done, total: None,
     ) -> DocQA:
         """Read files and folders and index them; see `load_documents` and `PassageIndex.build`."""
-        found = load_documents(paths)
-        index = PassageIndex.build(found.documents, words=words, embedder=embedder, sparse=sparse)
+        given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+        absolute = [os.path.abspath(path) for path in given]
+        found = load_documents(absolute, told=told)
+        index = PassageIndex.build(
+            found.documents,
+            words=words,
+            embedder=embedder,
+            sparse=sparse,
+            paths=absolute,
+            told=told,
+        )
         return cls(index, engine=engine, skipped=found.skipped)
 
     @classmethod
@@ -170,24 +180,40 @@ class DocQA:
         question: str,
         *,
         max_new_tokens: int = NEW_TOKENS,
-        top_k: int = TOP_K,
+        top_k: int | None = None,
         prompt: str | Path | Wording | None = None,
         system: str | None = None,
     ) -> Prompt:
         """Search, and return the prompt that `ask` gives to the engine."""
         asked = self._asked(prompt, system)
-        return self._prompt(question, self.search(question, top_k), asked, max_new_tokens)
+        hits, _ = self.search(question, self._passages(top_k))
+        return self._prompt(question, hits, asked, max_new_tokens)
 
     def _asked(self, prompt: str | Path | Wording | None, system: str | None) -> Wording:
         return wording(suited(self.engine.tokenizer) if prompt is None else prompt, system)
 
-    def search(self, question: str, top_k: int = TOP_K) -> list[Hit]:
-        """Return the top_k best passages; raises InputError for an empty question or top_k < 1."""
+    def search(self, question: str, top_k: int) -> tuple[list[Hit], str | None]:
+        """Return the top_k best passages, and why they are not worth asking about, if so.
+
+        That is told from some more of them. Raises InputError for an empty question or top_k < 1.
+        """
         if top_k < 1:
             raise InputError(f"top_k is {top_k}, expected at least 1.")
         if not question.strip():
             raise InputError("The question is empty; ask something.")
-        return self.retriever.search(question, top_k)
+        if not isinstance(self.retriever, PassageIndex):
+            return self.retriever.search(question, top_k), None
+        hits = self.retriever.search(question, max(top_k, JUDGED))
+        support = self.retriever.support(question, hits)
+        if support.found:
+            return hits[:top_k], None
+        return hits[:top_k], (
+            f"the best passage has {support.coverage:.0%} of the question's words, by their rarity "
+            f"(expected {LEAST_COVERAGE:.0%} or more)"
+        )
+
+    def _passages(self, top_k: int | None) -> int:
+        return passages_for(self.engine) if top_k is None else top_k
 
     def _prompt(
         self, question: str, hits: Sequence[Hit], asked: Wording, max_new_tokens: int
@@ -202,7 +228,7 @@ class DocQA:
         sampling: Sampling | None = None,
         *,
         max_new_tokens: int = NEW_TOKENS,
-        top_k: int = TOP_K,
+        top_k: int | None = None,
         prompt: str | Path | Wording | None = None,
         system: str | None = None,
         refuse: bool = True,
@@ -211,23 +237,22 @@ class DocQA:
     ) -> Answer:
         """Answer a question from the top_k best passages that fit the model's context.
 
-        prompt: how the question is put, "evidence", "quote", "answer", a Jinja file, a `Wording`,
-        or None for what suits the model. system: what a chat model is told first. refuse: do not
-        ask the model where the index finds nothing that an answer could rest on, see
-        `Answer.refused`. stream: called with each piece of text as it is verified; an interrupt
-        then ends the text and keeps what was written. options: further arguments of
-        `Engine.generate`, such as `prediction`, a text that the answer will resemble. Raises
-        InputError for an empty question, n > 1, or a prompt that cannot be written,
-        UnknownNameError for one that is not known, PromptTooLongError where not even one passage
-        fits.
+        top_k: None for what suits the model, see `passages_for`. prompt: how the question is put,
+        "evidence", "quote", "answer", a Jinja file, a `Wording`, or None for what suits the model.
+        system: what a chat model is told first. refuse: do not ask the model where the index finds
+        nothing that an answer could rest on, see `Answer.refused`. stream: called with each piece
+        of text as it is verified; an interrupt then ends the text and keeps what was written.
+        options: further arguments of `Engine.generate`, such as `prediction`, a text that the
+        answer will resemble. Raises InputError for an empty question, n > 1, or a prompt that
+        cannot be written, UnknownNameError for one that is not known, PromptTooLongError where not
+        even one passage fits.
         """
         if sampling is not None and sampling.n != 1:
             raise InputError(f"ask() gives one answer, got n={sampling.n}; use Engine.generate.")
         began = time.perf_counter()
         asked = self._asked(prompt, system)
-        hits = self.search(question, top_k)
-        refused = self.unsupported(question, hits) if refuse else None
-        if refused is not None:
+        hits, refused = self.search(question, self._passages(top_k))
+        if refused is not None and refuse:
             milliseconds = (time.perf_counter() - began) * 1000
             return self._refusal(question, hits, refused, milliseconds)
         made = self._prompt(question, hits, asked, max_new_tokens)
@@ -268,18 +293,6 @@ class DocQA:
             label=generation.label,
             generation=generation,
             prompt=prompt,
-        )
-
-    def unsupported(self, question: str, hits: Sequence[Hit]) -> str | None:
-        """Return why the passages found are not worth asking about, None where they are."""
-        if not isinstance(self.retriever, PassageIndex):
-            return None
-        support = self.retriever.support(question, hits)
-        if support.found:
-            return None
-        return (
-            f"the best passage has {support.coverage:.0%} of the question's words, by their rarity "
-            f"(expected {LEAST_COVERAGE:.0%} or more)"
         )
 
     def _refusal(self, question: str, hits: Sequence[Hit], why: str, milliseconds: float) -> Answer:

@@ -8,7 +8,7 @@ sentence-transformers takes.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 
 from ragspec.errors import InputError, ModelError
 from ragspec.models.resolve import Origin, fingerprint, resolve_model
+from ragspec.retrievers.search.documents import Told
 from ragspec.storage.manifest import sha256_file
 
 Floats = NDArray[np.float32]
 
 DEFAULT_EMBEDDER = "starter-embedder"
 BATCH = 256
+ROUND = 2048  # texts between two remarks on how far it is
 # The package's author is a placeholder, so its files must be the ones that were examined.
 PINNED = MappingProxyType(
     {
@@ -193,9 +195,24 @@ class DenseIndex:
         self._matrix = torch.from_numpy(np.ascontiguousarray(vectors))
 
     @classmethod
-    def build(cls, texts: Sequence[str], embedder: Embedder) -> DenseIndex:
-        """Embed the passages' texts."""
-        return cls(embedder.encode(texts), embedder)
+    def build(
+        cls,
+        texts: Sequence[str],
+        embedder: Embedder,
+        *,
+        known: Mapping[str, Floats] = MappingProxyType({}),
+        told: Told = lambda what, done, total: None,
+    ) -> DenseIndex:
+        """Embed the passages' texts; known: vectors of texts that need not be embedded again."""
+        new = list(dict.fromkeys(text for text in texts if text not in known))
+        made = dict(known)
+        for start in range(0, len(new), ROUND):
+            told("embedding passages", start, len(new))
+            some = new[start : start + ROUND]
+            made.update(zip(some, embedder.encode(some), strict=True))
+        if not texts:
+            return cls(embedder.encode([]), embedder)
+        return cls(np.stack([made[text] for text in texts]), embedder)
 
     def search(self, query: str, k: int) -> list[tuple[int, float]]:
         """Return the k best (passage number, cosine), best first."""

@@ -11,11 +11,12 @@ import hashlib
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
+from types import MappingProxyType
 
 from ragspec.errors import DocumentError, StoreError
 from ragspec.storage.store import is_store, read_current
@@ -27,6 +28,7 @@ HTML = frozenset({".html", ".htm", ".xhtml"})
 PDF = frozenset({".pdf"})
 PYTHON = frozenset({".py", ".pyi"})
 PAGE_BREAK = "\n\n"
+Told = Callable[[str, int, int], None]  # what is done, how much of it, out of how much
 # Formats that hold text we cannot get at; refused by name, so that the reason is clear.
 UNREAD = {
     ".doc .docx .odt .rtf .pages": "word-processor file",
@@ -91,12 +93,15 @@ def load_documents(
     paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,
     max_bytes: int = MAX_BYTES,
+    known: Mapping[str, Document] = MappingProxyType({}),
+    told: Told = lambda what, done, total: None,
 ) -> Collection:
     """Read files and folders (recursively, sorted, hidden names left out).
 
     A file that is named itself must be usable; in a folder unusable files are skipped and listed
-    with the reason. Raises DocumentError for an unusable file, a missing path, and a folder that
-    holds no usable file.
+    with the reason. known: documents by path, which are taken as they are where the file's hash is
+    that of the document. told: hears how far it is, see `Told`. Raises DocumentError for an
+    unusable file, a missing path, and a folder that holds no usable file.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not given:
@@ -105,22 +110,29 @@ def load_documents(
     skipped: list[Skipped] = []
     for path in map(Path, given):
         if path.is_dir():
-            found = load_folder(path, max_bytes)
+            found = load_folder(path, max_bytes, known, told)
             documents += found.documents
             skipped += found.skipped
         else:
-            documents.append(load_document(path, max_bytes=max_bytes))
+            documents.append(load_document(path, max_bytes=max_bytes, known=known))
     return Collection(tuple(with_unique_names(documents)), tuple(skipped))
 
 
-def load_folder(folder: Path, max_bytes: int = MAX_BYTES) -> Collection:
+def load_folder(
+    folder: Path,
+    max_bytes: int = MAX_BYTES,
+    known: Mapping[str, Document] = MappingProxyType({}),
+    told: Told = lambda what, done, total: None,
+) -> Collection:
     """Read every usable file below a folder; raises DocumentError where there is none."""
     documents: list[Document] = []
     skipped: list[Skipped] = []
-    for path in list_files(folder):
+    files = list_files(folder)
+    for number, path in enumerate(files):
+        told("reading documents", number, len(files))
         try:
             name = path.relative_to(folder).as_posix()
-            documents.append(load_document(path, name=name, max_bytes=max_bytes))
+            documents.append(load_document(path, name=name, max_bytes=max_bytes, known=known))
         except DocumentError as error:
             reason = str(error).removeprefix(f"{path} ")
             skipped.append(Skipped(clean(str(path)), clean(reason)))
@@ -189,11 +201,22 @@ def with_unique_names(documents: Sequence[Document]) -> list[Document]:
 
 
 def load_document(
-    path: str | os.PathLike[str], *, name: str | None = None, max_bytes: int = MAX_BYTES
+    path: str | os.PathLike[str],
+    *,
+    name: str | None = None,
+    max_bytes: int = MAX_BYTES,
+    known: Mapping[str, Document] = MappingProxyType({}),
 ) -> Document:
-    """Read one file; raises DocumentError with the reason where it holds no usable text."""
+    """Read one file; raises DocumentError with the reason where it holds no usable text.
+
+    known: see `load_documents`.
+    """
     path = Path(path)
     data = read_bytes(path, max_bytes)
+    digest = hashlib.sha256(data).hexdigest()
+    before = known.get(clean(str(path)))
+    if before is not None and before.digest == digest:
+        return replace(before, name=clean(name or path.name))
     suffix, pages = path.suffix.lower(), []
     if suffix in PDF:
         from ragspec.retrievers.search.pdf import read_pdf
@@ -215,7 +238,6 @@ def load_document(
         hint = " A scanned PDF needs text recognition first." if suffix in PDF else ""
         raise DocumentError(f"{path} holds no text.{hint}")
     name, title, place = clean(name or path.name), clean(title or path.name), clean(str(path))
-    digest = hashlib.sha256(data).hexdigest()
     return Document(name, title, text, place, tuple(headings), tuple(pages), digest)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ragspec.retrievers.search.dense import (
     StaticEmbedder,
     load_embedder,
 )
-from ragspec.retrievers.search.documents import Document
+from ragspec.retrievers.search.documents import Document, Told
 from ragspec.retrievers.search.fusion import (
     CANDIDATES,
     EQUAL,
@@ -33,10 +33,30 @@ from ragspec.retrievers.search.fusion import (
 from ragspec.retrievers.search.passages import WORDS, Passage, split_documents
 from ragspec.retrievers.search.sparse import SparseIndex
 from ragspec.retrievers.search.support import Support
-from ragspec.storage.manifest import Verify
+from ragspec.storage.manifest import Contents, Verify
 from ragspec.storage.store import OpenStore, open_store, publish
 
 KIND = "passages"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """How an index came to be.
+
+    paths: files and folders that were read. removed: files of them that were taken out. words: of
+    a passage, about.
+    """
+
+    paths: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    words: int = WORDS
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Origin:
+        """Return what was recorded; nothing in indexes of before."""
+        paths = tuple(map(str, record.get("paths", ())))
+        removed = tuple(map(str, record.get("removed", ())))
+        return cls(paths, removed, int(record.get("words", WORDS)))
 
 
 class PassageIndex:
@@ -53,6 +73,7 @@ class PassageIndex:
         dense: DenseIndex | None,
         sparse: SparseIndex | None,
         fusion: Fusion | None = None,
+        origin: Origin | None = None,
     ) -> None:
         if dense is None and sparse is None:
             raise InputError("An index needs a dense or a sparse part; got neither.")
@@ -63,6 +84,7 @@ class PassageIndex:
         self.dense = dense
         self.sparse = sparse
         self.fusion = fusion or fusion_for(dense.embedder if dense else None)
+        self.origin = origin or Origin()
 
     @classmethod
     def build(
@@ -73,22 +95,51 @@ class PassageIndex:
         embedder: str | Path | Embedder | None = DEFAULT_EMBEDDER,
         sparse: bool = True,
         fusion: Fusion | None = None,
+        paths: Iterable[str | os.PathLike[str]] = (),
+        told: Told = lambda what, done, total: None,
     ) -> PassageIndex:
         """Cut documents into passages of about `words` words and index them.
 
         fusion: how both rankings are joined, None for what suits the embedder. embedder None
-        leaves dense search out, sparse=False leaves BM25 out. Raises InputError where nothing is
-        left to search with or to search in, and the errors of `load_embedder`.
+        leaves dense search out, sparse=False leaves BM25 out. paths: what was read, recorded for
+        `upkeep.refresh`. told: hears how far it is. Raises InputError where nothing is left to
+        search with or to search in, and the errors of `load_embedder`.
         """
         documents = tuple(documents)
         passages = split_documents(documents, words)
         texts = [searched_text(documents[p.document], p) for p in passages]
+        dense = None
+        if embedder is not None:
+            dense = DenseIndex.build(texts, load_embedder(embedder), told=told)
+        told("indexing words", 0, len(texts))
         return cls(
             documents,
             passages,
-            dense=None if embedder is None else DenseIndex.build(texts, load_embedder(embedder)),
+            dense=dense,
             sparse=SparseIndex.build(texts) if sparse and texts else None,
             fusion=fusion,
+            origin=Origin(tuple(os.path.abspath(path) for path in paths), words=words),
+        )
+
+    def rebuilt(
+        self,
+        documents: Iterable[Document],
+        origin: Origin,
+        told: Told = lambda what, done, total: None,
+    ) -> PassageIndex:
+        """Return an index of other documents; what is the same in both is not embedded again."""
+        documents = tuple(documents)
+        passages = split_documents(documents, origin.words)
+        texts = [searched_text(documents[p.document], p) for p in passages]
+        dense = None
+        if self.dense is not None:
+            old = [searched_text(self.documents[p.document], p) for p in self.passages]
+            known = dict(zip(old, self.dense.vectors, strict=True))
+            dense = DenseIndex.build(texts, self.dense.embedder, known=known, told=told)
+        told("indexing words", 0, len(texts))
+        sparse = SparseIndex.build(texts) if self.sparse is not None and texts else None
+        return PassageIndex(
+            documents, passages, dense=dense, sparse=sparse, fusion=self.fusion, origin=origin
         )
 
     @property
@@ -140,17 +191,30 @@ class PassageIndex:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the index to a folder, as a whole or not at all; raises StoreError."""
+        contents = self.contents()
+        publish(
+            Path(path),
+            KIND,
+            self.write,
+            parameters=contents.parameters,
+            fingerprints=contents.fingerprints,
+        )
+
+    def contents(self) -> Contents:
+        """Return what the manifest of a saved index says of it."""
         parameters = {
             "documents": len(self.documents),
             "passages": len(self.passages),
             "embedder": self.dense.embedder.name if self.dense else None,
             "sparse": self.sparse is not None,
             "fusion": asdict(self.fusion),
+            "origin": asdict(self.origin),
         }
         fingerprints = {"embedder": self.dense.embedder.fingerprint} if self.dense else {}
-        publish(Path(path), KIND, self._write, parameters=parameters, fingerprints=fingerprints)
+        return Contents(parameters, fingerprints)
 
-    def _write(self, folder: Path) -> None:
+    def write(self, folder: Path) -> None:
+        """Write the files of the index into a folder, for `publish`."""
         write_lines(folder / "documents.jsonl", [asdict(document) for document in self.documents])
         spans = [[p.document, p.start, p.end] for p in self.passages]
         np.save(folder / "passages.npy", np.asarray(spans, np.int64), allow_pickle=False)
@@ -198,7 +262,8 @@ class PassageIndex:
             store.expect("embedder", model.fingerprint)
             dense = DenseIndex(np.load(store.file("vectors.npy"), allow_pickle=False), model)
         sparse = SparseIndex.load(store.path / "sparse") if parameters["sparse"] else None
-        return cls(documents, passages, dense=dense, sparse=sparse, fusion=fusion)
+        origin = Origin.of(parameters.get("origin", {}))
+        return cls(documents, passages, dense=dense, sparse=sparse, fusion=fusion, origin=origin)
 
 
 def fusion_for(embedder: Embedder | None) -> Fusion:

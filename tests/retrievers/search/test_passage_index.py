@@ -104,7 +104,7 @@ def test_file_made_by_somebody_else_under_a_right_manifest_is_refused(
     from ragspec.storage.store import publish
 
     def write(folder: Path) -> None:
-        index._write(folder)
+        index.write(folder)
         (folder / "documents.jsonl").write_text(json.dumps({"name": "x"}) + "\n")
 
     parameters: dict[str, object] = {"embedder": None, "sparse": True, "fusion": {}}

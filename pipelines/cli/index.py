@@ -1,0 +1,145 @@
+"""`ragspec index`: build an index of documents, and keep it as the documents are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from ragspec.errors import InputError
+from ragspec.pipelines.console import options as o
+from ragspec.pipelines.console.progress import progress
+from ragspec.pipelines.console.terminal import Terminal
+
+if TYPE_CHECKING:
+    from ragspec.retrievers.search.upkeep import Change
+
+LISTED = 8  # names that are shown of a change
+IndexArgument = Annotated[Path, typer.Argument(help="The index.", file_okay=False)]
+
+
+class IndexCommands(TyperGroup):
+    """Takes `ragspec index DOCS --out INDEX` for `ragspec index build DOCS --out INDEX`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the command in front where none is named."""
+        if args and args[0] not in (*self.commands, *o.HELP["help_option_names"]):
+            args = ["build", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(cls=IndexCommands, no_args_is_help=True, context_settings=o.HELP)
+
+
+@app.callback()
+def index() -> None:
+    """Documents read once, for `ragspec ask --index`: build, add, remove, refresh, info."""
+
+
+@app.command()
+def build(
+    paths: Annotated[list[Path], typer.Argument(help="Folders and files.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where the index is written.")],
+    embedder: o.EmbedderOption = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Put it in the place of the index that is there.")
+    ] = False,
+) -> None:
+    """Read documents into a new index; `ragspec index PATHS --out INDEX` is the same."""
+    from ragspec.pipelines.docqa.docqa import DocQA
+    from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER
+    from ragspec.storage.store import is_store
+
+    if is_store(out) and not replace:
+        raise InputError(
+            f"{out} is an index already; expected a new place. --replace puts the new one in its "
+            f"place; `ragspec index add {out} PATHS` adds to it."
+        )
+    if embedder is not None:  # the bundled one shows no bars, and transformers costs seconds
+        o.be_quiet()
+    terminal = Terminal()
+    with progress(terminal, "reading documents") as told:
+        qa = DocQA.from_documents(paths, embedder=embedder or DEFAULT_EMBEDDER, told=told)
+        qa.save(out)
+    for skipped in qa.skipped:
+        terminal.note(f"not read: {skipped.path} {skipped.reason}")
+    terminal.note(f"wrote {len(qa.documents)} documents to {out}")
+
+
+@app.command()
+def add(
+    index: IndexArgument,
+    paths: Annotated[list[Path], typer.Argument(help="Folders and files.")],
+    embedder: o.EmbedderOption = None,
+) -> None:
+    """Read more documents into an index; files that it holds are read again."""
+    from ragspec.retrievers.search import upkeep
+
+    _change(index, embedder, lambda **options: upkeep.add(index, paths, **options))
+
+
+@app.command()
+def remove(
+    index: IndexArgument,
+    names: Annotated[list[str], typer.Argument(help="Documents by name, files or folders.")],
+    embedder: o.EmbedderOption = None,
+) -> None:
+    """Take documents out of an index, also for later refreshes."""
+    from ragspec.retrievers.search import upkeep
+
+    _change(index, embedder, lambda **options: upkeep.remove(index, names, **options))
+
+
+@app.command()
+def refresh(index: IndexArgument, embedder: o.EmbedderOption = None) -> None:
+    """Read what has changed: new files come, changed ones are replaced, lost ones leave."""
+    from ragspec.retrievers.search import upkeep
+
+    _change(index, embedder, lambda **options: upkeep.refresh(index, **options))
+
+
+@app.command()
+def info(index: IndexArgument, json: o.JsonOption = False) -> None:
+    """Say what an index holds."""
+    from ragspec.retrievers.search.upkeep import described
+
+    terminal = Terminal(quiet=json)
+    found = described(index)
+    if json:
+        terminal.json(found)
+        return
+    terminal.line(
+        f"{len(found['documents'])} documents in {found['passages']} passages of about "
+        f"{found['words']} words, {found['bytes'] / 2**20:.1f} MiB"
+    )
+    parts = [f"meaning ({found['embedder']})"] if found["embedder"] else []
+    terminal.line(f"searched by {' and '.join([*parts, *['words'] * found['sparse']])}")
+    for path in found["paths"]:
+        terminal.line(f"read from {path}")
+    if found["removed"]:
+        terminal.line(f"{len(found['removed'])} of its files were removed and stay out")
+    rows = [[row["name"], row["title"], str(row["passages"])] for row in found["documents"]]
+    terminal.table("Documents", ["name", "title", ">passages"], rows)
+
+
+def _change(index: Path, embedder: str | None, change: Callable[..., Change]) -> None:
+    """Make a change to an index and say what became of it."""
+    if embedder is not None:
+        o.be_quiet()
+    terminal = Terminal()
+    with progress(terminal, "reading documents") as told:
+        done = change(embedder=embedder, told=told)
+    for skipped in done.skipped:
+        terminal.note(f"not read: {skipped.path} {skipped.reason}")
+    for what, names in (
+        ("added", done.added),
+        ("changed", done.changed),
+        ("removed", done.removed),
+    ):
+        if names:
+            more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+            terminal.note(f"{what} {len(names)}: {', '.join(names[:LISTED])}{more}")
+    terminal.note(f"{done.unchanged} documents unchanged" if done else "nothing has changed")

@@ -1,0 +1,70 @@
+"""`ragspec index`: built, grown, looked at, and never overwritten unasked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ragspec.pipelines.cli.app import main
+from ragspec.retrievers.search.passage_index import PassageIndex
+from tests.support.toy_embedder import make_embedder
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def made(tmp_path: Path, capsys: Capture) -> tuple[str, Path, str]:
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    (folder / "pets.txt").write_text("The cat is a pet. The dog is an animal.\n")
+    (folder / "photo.png").write_bytes(b"x")
+    embedder = str(make_embedder(tmp_path / "embedder"))
+    out = str(tmp_path / "pages.idx")
+    assert main(["index", str(folder), "--out", out, "--embedder", embedder]) == 0
+    err = capsys.readouterr().err
+    assert "wrote 1 documents" in err and "photo.png" in err
+    return out, folder, embedder
+
+
+def test_an_index_is_replaced_only_when_told(made: tuple[str, Path, str], capsys: Capture) -> None:
+    out, folder, embedder = made
+    again = ["index", "build", str(folder), "--out", out, "--embedder", embedder]
+    assert main(again) == 2
+    err = capsys.readouterr().err
+    assert "is an index already" in err and "--replace" in err and "ragspec index add" in err
+    assert main([*again, "--replace"]) == 0
+
+
+def test_documents_come_change_and_go(made: tuple[str, Path, str], capsys: Capture) -> None:
+    out, folder, _ = made
+    other = folder.parent / "rail.txt"
+    other.write_text("The train has a wheel.")
+    assert main(["index", "add", out, str(other)]) == 0
+    assert "added 1: rail.txt\n1 documents unchanged" in capsys.readouterr().err
+    (folder / "pets.txt").write_text("The cat sleeps.")
+    assert main(["index", "refresh", out]) == 0
+    assert "changed 1: pets.txt" in capsys.readouterr().err
+    assert main(["index", "refresh", out]) == 0
+    assert "nothing has changed" in capsys.readouterr().err
+    assert main(["index", "remove", out, "rail.txt"]) == 0
+    assert "removed 1: rail.txt" in capsys.readouterr().err
+    assert [each.name for each in PassageIndex.open(out).documents] == ["pets.txt"]
+    assert main(["index", "remove", out, "nothing.txt"]) == 2
+    assert "no document of the index" in capsys.readouterr().err
+
+
+def test_info_says_what_it_holds(made: tuple[str, Path, str], capsys: Capture) -> None:
+    out, folder, embedder = made
+    assert main(["index", "info", out]) == 0
+    shown = capsys.readouterr().out
+    assert "1 documents in 1 passages of about 105 words" in shown
+    assert "meaning" in shown and "words" in shown and str(folder) in shown
+    assert main(["index", "info", out, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["documents"][0]["name"] == "pets.txt" and found["embedder"] == embedder
+    assert found["paths"] == [str(folder)] and found["bytes"] > 100
+    assert main(["index", "info", str(folder)]) != 0
+    assert main(["index", "--help"]) == 0
+    assert "refresh" in capsys.readouterr().out

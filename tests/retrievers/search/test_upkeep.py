@@ -1,0 +1,230 @@
+"""An index that grows is the index that would be built afresh, whenever a process ends."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ragspec.errors import DocumentError, InputError, StoreError
+from ragspec.pipelines.docqa.docqa import DocQA
+from ragspec.retrievers.search import dense
+from ragspec.retrievers.search.dense import StaticEmbedder
+from ragspec.retrievers.search.documents import Document
+from ragspec.retrievers.search.passage_index import PassageIndex
+from ragspec.retrievers.search.upkeep import add, described, refresh, remove
+from tests.support.toy_embedder import make_embedder
+from tests.support.toy_pdf import pdf_of
+
+WORDS = [
+    "cat",
+    "dog",
+    "train",
+    "wheel",
+    "token",
+    "tree",
+    "draft",
+    "model",
+    "animal",
+    "pet",
+    "rail",
+    "target",
+]
+
+
+def text(seed: int, sentences: int = 30) -> str:
+    words = random.Random(seed)
+    return " ".join(f"The {' '.join(words.choices(WORDS, k=9))}." for _ in range(sentences))
+
+
+@pytest.fixture
+def embedder(tmp_path: Path) -> Path:
+    return make_embedder(tmp_path / "embedder")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "docs"
+    (made / "sub").mkdir(parents=True)
+    for number in range(4):
+        (made / f"{number}.txt").write_text(text(number))
+    (made / "sub" / "page.md").write_text(f"# Heading\n\n{text(9)}")
+    (made / "sub" / "paper.pdf").write_bytes(pdf_of("The cat and the dog.", "A train."))
+    return made
+
+
+def built(paths: Sequence[Path], out: Path, embedder: Path) -> Path:
+    DocQA.from_documents(paths, embedder=embedder).save(out)
+    return out
+
+
+def check_equal(grown: Path, fresh: Path) -> None:
+    one, other = PassageIndex.open(grown), PassageIndex.open(fresh)
+    assert one.documents == other.documents
+    assert one.passages == other.passages
+    assert one.dense is not None and other.dense is not None
+    assert np.array_equal(one.dense.vectors, other.dense.vectors)
+    for query in ("cat dog", "train wheel", "draft tree", "the model"):
+        assert one.search(query, 20) == other.search(query, 20)
+
+
+def test_a_refresh_is_a_rebuild_whatever_was_done_to_the_files(
+    folder: Path, embedder: Path, tmp_path: Path
+) -> None:
+    generator, index = random.Random(7), built([folder], tmp_path / "idx", embedder)
+    for turn in range(12):
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        for _ in range(generator.randrange(3)):
+            chosen = generator.choice(files)
+            what = generator.randrange(4)
+            if what == 0 and len(files) > 2 and chosen.exists():
+                chosen.unlink()
+            elif what == 1:
+                (folder / f"new{turn}.txt").write_text(text(100 + turn, generator.randrange(1, 40)))
+            elif what == 2 and chosen.suffix == ".txt" and chosen.exists():
+                chosen.write_text(chosen.read_text() + " " + text(200 + turn, 3))
+            elif chosen.exists():
+                os.utime(chosen)  # touched, and the same
+        change = refresh(index)
+        check_equal(index, built([folder], tmp_path / f"fresh{turn}", embedder))
+        assert not refresh(index)
+        assert change.unchanged + len(change.added) + len(change.changed) == len(
+            PassageIndex.open(index).documents
+        )
+
+
+def test_only_what_is_new_is_embedded_and_nothing_is_written_where_nothing_changed(
+    folder: Path, embedder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = built([folder], tmp_path / "idx", embedder)
+    embedded: list[str] = []
+    encode = StaticEmbedder.encode
+
+    def counted(self: StaticEmbedder, texts: Sequence[str], *, query: bool = False) -> dense.Floats:
+        embedded.extend(texts)
+        return encode(self, texts, query=query)
+
+    monkeypatch.setattr(StaticEmbedder, "encode", counted)
+    before = (index / "CURRENT").read_bytes()
+    change = refresh(index)
+    assert not change and change.unchanged == 6
+    assert not embedded and (index / "CURRENT").read_bytes() == before
+    (folder / "1.txt").write_text(text(1) + " One more sentence of a cat.")
+    (folder / "5.txt").write_text("A new animal.")
+    change = refresh(index)
+    assert change.changed == ("1.txt",) and change.added == ("5.txt",) and change.unchanged == 5
+    assert 0 < len(embedded) <= 2 and not any("2.txt" in each for each in embedded)
+
+
+def test_documents_come_and_go(folder: Path, embedder: Path, tmp_path: Path) -> None:
+    index = built([folder / "0.txt"], tmp_path / "idx", embedder)
+    change = add(index, [folder / "sub", folder / "1.txt"])
+    assert change.added == ("page.md", "paper.pdf", "1.txt") and change.unchanged == 1
+    check_equal(
+        index, built([folder / n for n in ("0.txt", "sub", "1.txt")], tmp_path / "a", embedder)
+    )
+    (folder / "1.txt").write_text("The dog alone.")
+    assert add(index, [folder / "1.txt"]).changed == ("1.txt",)
+    assert remove(index, ["page.md", folder / "1.txt"]).removed == ("page.md", "1.txt")
+    assert not refresh(index), "what was removed stays out"
+    assert described(index)["removed"] == [
+        str(folder / "sub" / "page.md"),
+        str(folder / "1.txt"),
+    ]
+    assert add(index, [folder / "sub"]).added == ("page.md",), "until it is added again"
+    assert set(remove(index, [folder / "sub"]).removed) == {"page.md", "paper.pdf"}
+    with pytest.raises(InputError, match="nothing to search in"):
+        remove(index, ["0.txt"])
+    with pytest.raises(InputError, match=r"no document of the index.* Did you mean '0.txt'"):
+        remove(index, ["0.tx"])
+
+
+def test_a_missing_folder_takes_nothing_out(folder: Path, embedder: Path, tmp_path: Path) -> None:
+    index = built([folder], tmp_path / "idx", embedder)
+    folder.rename(tmp_path / "elsewhere")
+    with pytest.raises(DocumentError, match="is missing"):
+        refresh(index)
+    assert len(PassageIndex.open(index).documents) == 6
+    folder.mkdir()
+    with pytest.raises(DocumentError, match="holds no usable text"):
+        refresh(index)
+    assert len(PassageIndex.open(index).documents) == 6
+    for wrong in (tmp_path / "nowhere", tmp_path / "elsewhere"):
+        with pytest.raises(StoreError):
+            refresh(wrong)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_an_index_of_before_and_of_texts_alone(embedder: Path, tmp_path: Path) -> None:
+    documents = [Document("a", "A", text(1)), Document("b", "B", text(2))]
+    index = PassageIndex.build(documents, embedder=embedder)
+    index.save(tmp_path / "idx")
+    (tmp_path / "c.txt").write_text(text(3))
+    assert add(tmp_path / "idx", [tmp_path / "c.txt"]).added == ("c.txt",)
+    assert not refresh(tmp_path / "idx"), "documents that came from no file stay"
+    assert [each.name for each in PassageIndex.open(tmp_path / "idx").documents] == [
+        "a",
+        "b",
+        "c.txt",
+    ]
+
+
+def test_an_index_without_a_dense_part_grows(folder: Path, tmp_path: Path) -> None:
+    DocQA.from_documents([folder / "0.txt"], embedder=None).save(tmp_path / "idx")
+    add(tmp_path / "idx", [folder / "1.txt"])
+    index = PassageIndex.open(tmp_path / "idx")
+    assert index.mode == "sparse" and len(index.documents) == 2
+    DocQA.from_documents([folder / "0.txt"], embedder=None, words=40).save(tmp_path / "short")
+    add(tmp_path / "short", [folder / "1.txt"])
+    assert described(tmp_path / "short")["words"] == 40
+    sizes = [len(p.text.split()) for p in PassageIndex.open(tmp_path / "short").passages]
+    assert max(sizes) <= 40
+
+
+def test_progress_is_told_with_counts(folder: Path, embedder: Path, tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    hear: Callable[[str, int, int], None] = lambda *given: told.append(given)  # noqa: E731
+    DocQA.from_documents(folder, embedder=embedder, told=hear).save(tmp_path / "idx")
+    assert ("reading documents", 5, 6) in told
+    assert [what for what, _, _ in told][-2:] == ["embedding passages", "indexing words"]
+    assert all(done <= total for _, done, total in told)
+
+
+KILLED = """
+import sys
+from ragspec.retrievers.search.upkeep import refresh
+print("begun", flush=True)
+refresh(sys.argv[1])
+"""
+
+
+def test_a_refresh_that_is_killed_leaves_the_old_index_or_the_new(
+    folder: Path, embedder: Path, tmp_path: Path
+) -> None:
+    index = built([folder], tmp_path / "idx", embedder)
+    delays = random.Random(1)
+    for turn in range(8):
+        (folder / "grown.txt").write_text(text(turn, 400))
+        process = subprocess.Popen(
+            [sys.executable, "-c", KILLED, str(index)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(delays.random() * 0.25)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        found = {each.name: each.text for each in PassageIndex.open(index).documents}
+        grown = found.pop("grown.txt", "")
+        assert len(found) == 6
+        assert grown in {"", *(text(each, 400) for each in range(turn + 1))}
+    refresh(index)
+    check_equal(index, built([folder], tmp_path / "fresh", embedder))
