@@ -98,6 +98,8 @@ def open_sources(
     tokenizer, model: what the stores must fit. scope: see `Sources`. Raises InputError for one that
     no store keeps, and for one where there is no store.
     """
+    if corpus is None and history is None and scope == GLOBAL:
+        return Sources(None, None, draft_model, scope)  # without the second of importing stores
     from ragspec.retrievers.corpus.index import CorpusIndex, checked_scope
 
     if checked_scope(scope) != GLOBAL and corpus is None and history is None:
