@@ -5,7 +5,7 @@
     python3 dev.py lint           ruff check, ruff format --check, mypy --strict
     python3 dev.py test           lint, the wheel in a clean environment, and every test
     python3 dev.py test -k tree   pytest alone, with these arguments
-    python3 dev.py demo [...]     `python -m ragspec demo` on the bundled models and documents
+    python3 dev.py demo [...]     `python -m ragspec demo` over the bundled documents
 
 Every command sets up first; a second run sees the stamp in .venv and installs nothing.
 """
@@ -222,7 +222,7 @@ def command(name: str, arguments: list[str]) -> int:
     if name == "setup":
         return 0
     if name == "demo":
-        return run(PYTHON, "-m", "ragspec", "demo", *arguments)
+        return run(PYTHON, "-m", "ragspec", "demo", "--fetch", *arguments)
     if name == "lint":
         return run_stages(LINT)
     return run_stages({"pytest": lambda: pytest(arguments)} if arguments else EVERYTHING)

@@ -30,6 +30,7 @@ from ragspec.pipelines.docqa.wording import (
     wording,
 )
 from ragspec.retrievers.search.fusion import Hit
+from ragspec.sampling.repetition import EndRepetition, repeats
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
@@ -84,6 +85,11 @@ class Reply:
     def cut(self) -> bool:
         """Whether it ended at the limit of tokens."""
         return self.generation.finish_reason == "length"
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it was ended because it said the same again and again."""
+        return repeats(self.generation.tokens)
 
 
 class Conversation:
@@ -149,6 +155,7 @@ class Conversation:
             "max_new_tokens": max_new_tokens,
             "spans": prompt.spans,
             "kept": self._kept,
+            "stopping_criteria": [EndRepetition(len(prompt.token_ids))],
         }
         pieces = self.engine.stream(list(prompt.token_ids), sampling, **options)
         found: Generation = drain(pieces, stream or (lambda piece: None))

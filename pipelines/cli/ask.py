@@ -271,15 +271,7 @@ def _show_to_people(
         terminal.line()
     else:
         _show_coloured(result, engine, terminal)
-    for number, citation in enumerate(result.fields.get("citations", ()), 1):
-        terminal.note(f"  quotation {number}: {citation['document']}, {citation['place']}")
-    if result.fields.get("left_out"):
-        shown, left = len(result.fields["passages"]), result.fields["left_out"]
-        terminal.note(f"{shown} of {shown + left} passages fit the model's context; the last left")
-    if not result.fields.get("supported", True):
-        terminal.note("nothing in your documents was quoted: check this answer yourself", "bold")
-    if result.generation.finish_reason == "length" and "citations" in result.fields:
-        terminal.note("cut at the limit of tokens; --max-new-tokens sets it")
+    _say_what_it_rests_on(result, terminal)
     if result.generation.finish_reason == "cancelled":
         terminal.note("interrupted; this is what was written")
     elif asking.compare and compared is None and result.generation.tokens:
@@ -287,6 +279,21 @@ def _show_to_people(
     terminal.note(result.report.summary())
     if compared is not None:
         terminal.note(compared.summary(), "bold")
+
+
+def _say_what_it_rests_on(result: Result, terminal: Terminal) -> None:
+    """Name the quotations of an answer, what it lacks, and why it ended; of other texts nothing."""
+    for number, citation in enumerate(result.fields.get("citations", ()), 1):
+        terminal.note(f"  quotation {number}: {citation['document']}, {citation['place']}")
+    if result.fields.get("left_out"):
+        shown, left = len(result.fields["passages"]), result.fields["left_out"]
+        terminal.note(f"{shown} of {shown + left} passages fit the model's context; the last left")
+    if not result.fields.get("supported", True):
+        terminal.note("nothing in your documents was quoted: check this answer yourself", "bold")
+    if result.fields.get("repeats"):
+        terminal.note("ended: it began to repeat itself", "bold")
+    if result.generation.finish_reason == "length" and "citations" in result.fields:
+        terminal.note("cut at the limit of tokens; --max-new-tokens sets it")
 
 
 def _show_coloured(result: Result, engine: Engine, terminal: Terminal) -> None:

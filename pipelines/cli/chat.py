@@ -181,6 +181,8 @@ def answer(said: str, talk: Talk) -> None:
         terminal.note(f"the model was not asked: {reply.refused}", "bold")
     elif talk.conversation.documents is not None and not reply.supported:
         terminal.note("nothing in your documents was quoted: check this answer yourself", "bold")
+    if reply.repeats:
+        terminal.note("ended: it began to repeat itself", "bold")
     if reply.cut:
         terminal.note("cut at the limit of tokens; --max-new-tokens sets it")
     if reply.generation.finish_reason == "cancelled":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ragspec.pipelines.console.terminal import Terminal
     from ragspec.pipelines.docqa.docqa import Answer, DocQA
 
+REAL = "smollm2"
 QUESTIONS = "questions.jsonl"
 WARM_UP_TOKENS = 8
 LOOPING = 0.2  # share of tokens inside loops from which on an answer counts as looping
@@ -97,23 +98,32 @@ def _median(ratios: Iterable[float | None]) -> float:
 
 
 def run_demo(
-    docs: Path | None, out: Path, count: int, model: str, terminal: Terminal, as_json: bool
+    docs: Path | None,
+    out: Path,
+    count: int,
+    model: str | None,
+    terminal: Terminal,
+    as_json: bool,
+    *,
+    fetch: bool = False,
 ) -> None:
     """Ask, compare, show the table and write the page.
 
-    Raises InputError without questions or where the page cannot be written, UnequalTextError where
-    a text differs.
+    model, fetch: see `chosen_model`. Raises InputError without questions or where the page cannot
+    be written, UnequalTextError where a text differs.
     """
     from ragspec.pipelines.console.options import checked_output
     from ragspec.pipelines.docqa.docqa import DocQA
 
     checked_output(out)
     folder = docs or guide()
+    name = chosen_model(model, fetch, terminal)
     with terminal.working("loading the model and reading the documents"):
-        engine = demo_engine(model)
+        engine = demo_engine(name)
         qa = DocQA.from_documents(folder, engine=engine)
         questions = questions_of(folder, qa)[:count]
-    items = list(_shown(ask_all(qa, questions), len(questions), terminal))
+    show = None if as_json else terminal.piece
+    items = list(_shown(ask_all(qa, questions, show), terminal))
     summary = Summary.of(items)
     if as_json:
         terminal.json({"summary": asdict(summary), "items": [item.to_dict() for item in items]})
@@ -122,6 +132,30 @@ def run_demo(
     write_report(items, summary, folder, qa, out)  # last: a full disk must not cost the figures
     terminal.note(f"wrote {out}")
     refuse_unequal(items)
+
+
+def chosen_model(model: str | None, fetch: bool, terminal: Terminal) -> str:
+    """Return the model to demonstrate with: the one that is named, else the real one if it is here.
+
+    fetch: get it where it is not. Without it the bundled starter stands in, and is said to.
+    """
+    from ragspec.models.fetch import fetch as get
+    from ragspec.models.published import kept
+
+    if model is not None:
+        return model
+    if (kept(REAL) / "config.json").is_file():
+        return REAL
+    missing = f"{REAL} is not here; `ragspec models get {REAL}` fetches it"
+    if fetch:
+        try:
+            get(REAL, note=terminal.note)
+            return REAL
+        except RagspecError as error:
+            missing = f"{REAL} cannot be had: {error}"
+    terminal.note(missing)
+    terminal.note("the bundled starter model answers: small, and able to quote rather than to talk")
+    return "starter"
 
 
 def guide() -> Path:
@@ -162,8 +196,13 @@ def questions_of(folder: Path, qa: DocQA) -> list[str]:
     return found
 
 
-def ask_all(qa: DocQA, questions: Sequence[str]) -> Iterator[Item]:
-    """Yield each question answered with speculation and compared with plain decoding."""
+def ask_all(
+    qa: DocQA, questions: Sequence[str], show: Callable[[str], None] | None = None
+) -> Iterator[Item]:
+    """Yield each question answered with speculation and compared with plain decoding.
+
+    show: called with the pieces of the speculative answers as they come.
+    """
     from ragspec.pipelines.cli.ask import over
     from ragspec.pipelines.cli.compare import compare, plain_engine
     from ragspec.sampling.settings import Sampling
@@ -174,22 +213,32 @@ def ask_all(qa: DocQA, questions: Sequence[str]) -> Iterator[Item]:
         asked.ask(questions[0], sampling, max_new_tokens=WARM_UP_TOKENS, refuse=False)
     for number, question in enumerate(questions):
         pair = (plain_qa, qa) if number % 2 == 0 else (qa, plain_qa)
-        answers = {id(asked): asked.ask(question, sampling, refuse=False) for asked in pair}
+        if show is not None:
+            show(f"\n{number + 1}/{len(questions)} {question}\n")
+        answers = {
+            id(asked): asked.ask(
+                question, sampling, refuse=False, stream=show if asked is qa else None
+            )
+            for asked in pair
+        }
+        if show is not None:
+            show("\n")
         plain, answer = answers[id(plain_qa)], answers[id(qa)]
         compared = compare(qa.engine, answer.generation, plain.generation, sampling)
         yield Item(question, answer, compared)
 
 
-def _shown(items: Iterator[Item], total: int, terminal: Terminal) -> Iterator[Item]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    hidden = terminal.quiet or not terminal.err.is_terminal
-    with Progress(*columns, console=terminal.err, transient=True, disable=hidden) as progress:
-        task = progress.add_task("asking, plain and speculative", total=total)
-        for item in items:
-            progress.advance(task)
-            yield item
+def _shown(items: Iterator[Item], terminal: Terminal) -> Iterator[Item]:
+    """Say of every answer what it rests on and how long both ways took."""
+    for item in items:
+        for citation in item.answer.citations:
+            terminal.note(f"  from {citation.document}, {citation.place}")
+        took = item.compared
+        terminal.note(
+            f"  {took.seconds_plain:.1f} s plain, {took.seconds:.1f} s speculative, "
+            f"texts {'equal' if took.equal else 'DIFFERENT'}"
+        )
+        yield item
 
 
 def show_table(items: Sequence[Item], summary: Summary, terminal: Terminal) -> None:

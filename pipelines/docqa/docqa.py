@@ -21,6 +21,7 @@ from ragspec.retrievers.search.fusion import Hit, Retriever, SearchFunction, as_
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.search.passages import WORDS
 from ragspec.retrievers.search.support import LEAST_COVERAGE
+from ragspec.sampling.repetition import EndRepetition, repeats
 from ragspec.storage.manifest import Verify
 
 if TYPE_CHECKING:
@@ -68,6 +69,11 @@ class Answer:
         """Whether it ended at the limit of tokens, and not by itself."""
         return self.generation.finish_reason == "length"
 
+    @property
+    def repeats(self) -> bool:
+        """Whether it was ended because it said the same again and again."""
+        return repeats(self.generation.tokens)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as JSON types."""
         return {
@@ -77,6 +83,7 @@ class Answer:
             "short_answer": self.short,
             "supported": self.supported,
             "cut": self.cut,
+            "repeats": self.repeats,
             "refused": self.refused,
             "left_out": len(self.prompt.left_out),
             "citations": [asdict(citation) for citation in self.citations],
@@ -259,6 +266,7 @@ class DocQA:
         milliseconds = (time.perf_counter() - began) * 1000
         options = {
             "stop": asked.stop,
+            "stopping_criteria": [EndRepetition(len(made.token_ids))],
             **options,
             "max_new_tokens": max_new_tokens,
             "spans": made.spans,
