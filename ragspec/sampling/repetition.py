@@ -11,7 +11,7 @@ ROUNDS, LEAST, LONGEST = 3, 24, 96  # times that something stands in a row; its 
 
 
 def repeats(tokens: Sequence[int]) -> bool:
-    """Tell whether a text ends with a cycle of at most 96 tokens: three rounds, 24 tokens in all."""
+    """Tell whether a text ends with a cycle of at most 96 tokens, three rounds or more of it."""
     last = len(tokens) - 1
     for period in range(1, min(LONGEST, len(tokens) // ROUNDS) + 1):
         if tokens[last] != tokens[last - period]:
