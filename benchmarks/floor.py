@@ -24,7 +24,7 @@ from typing import Any
 
 from ragspec.engine.engine import Engine
 from ragspec.models.load import load_model
-from ragspec.pipelines.bench.prompts import FREE_TEMPERATURE
+from ragspec.pipelines.bench.prompts import FREE_TEMPERATURE, turn_ids
 from ragspec.pipelines.console.options import be_quiet
 from ragspec.sampling.settings import Sampling
 
@@ -38,7 +38,7 @@ def questions(folder: Path, tokenizer: Any, most: int) -> list[list[int]]:
     with (folder / "spec_bench" / "question_dev.jsonl").open(encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     asked = [row["turns"][0] for row in rows if row["category"] in ASKED][:most]
-    return [_turn(tokenizer, text) for text in asked]
+    return [turn_ids(tokenizer, text) for text in asked]
 
 
 def summaries(folder: Path, tokenizer: Any, lengths: Sequence[int], most: int) -> list[list[int]]:
@@ -48,15 +48,8 @@ def summaries(folder: Path, tokenizer: Any, lengths: Sequence[int], most: int) -
         with gzip.open(path, "rt", encoding="utf-8") as file:
             ids = tokenizer.encode(file.read(60_000), add_special_tokens=False)
         texts = (tokenizer.decode(ids[2000 : 2000 + length]) for length in lengths)
-        found += [_turn(tokenizer, f"{text}\n\nSummarize the text above.") for text in texts]
+        found += [turn_ids(tokenizer, f"{text}\n\nSummarize the text above.") for text in texts]
     return found
-
-
-def _turn(tokenizer: Any, text: str) -> list[int]:
-    if tokenizer.chat_template is None:
-        return list(tokenizer.encode(text))
-    message = [{"role": "user", "content": text}]
-    return list(tokenizer.apply_chat_template(message, add_generation_prompt=True)["input_ids"])
 
 
 def measure(

@@ -4,11 +4,12 @@
 
 DIR holds docqa/documents.jsonl.gz, docqa/items.jsonl, longdocs/, spec_bench/question_dev.jsonl and
 lm/valid.jsonl.gz. Categories: docqa (prompts by DocQA's own search over all documents), quotation
-(from a long document, of which the prompt holds about 1,500 tokens), code (functions of the
-interpreter's own library, cut in the middle), Spec-Bench's summarization, rag, qa, math,
-translation and chat (MT-Bench's categories together), and free text. All but docqa write a fixed
-number of new tokens; code and Spec-Bench are sampled, as free text is, since small models loop when
-greedy (--temperature 0 for large ones). See `pipelines.bench.text` for how runs are compared.
+(from a long document, of which the prompt holds about 1,500 tokens), edits (a text again, with one
+word changed), code (functions of the interpreter's own library, cut in the middle), Spec-Bench's
+summarization, rag, qa, math, translation and chat (MT-Bench's categories together), and free text.
+All but docqa and edits write a fixed number of new tokens; code and Spec-Bench are sampled, as free
+text is, since small models loop when greedy (--temperature 0 for large ones). See
+`pipelines.bench.text` for how runs are compared.
 """
 
 from __future__ import annotations
@@ -41,9 +42,11 @@ from ragspec.pipelines.bench.table import make_table
 from ragspec.pipelines.bench.tasks import (
     CODE,
     CONTEXT_TOKENS,
+    EDITS,
     QUOTATION,
     QuoteTask,
     code_items,
+    edit_items,
     library_files,
     quotation_items,
 )
@@ -84,6 +87,13 @@ def free(data: Path, tokenizer: Any, count: int) -> list[BenchItem]:
     return free_items(tokenizer, [(row["id"], row["text"]) for row in rows[::step]])[:count]
 
 
+def edits(data: Path, tokenizer: Any, count: int) -> list[BenchItem]:
+    """Return pieces of unseen documentation to be written again with a word changed."""
+    rows = [row for row in read_lines(data / "lm" / "valid.jsonl.gz") if row["kind"] == "docs"]
+    step = max(1, len(rows) // (2 * count))  # not every piece has a word to change
+    return edit_items(tokenizer, [(row["id"], row["text"]) for row in rows[::step]], count)
+
+
 def long_documents(data: Path) -> dict[str, Document]:
     """Return the long documents by name."""
     found = {}
@@ -119,6 +129,7 @@ def collect(
     makers = {
         DOCQA: lambda: docqa(data, engine, top_k=3),
         QUOTATION: lambda: quotations(data, tokenizer, items, room),
+        EDITS: lambda: edits(data, tokenizer, items),
         CODE: lambda: code_items(tokenizer, library_files(), items, room // 2),
         FREE: lambda: free(data, tokenizer, items),
     }
@@ -128,7 +139,7 @@ def collect(
     spec = data / "spec_bench" / "question_dev.jsonl"
     if not wanted or set(wanted) - set(makers):
         found += read_items(spec, tokenizer, engine.target.max_length)
-    greedy = (DOCQA, QUOTATION)
+    greedy = (DOCQA, QUOTATION, EDITS)
     found = [
         item if item.category in greedy else replace(item, temperature=temperature)
         for item in found

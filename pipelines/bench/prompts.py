@@ -133,10 +133,18 @@ def _item(line: str, where: str, tokenizer: Any, room: int | None) -> BenchItem:
             f"{where}: cannot be read ({error!r}); expected a JSON object with id, category and "
             "prompt, or a Spec-Bench row with question_id, category and turns"
         ) from error
-    ids = tokenizer(text)["input_ids"]
+    ids = turn_ids(tokenizer, text)
     if room is not None:
         ids = ids[-max(1, room - FIXED_NEW_TOKENS) :]
     return BenchItem(name, category, tuple(ids), FIXED_NEW_TOKENS, fixed=True, extra=row)
+
+
+def turn_ids(tokenizer: Any, text: str) -> list[int]:
+    """Return a user's turn as a chat model reads it, for other models the text itself."""
+    if getattr(tokenizer, "chat_template", None) is None:
+        return list(tokenizer(text)["input_ids"])
+    message = [{"role": "user", "content": text}]
+    return list(tokenizer.apply_chat_template(message, add_generation_prompt=True)["input_ids"])
 
 
 def by_category(items: Sequence[BenchItem]) -> dict[str, list[BenchItem]]:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import ast
+import re
 import sysconfig
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ragspec.pipelines.bench.prompts import FIXED_NEW_TOKENS, BenchItem
+from ragspec.pipelines.bench.prompts import FIXED_NEW_TOKENS, BenchItem, turn_ids
 from ragspec.pipelines.docqa.prompt import Prompt, render
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit
-from ragspec.retrievers.search.passages import Passage
+from ragspec.retrievers.search.passages import Passage, split_document
 
 QUOTATION = "quotation"
 CODE = "code"
+EDITS = "edits"
+EDIT = 'Write the text below again, word for word, but put "{new}" for "{word}".\n\n{text}'
+NEW_WORD, LONG_WORD, NEW_TOKENS = "lantern", re.compile(r"[A-Za-z]{6,}"), 160
 CONTEXT_TOKENS = 1500
 _CHARS_A_TOKEN = 8  # more than any tokenizer needs for prose: what is too long is cut afterwards
 _FEWEST_LINES = 12
@@ -108,6 +113,29 @@ def quotation_items(
         ids = (*prompt.token_ids[start:end], *plain_ids(tokenizer, f"\n\n{task.cue}"))
         spans = ((0, end - start, 0, 0),)
         items.append(BenchItem(task.id, QUOTATION, ids, FIXED_NEW_TOKENS, True, spans=spans))
+    return items
+
+
+def edit_items(
+    tokenizer: Any, texts: Iterable[tuple[str, str]], count: int, words: int = 90
+) -> list[BenchItem]:
+    """Return items that ask for a text again with one word changed throughout.
+
+    texts: (id, text); of each the first piece of about `words` words that has a long word twice.
+    Greedy: what is asked for is a copy.
+    """
+    items: list[BenchItem] = []
+    for name, text in texts:
+        for passage in split_document(Document(name, name, text), words=words):
+            seen = Counter(word.lower() for word in LONG_WORD.findall(passage.text))
+            twice = [word for word, times in seen.items() if times > 1]
+            if twice:
+                asked = EDIT.format(word=twice[0], new=NEW_WORD, text=passage.text)
+                ids = tuple(turn_ids(tokenizer, asked))
+                items.append(BenchItem(name, EDITS, ids, NEW_TOKENS))
+                break
+        if len(items) == count:
+            break
     return items
 
 

@@ -12,6 +12,7 @@ from ragspec.pipelines.bench.tasks import (
     QuoteTask,
     code_items,
     cut_in_function,
+    edit_items,
     library_files,
     quotation,
     quotation_items,
@@ -104,3 +105,19 @@ def test_the_library_of_the_interpreter_is_there() -> None:
     assert not [path for path in files if "site-packages" in path.parts or "test" in path.parts]
     items = code_items(tiny.tokenizer(), files, 3)
     assert len({item.id for item in items}) == 3
+
+
+def test_edits_ask_for_a_text_again_with_a_word_of_it_changed() -> None:
+    texts = [
+        ("none", "All words are short here."),
+        ("twice", "The garden is green. A garden is a place."),
+        ("more", "Nothing comes back. Nothing at all."),
+    ]
+    tokenizer = tiny.tokenizer(chat=True)
+    items = edit_items(tokenizer, texts, 2)
+    assert [item.id for item in items] == ["twice", "more"]
+    shown = tokenizer.decode(list(items[0].prompt))
+    assert 'put "lantern" for "garden"' in shown and texts[1][1] in shown
+    assert shown.startswith("<user> ") and shown.endswith("<assistant> ")
+    assert not items[0].fixed and items[0].temperature == 0.0
+    assert len(edit_items(tokenizer, texts, 1)) == 1
