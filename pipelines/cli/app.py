@@ -139,6 +139,9 @@ def ask(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to write.")] = 160,
     device: o.DeviceOption = "auto",
     dtype: o.DtypeOption = "auto",
+    device_map: o.DeviceMapOption = None,
+    adapter: o.AdapterOption = None,
+    quantize: o.QuantizeOption = None,
     json: o.JsonOption = False,
     compare: o.CompareOption = False,
     trace: o.TraceOption = None,
@@ -155,7 +158,10 @@ def ask(
         )
     asking = Asking(
         engine=o.EngineOptions(
-            *(model, draft_model, drafter, budget, device, dtype, store, history, scope)
+            *(model, draft_model, drafter, budget, device, dtype, store, history, scope),
+            device_map=device_map,
+            adapter=adapter,
+            quantize=quantize,
         ),
         sampling=o.sampling_of(temperature, top_p, top_k, seed),
         max_new_tokens=max_new_tokens,
@@ -203,6 +209,9 @@ def generate(
     ] = None,
     device: o.DeviceOption = "auto",
     dtype: o.DtypeOption = "auto",
+    device_map: o.DeviceMapOption = None,
+    adapter: o.AdapterOption = None,
+    quantize: o.QuantizeOption = None,
     json: o.JsonOption = False,
     compare: o.CompareOption = False,
     trace: o.TraceOption = None,
@@ -214,7 +223,10 @@ def generate(
 
     asking = Asking(
         engine=o.EngineOptions(
-            *(model, draft_model, drafter, budget, device, dtype, store, history, scope)
+            *(model, draft_model, drafter, budget, device, dtype, store, history, scope),
+            device_map=device_map,
+            adapter=adapter,
+            quantize=quantize,
         ),
         sampling=o.sampling_of(temperature, top_p, top_k, seed),
         max_new_tokens=max_new_tokens,

@@ -54,10 +54,18 @@ def chat(
     ] = NEW_TOKENS,
     device: o.DeviceOption = "auto",
     dtype: o.DtypeOption = "auto",
+    device_map: o.DeviceMapOption = None,
+    adapter: o.AdapterOption = None,
+    quantize: o.QuantizeOption = None,
 ) -> None:
     """Talk with a chat model; what was read of the conversation is not read again."""
     asking = Asking(
-        engine=o.EngineOptions(model, draft_model, drafter, budget, device, dtype),
+        engine=o.EngineOptions(
+            *(model, draft_model, drafter, budget, device, dtype),
+            device_map=device_map,
+            adapter=adapter,
+            quantize=quantize,
+        ),
         sampling=o.sampling_of(temperature, top_p, top_k, seed),
         max_new_tokens=max_new_tokens,
         system=system,

@@ -38,6 +38,15 @@ EmbedderOption = Annotated[
 ]
 BudgetOption = Annotated[str, typer.Option(help="Draft nodes a step: auto, or a number.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, or an accelerator.")]
+DeviceMapOption = Annotated[
+    str | None, typer.Option(help="Spread a large model over devices: auto, balanced.")
+]
+AdapterOption = Annotated[
+    Path | None, typer.Option(help="The folder of an adapter that peft saved.", file_okay=False)
+]
+QuantizeOption = Annotated[
+    str | None, typer.Option(help="Keep the weights in fewer bits: int8 (weight-only).")
+]
 DtypeOption = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")]
 TemperatureOption = Annotated[
     float, typer.Option("--temperature", "-t", help="0 always takes the most probable token.")
@@ -101,6 +110,9 @@ class EngineOptions:
     store: Path | None = None
     history: Path | None = None
     scope: str = "global"
+    device_map: str | None = None
+    adapter: Path | None = None
+    quantize: str | None = None
 
     def engine(self) -> Engine:
         """Load the models and open the stores.
@@ -114,7 +126,14 @@ class EngineOptions:
         from ragspec.pipelines.methods import compose, drafts_with_model, open_sources
 
         be_quiet()
-        model, tokenizer = load_model(self.model, self.device, self.dtype)
+        model, tokenizer = load_model(
+            self.model,
+            self.device,
+            self.dtype,
+            device_map=self.device_map,
+            adapter=self.adapter,
+            quantize=self.quantize,
+        )
         sources = open_sources(
             self.store, self.history, tokenizer=tokenizer, model=model, scope=self.scope
         )

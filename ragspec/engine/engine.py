@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Unpack
@@ -83,14 +83,20 @@ class Engine:
         budget: str | int | BudgetPolicy = "auto",
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "auto",
+        *,
+        device_map: str | Mapping[str, Any] | None = None,
+        adapter: str | Path | None = None,
+        quantize: str | None = None,
         **options: Any,
     ) -> Engine:
         """Return an engine over a model found by path or name; see `Engine` for the rest.
 
-        "starter" and "starter-draft" are the bundled models. Raises ModelNotFoundError with the
-        places that were tried.
+        "starter" and "starter-draft" are the bundled models. device_map, adapter, quantize: see
+        `load_model`. Raises ModelNotFoundError with the places that were tried.
         """
-        loaded, tokenizer = load_model(model, device, dtype)
+        loaded, tokenizer = load_model(
+            model, device, dtype, device_map=device_map, adapter=adapter, quantize=quantize
+        )
         if isinstance(draft_model, (str, Path)):
             draft_model = load_model(draft_model, device, dtype)
         return cls(loaded, tokenizer, drafter, draft_model, budget, **options)

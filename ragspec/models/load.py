@@ -2,40 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ragspec.errors import MissingExtraError, ModelError, UnsupportedModelError
+from ragspec.errors import InputError, MissingExtraError, ModelError, UnsupportedModelError
 from ragspec.models.device import pick_device, pick_dtype
 from ragspec.models.resolve import resolve_model
 from ragspec.models.supported import check_config
+from ragspec.models.variants import quantized, with_adapter
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
 def load_model(
-    name: str | Path, device: str | torch.device = "auto", dtype: str | torch.dtype = "auto"
+    name: str | Path,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "auto",
+    *,
+    device_map: str | Mapping[str, Any] | None = None,
+    adapter: str | Path | None = None,
+    quantize: str | None = None,
 ) -> tuple[Any, Any]:
     """Return (model, tokenizer) of a path or name, in eval mode on the device.
 
     A GGUF file is dequantised: its weights take as much memory as those of any model of that
-    dtype. The tokenizer is None where the folder holds none. Raises ModelNotFoundError,
-    UnsupportedModelError, ModelError, MissingExtraError for a GGUF file without the package that
-    reads it, and InputError for a device or dtype that cannot be had.
+    dtype. The tokenizer is None where the folder holds none. device_map: spreads the layers, as
+    accelerate does ("auto", "balanced", or by module); then there is no one device. adapter,
+    quantize: see `with_adapter` and `quantized`. Raises ModelNotFoundError, UnsupportedModelError,
+    ModelError, MissingExtraError for a package that is not installed, and InputError for a device
+    or dtype that cannot be had.
     """
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     found = resolve_model(name)
+    if device_map is not None and device != "auto":
+        raise InputError(
+            f"got a device ({device}) and a device map ({device_map}); expected one of them."
+        )
     place = pick_device(device)
     numbers = pick_dtype(dtype, place)
     source: dict[str, Any] = {"local_files_only": True}
     if found.file is not None:
         check_gguf(name)
         source["gguf_file"] = found.file
+    spread = {} if device_map is None else {"device_map": device_map}
     try:
         check_config(AutoConfig.from_pretrained(found.folder, **source))
         model, info = AutoModelForCausalLM.from_pretrained(
@@ -43,6 +58,7 @@ def load_model(
             dtype=numbers,
             output_loading_info=True,
             **source,
+            **spread,
             **(_dequantised() if found.file is not None else {}),
         )
     except UnsupportedModelError:
@@ -68,7 +84,10 @@ def load_model(
                 f"{error}. Expected the files that save_pretrained writes; copy them again."
             ) from error
         tokenizer = None
-    return model.to(place).eval(), tokenizer
+    model = model.eval() if spread else model.to(place).eval()
+    if adapter is not None:
+        model = with_adapter(model, adapter)
+    return model if quantize is None else quantized(model, quantize), tokenizer
 
 
 def _dequantised() -> dict[str, Any]:
