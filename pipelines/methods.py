@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ragspec.drafters.base import Drafter
 from ragspec.drafters.method import GLOBAL, Drafters, Sources, build, listed
-from ragspec.errors import InputError, UnknownNameError
+from ragspec.errors import InputError, ModelNotFoundError, UnknownNameError
 from ragspec.registry import unknown
 
 if TYPE_CHECKING:
@@ -68,6 +68,11 @@ def compose(drafter: str | Sequence[str] | None, sources: Sources, model: Any = 
     known = listed()
     for name in names:
         if name not in known and not Path(name).is_dir():
+            if Path(name).name != name:
+                raise ModelNotFoundError(
+                    f"got no head in {name}: there is no such folder; expected one that `ragspec "
+                    "train-head` wrote, or a name that `ragspec drafters` lists."
+                )
             others = ["none", *known] if len(names) == 1 else known
             raise UnknownNameError(unknown("drafter", name, others))
     stored = {name for name, method in known.items() if "store" in method.uses}

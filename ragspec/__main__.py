@@ -7,11 +7,15 @@ from importlib import import_module
 
 
 def main() -> int:
-    """Run the command line and return its exit code.
+    """Run the command line and return its exit code; 130 after Ctrl-C, also while it is imported.
 
     The room is named in a string so that the core imports none.
     """
-    code = import_module("ragspec.pipelines.cli.app").main()
+    try:
+        code = import_module("ragspec.pipelines.cli.app").main()
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
     return code if isinstance(code, int) else 0
 
 

@@ -246,7 +246,8 @@ def generate(
 
 def _standard_input() -> str:
     try:
-        return o.checked_text(sys.stdin.read())
+        # The line break that ends a file or an echo is not part of what it says.
+        return o.checked_text(sys.stdin.read().removesuffix("\n"))
     except UnicodeDecodeError as error:
         raise InputError(f"standard input is not UTF-8 ({error}); expected text.") from error
 

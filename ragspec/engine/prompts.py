@@ -48,24 +48,33 @@ def encode_prompts(
     (input_ids, attention_mask) is taken as well. Raises InputError for an empty prompt, ids
     outside the vocabulary, text without a tokenizer, and other types.
     """
+    found = _read(prompts, tokenizer, attention_mask)
+    for number, ids in enumerate(found.ids):
+        _check(ids, _numbered(number, len(found.ids)), input_size)
+    return found
+
+
+def _read(prompts: Any, tokenizer: Any, attention_mask: torch.Tensor | None) -> EncodedPrompts:
+    """Return the token ids of one prompt or several, whatever they are."""
     if isinstance(prompts, Mapping) and "input_ids" in prompts:
         prompts, attention_mask = _from_encoding(prompts, attention_mask)
     if isinstance(prompts, (torch.Tensor, np.ndarray)):
-        found = _from_tensor(prompts, attention_mask)
-    elif attention_mask is not None:
+        return _from_tensor(prompts, attention_mask)
+    if attention_mask is not None:
         raise InputError(
             f"got an attention_mask with a {type(prompts).__name__} as a prompt; expected a tensor "
             "[B, T] of token ids. Leave the padding and the mask out."
         )
-    elif isinstance(prompts, str):
-        found = EncodedPrompts([_encode(prompts, tokenizer)], True)
-    elif isinstance(prompts, Sequence) and not isinstance(prompts, bytes) and len(prompts) > 0:
-        found = _from_list(prompts, tokenizer)
-    else:
-        raise InputError(f"got {_described(prompts)} as a prompt; {_FORMS}")
-    for number, ids in enumerate(found.ids):
-        _check(ids, number, input_size)
-    return found
+    if isinstance(prompts, str):
+        return EncodedPrompts([_encode(prompts, tokenizer)], True)
+    if isinstance(prompts, Sequence) and not isinstance(prompts, bytes) and len(prompts) > 0:
+        return _from_list(prompts, tokenizer)
+    raise InputError(f"got {_described(prompts)} as a prompt; {_FORMS}")
+
+
+def _numbered(number: int, of: int) -> str:
+    """Return how a prompt is named in an error, counted from 1."""
+    return "the prompt" if of == 1 else f"prompt {number + 1} of {of}"
 
 
 def check_length(prompt: int, new: int, limit: int | None) -> None:
@@ -74,11 +83,16 @@ def check_length(prompt: int, new: int, limit: int | None) -> None:
     Raises PromptTooLongError with the numbers.
     """
     if limit is not None and prompt + new > limit:
-        fewer = f" or pass max_new_tokens={limit - prompt}" if limit > prompt else ""
+        advice = []
+        if new < limit:  # else no prompt would be short enough
+            advice.append(f"shorten the prompt by {prompt + new - limit} tokens")
+        if prompt < limit:
+            advice.append(f"pass max_new_tokens={limit - prompt} or less")
+        if not advice:
+            advice.append(f"shorten the prompt to less than {limit} tokens and ask for fewer")
         raise PromptTooLongError(
             f"the prompt has {prompt} tokens and {new} new ones were asked for: {prompt + new} "
-            f"exceed the model's context of {limit}. Shorten the prompt by "
-            f"{prompt + new - limit} tokens{fewer}."
+            f"exceed the model's context of {limit}. To do: {', or '.join(advice)}."
         )
 
 
@@ -122,11 +136,17 @@ def _from_list(prompts: Sequence[Any], tokenizer: Any) -> EncodedPrompts:
     if _is_message(first):
         _check_alike(prompts, _is_message)
         return EncodedPrompts([_chat(prompts, tokenizer)], True)
-    rows = [encode_prompts(prompt, tokenizer, 1 << 62) for prompt in prompts]
-    for number, row in enumerate(rows):
+    rows = []
+    for number, prompt in enumerate(prompts):
+        named = _numbered(number, len(prompts))
+        try:
+            row = _read(prompt, tokenizer, None)
+        except InputError as error:
+            raise InputError(f"{named}: {error}") from error
         if not row.single:
-            raise InputError(f"prompt {number} of the list is itself a list of prompts; {_FORMS}")
-    return EncodedPrompts([row.ids[0] for row in rows], False)
+            raise InputError(f"{named} is itself a list of prompts; {_FORMS}")
+        rows.append(row.ids[0])
+    return EncodedPrompts(rows, False)
 
 
 def _check_alike(prompts: Sequence[Any], belongs: Callable[[Any], bool]) -> None:
@@ -153,10 +173,43 @@ def _chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
             "got chat messages but the tokenizer has no chat template; pass a text, or set "
             "tokenizer.chat_template"
         )
-    ids = tokenizer.apply_chat_template(
-        _well_formed(list(messages)), add_generation_prompt=True, tokenize=True, return_dict=True
-    )["input_ids"]
-    return list(ids)
+    said = [_message(message, number) for number, message in enumerate(messages)]
+    try:
+        encoded = tokenizer.apply_chat_template(
+            said, add_generation_prompt=True, tokenize=True, return_dict=True
+        )
+    except Exception as error:  # a template raises whatever its author wrote
+        roles = ", ".join(str(message["role"]) for message in said)
+        raise InputError(
+            f"the model's chat template refuses the messages ({error}); got the roles {roles}. "
+            "Expected turns as its authors ask for them, mostly user and assistant by turns."
+        ) from error
+    return list(encoded["input_ids"])
+
+
+def _message(message: Message, number: int) -> dict[str, Any]:
+    """Return a message with well-formed texts, a content of text parts joined.
+
+    Raises InputError for a message without a role, and for parts that are no text.
+    """
+    if not isinstance(message.get("role"), str):
+        raise InputError(
+            f"message {number + 1} has no role ({dict(message)!r}); expected {{'role': 'user', "
+            "'content': ...}."
+        )
+    made: dict[str, Any] = _well_formed(dict(message))
+    content = made.get("content")
+    if isinstance(content, list):
+        found = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+        texts = [text for text in found if isinstance(text, str)]
+        if len(texts) < len(found):
+            kinds = [part.get("type") if isinstance(part, Mapping) else part for part in content]
+            raise InputError(
+                f"message {number + 1} has parts of the types {kinds}; expected text parts alone: "
+                "this engine reads text."
+            )
+        made["content"] = "".join(texts)
+    return made
 
 
 def _well_formed(messages: Any) -> Any:
@@ -170,13 +223,13 @@ def _well_formed(messages: Any) -> Any:
     return messages
 
 
-def _check(ids: list[int], number: int, input_size: int) -> None:
+def _check(ids: list[int], named: str, input_size: int) -> None:
     if not ids:
-        raise InputError(f"prompt {number} is empty; give at least one token to go on from")
+        raise InputError(f"{named} is empty; give at least one token to go on from")
     if min(ids) < 0 or max(ids) >= input_size:
         wrong = next(token for token in ids if not 0 <= token < input_size)
         raise InputError(
-            f"prompt {number} has the token id {wrong}; expected 0 to {input_size - 1}. Was it "
+            f"{named} has the token id {wrong}; expected 0 to {input_size - 1}. Was it "
             "made with another tokenizer?"
         )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -52,15 +53,16 @@ def load_model(
         source["gguf_file"] = found.file
     spread = {} if device_map is None else {"device_map": device_map}
     try:
-        check_config(AutoConfig.from_pretrained(found.folder, **source))
-        model, info = AutoModelForCausalLM.from_pretrained(
-            found.folder,
-            dtype=numbers,
-            output_loading_info=True,
-            **source,
-            **spread,
-            **(_dequantised() if found.file is not None else {}),
-        )
+        with _without_bars():
+            check_config(AutoConfig.from_pretrained(found.folder, **source))
+            model, info = AutoModelForCausalLM.from_pretrained(
+                found.folder,
+                dtype=numbers,
+                output_loading_info=True,
+                **source,
+                **spread,
+                **(_dequantised() if found.file is not None else {}),
+            )
     except UnsupportedModelError:
         raise
     except (OSError, ValueError, KeyError, SafetensorError) as error:
@@ -88,6 +90,20 @@ def load_model(
     if adapter is not None:
         model = with_adapter(model, adapter)
     return model if quantize is None else quantized(model, quantize), tokenizer
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Keep transformers' loading bars off the caller's terminal; loading takes a second or two."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _dequantised() -> dict[str, Any]:

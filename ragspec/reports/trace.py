@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -174,9 +175,12 @@ def write_trace(
                 clock += sum(step.milliseconds.values())
             _put(file.write, {"report": generation.report.to_dict()})
     except OSError as error:
+        with suppress(OSError):  # half a trace would be taken for one
+            if Path(path).is_file():
+                Path(path).unlink()
         raise InputError(
             f"cannot write the trace to {str(path)!r} ({error.strerror}): expected a file in an "
-            "existing, writable folder. Choose another path."
+            "existing, writable folder on a disk with room. Choose another path."
         ) from error
 
 

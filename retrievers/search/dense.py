@@ -156,6 +156,7 @@ def load_embedder(name: str | Path | Embedder = DEFAULT_EMBEDDER) -> Embedder:
         check_pinned(found.name, found.folder)
     prints = fingerprint(found.folder)
     mark = prints.weights + prints.tokenizer
+    refuse_causal(str(name), found.folder)
     if is_static(found.folder):
         return StaticEmbedder(str(name), found.folder, mark)
     return SentenceEmbedder(str(name), found.folder, mark)
@@ -175,6 +176,22 @@ def check_pinned(name: str, folder: Path) -> None:
                 f"{file} of the package {name} has SHA-256 {found}, expected {expected}; it is not "
                 "the release that was examined. Reinstall the pinned version."
             )
+
+
+def refuse_causal(name: str, folder: Path) -> None:
+    """Raise ModelError for a language model that nobody made an embedder of.
+
+    sentence-transformers would take the mean of its states, and find next to nothing by it.
+    """
+    config = folder / "config.json"
+    if (folder / "modules.json").is_file() or not config.is_file():
+        return
+    kinds = json.loads(config.read_bytes()).get("architectures") or []
+    if any(str(kind).endswith("ForCausalLM") for kind in kinds):
+        raise ModelError(
+            f"{name} is a causal language model ({kinds[0]}), expected a model that embeds text, "
+            "with a modules.json beside its weights. Leave --embedder out for the bundled one."
+        )
 
 
 def is_static(folder: Path) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import ragspec
+from ragspec import __main__ as entry
 from ragspec.errors import InputError
 from ragspec.pipelines.cli import app as cli
 from ragspec.pipelines.cli import ask as answering
@@ -256,3 +257,54 @@ def test_bench_hands_its_arguments_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ragspec.pipelines.bench.cli", Bench)
     assert cli.main(["bench", "text", "--modes", "plain,context", "--json", "x.json"]) == 3
     assert seen == [["text", "--modes", "plain,context", "--json", "x.json"]]
+
+
+def test_the_line_break_that_ends_standard_input_is_not_read(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    run = ["generate", "-", "--model", model, "--max-new-tokens", "3", "--json"]
+    lengths = []
+    for text in ("Hello.", "Hello.\n", "Hello.\n\n"):
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        assert main(run) == 0
+        lengths.append(json.loads(capsys.readouterr().out)["report"]["prompt_tokens"])
+    assert lengths == [6, 6, 7]
+
+
+def test_a_head_that_is_not_there_is_a_missing_model(model: str, capsys: Capture) -> None:
+    missing = main(["generate", "a", "--model", "./nowhere"])
+    assert main(["generate", "a", "--model", model, "--drafter", "./nowhere/head"]) == missing
+    assert "got no head in ./nowhere/head" in capsys.readouterr().err
+    assert main(["generate", "a", "--model", model, "--drafter", "autoo"]) == 2
+    assert "Did you mean 'auto'" in capsys.readouterr().err
+
+
+def test_an_interrupt_while_the_commands_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(name: str) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(entry, "import_module", interrupted)
+    assert entry.main() == INTERRUPTED
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device here")
+def test_a_full_disk_is_named_and_leaves_no_trace(
+    model: str, tmp_path: Path, capsys: Capture
+) -> None:
+    run = ["generate", "a", "--model", model, "--max-new-tokens", "3", "--trace"]
+    assert main([*run, "/dev/full"]) == 2
+    assert "'/dev/full'" in capsys.readouterr().err and Path("/dev/full").exists()
+    path = tmp_path / "t.jsonl"
+    assert main([*run, str(path)]) == 0
+    written = path.read_bytes()
+
+    with pytest.MonkeyPatch.context() as patch:
+        from ragspec.reports import trace
+
+        def full(write: Any, line: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        patch.setattr(trace, "_put", full)
+        assert main([*run, str(path)]) == 2
+    assert written and not path.exists()
+    assert "No space left" in capsys.readouterr().err

@@ -150,7 +150,7 @@ def test_masks_that_do_not_fit_are_refused() -> None:
 
 
 def test_the_message_names_the_prompt_and_what_to_do() -> None:
-    with pytest.raises(InputError, match=r"prompt 1 has the token id 97; expected 0 to 96"):
+    with pytest.raises(InputError, match=r"prompt 2 of 2 has the token id 97; expected 0 to 96"):
         encoded([[5], [97]])
     with pytest.raises(InputError, match="pass Engine"):
         encode_prompts("text", None, 97)
@@ -161,7 +161,7 @@ def test_the_message_names_the_prompt_and_what_to_do() -> None:
 def test_texts_that_outgrow_the_context() -> None:
     check_length(10, 6, 16)
     check_length(10, 6, None)
-    with pytest.raises(PromptTooLongError, match="by 1 tokens or pass max_new_tokens=6"):
+    with pytest.raises(PromptTooLongError, match="by 1 tokens, or pass max_new_tokens=6 or less"):
         check_length(10, 7, 16)
     with pytest.raises(PromptTooLongError, match=r"by 1 tokens\."):
         check_length(16, 1, 16)
@@ -172,3 +172,37 @@ def test_half_a_surrogate_pair_is_no_reason_to_stop() -> None:
     for wrap in (lambda text: text, lambda text: [{"type": "text", "text": text}]):
         broken, whole = ([{"role": "user", "content": wrap(t)}] for t in ("a\ud83d", "a\ufffd"))
         assert encoded(broken, chat=True) == encoded(whole, chat=True)
+
+
+def test_a_content_may_come_in_text_parts() -> None:
+    parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
+    whole = encoded(CHAT, chat=True)
+    assert encoded([{"role": "user", "content": parts}], chat=True) == whole
+    picture = [{"type": "text", "text": "h"}, {"type": "image", "url": "x"}]
+    with pytest.raises(InputError, match=r"message 1 has parts of the types \['text', 'image'\]"):
+        encoded([{"role": "user", "content": picture}], chat=True)
+
+
+def test_messages_that_no_template_takes_are_refused_by_name() -> None:
+    for wrong in ({"content": "hi"}, {"role": 3, "content": "hi"}):
+        with pytest.raises(InputError, match="message 2 has no role"):
+            encoded([*CHAT, wrong], chat=True)
+    strict = tiny.tokenizer(chat=True)
+    strict.chat_template = "{{ raise_exception('turns must alternate') }}"
+    with pytest.raises(InputError, match=r"turns must alternate.* got the roles user"):
+        encode_prompts(CHAT, strict, tiny.VOCAB)
+
+
+def test_an_error_says_which_prompt_of_several_it_is() -> None:
+    for wrong, said in (("", "prompt 3 of 3 is empty"), ([], "prompt 3 of 3: got an empty list")):
+        with pytest.raises(InputError, match=said):
+            encoded(["a", "b", wrong])
+    with pytest.raises(InputError, match="the prompt is empty"):
+        encoded("")
+
+
+def test_advice_is_never_to_shorten_a_prompt_by_more_than_it_has() -> None:
+    for prompt, new in ((10, 999), (16, 999), (16, 16)):
+        with pytest.raises(PromptTooLongError) as error:
+            check_length(prompt, new, 16)
+        assert "shorten the prompt by" not in str(error.value)

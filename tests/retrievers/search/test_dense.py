@@ -116,3 +116,11 @@ def test_what_decides_how_a_packaged_model_computes_is_pinned(
 def test_unknown_embedder_is_refused() -> None:
     with pytest.raises(ModelNotFoundError):
         load_embedder("no-such-embedder")
+
+
+def test_a_language_model_is_no_embedder(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"causal language model .*with a modules\.json"):
+        load_embedder("starter")
+    folder = make_embedder(tmp_path / "toy")
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    assert load_embedder(folder).name == str(folder), "somebody made an embedder of it"
