@@ -29,7 +29,7 @@ BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
 STAMP = VENV / "ragspec-setup.json"
 CONSTRAINTS = ROOT / "constraints" / "tested.txt"
-EXTRAS = "cpu,fast,gguf,adapters,dev"
+EXTRAS = "cpu,fast,images,data,gguf,adapters,dev"
 OLDEST = (3, 11)
 
 

