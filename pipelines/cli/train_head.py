@@ -36,11 +36,17 @@ def train_head(
         str | None, typer.Option(help="Read about so many tokens at most: 500k, 10M.")
     ] = None,
     seed: Annotated[int, typer.Option(help="The head is a function of it.")] = 0,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the training that was left in --out.")
+    ] = False,
     device: o.DeviceOption = "auto",
     dtype: o.DtypeOption = "auto",
     json: o.JsonOption = False,
 ) -> None:
-    """Train a feature head (EAGLE) that drafts from a model's own hidden states."""
+    """Train a feature head (EAGLE) that drafts from a model's own hidden states.
+
+    It is written every minute; Ctrl-C keeps the best head so far, and --resume goes on.
+    """
     from ragspec.drafters.eagle.training import HeadTraining
     from ragspec.pipelines.cli.store import count_of
     from ragspec.pipelines.cli.train_head_run import make_head
@@ -57,7 +63,13 @@ def train_head(
     )
     terminal = Terminal(quiet=json)
     limit = None if max_tokens is None else count_of(max_tokens, "--max-tokens")
-    found = make_head(model, data, out, settings, terminal, limit=limit, device=device, dtype=dtype)
+    found = make_head(
+        *(model, data, out, settings, terminal),
+        limit=limit,
+        device=device,
+        dtype=dtype,
+        resume=resume,
+    )
     if json:
         terminal.json(found)
         return

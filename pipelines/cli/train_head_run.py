@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +19,13 @@ from ragspec.pipelines.console.terminal import Terminal
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ragspec.drafters.eagle.training import HeadTraining, Progress
+    from ragspec.drafters.eagle.training import HeadTrainer, HeadTraining, Progress
     from ragspec.target.causal import CausalTarget
 
 PICTURES = ".npz"
 _APART = 20  # one text in so many is kept apart, to see how good the head is
 _MOST_APART = 32
+EVERY_SECONDS = 60.0  # between two times that the training is written
 
 
 def make_head(
@@ -34,17 +38,23 @@ def make_head(
     limit: int | None = None,
     device: str = "auto",
     dtype: str = "auto",
+    resume: bool = False,
 ) -> dict[str, Any]:
     """Train a head for a model on texts or pictures, write it, and return what it came to.
 
     limit: about how many tokens are read at most. Pictures are never cut, whatever
-    `settings.length` says. Raises InputError, DocumentError, ModelError.
+    `settings.length` says. resume: go on with the training that was left in `out`. The head that
+    is written is the best on texts kept apart, also where Ctrl-C or SIGTERM ends the training, of
+    which at most a minute is lost. Raises InputError, DocumentError, ModelError, StoreError,
+    KeyboardInterrupt.
     """
-    from ragspec.drafters.eagle.training import train_head
+    from ragspec.drafters.eagle.checkpoint import clear_state, load_state
+    from ragspec.drafters.eagle.training import HeadTrainer
     from ragspec.pipelines.console.options import be_quiet
 
     be_quiet()
-    check_out(out)
+    check_out(out, resume=resume)
+    state = load_state(out) if resume else None
     if data.suffix == PICTURES:
         target, texts = _pictures(model, data, settings.seed, device, dtype)
         # A piece of a picture without its condition would teach the head nonsense.
@@ -55,36 +65,151 @@ def make_head(
         texts = [text[: target.max_length] for text in texts]
     apart = texts[::_APART][:_MOST_APART] if len(texts) >= _APART else []
     learned = [text for number, text in enumerate(texts) if number % _APART] if apart else texts
-    began, seen = time.perf_counter(), list[Any]()
-    with _telling(terminal, settings.steps) as told:
-
-        def tell(progress: Progress) -> None:
-            seen.append(progress)
-            told(progress)
-
-        head = train_head(target, learned, settings, on_step=tell)
-    if not seen:
+    began = time.perf_counter()
+    trainer = HeadTrainer(target, learned, settings)
+    course = Course(trainer, out, lambda: _agreement(trainer.head, target, apart, settings))
+    if state is not None:
+        course.go_on(state)
+        terminal.note(f"going on after step {trainer.steps}")
+    with _telling(terminal, settings.steps) as told, _stopping() as stop:
+        last = course.run(told, terminal, stop)
+    if last is None:
         raise InputError(
-            f"the training was to end after {settings.seconds:g} s, which was before its first "
-            "step; nothing was written. Expected longer: give more --minutes."
+            f"the training was to end after {trainer.steps} steps or {settings.seconds} s, which "
+            "was before its first step; nothing was written. Expected more: give more --steps or "
+            "--minutes."
         )
-    head.save(out)
+    clear_state(out)
     return {
         "out": str(out),
         "texts": len(texts),
         "tokens": sum(len(text) for text in texts),
-        "steps": len(seen),
+        "steps": trainer.steps,
         "seconds": round(time.perf_counter() - began, 2),
-        "loss": round(seen[-1].loss, 4),
-        "agreement": round(_agreement(head, target, apart or learned, settings), 4),
+        "loss": round(last.loss, 4),
+        "agreement": round(_agreement(trainer.head, target, apart or learned, settings), 4),
         "kept_apart": len(apart),
-        "parameters": sum(weight.numel() for weight in head.parameters()),
+        "parameters": sum(weight.numel() for weight in trainer.head.parameters()),
     }
 
 
-def check_out(out: Path) -> None:
-    """Raise InputError where a folder holds something else than a head."""
+class Course:
+    """A training on its way: judged and written every minute, so that the best head is kept.
+
+    judge: how good the head is, on texts that it does not learn from; nan where there are none,
+    and then the last head counts.
+    """
+
+    def __init__(self, trainer: HeadTrainer, out: Path, judge: Callable[[], float]) -> None:
+        self.trainer, self.out, self.judge = trainer, out, judge
+        self.best: tuple[float, dict[str, Any]] | None = None
+        self._due = 0.0  # when the head is to be judged again
+
+    def go_on(self, state: dict[str, Any]) -> None:
+        """Take up a training that was left."""
+        self.trainer.go_on(state)
+        if (best := state.get("best")) is not None:
+            self.best = float(best[0]), best[1]
+
+    def run(
+        self, told: Callable[[Progress], None], terminal: Terminal, stop: threading.Event
+    ) -> Progress | None:
+        """Train to the end and write the best head; return the last step, None for none.
+
+        stop: set when the training is to end after the step under way; then the best head and where
+        to go on are written, and KeyboardInterrupt is raised.
+        """
+        last, written = None, time.monotonic()
+        for last in self.trainer.run():
+            told(last)
+            if stop.is_set():
+                self._due = 0.0
+            if stop.is_set() or time.monotonic() - written >= EVERY_SECONDS:
+                self.keep(terminal)
+                written = time.monotonic()
+            if stop.is_set():
+                self.write()
+                done = f"stopped after step {self.trainer.steps}"
+                terminal.note(f"{done}: the best head so far is in {self.out}; --resume goes on")
+                raise KeyboardInterrupt
+        if last is not None:
+            self.judged()
+            self.write()
+        return last
+
+    def keep(self, terminal: Terminal) -> None:
+        """Write where to go on; a full disk is said, and the training goes on."""
+        from ragspec.drafters.eagle.checkpoint import save_state
+        from ragspec.errors import StoreError
+
+        if time.monotonic() >= self._due:  # judging may take a tenth of the time
+            began = time.monotonic()
+            self.judged()
+            self._due = time.monotonic() + 10.0 * (time.monotonic() - began)
+        try:
+            save_state(self.out, self.trainer.state() | {"best": self.best})
+        except StoreError as error:
+            terminal.note(str(error), "bold")
+
+    def judged(self) -> None:
+        """Keep the head's weights if it is the best so far."""
+        found = self.judge()
+        if self.best is None or not found <= self.best[0]:
+            weights = {n: w.detach().clone() for n, w in self.trainer.head.state_dict().items()}
+            self.best = found, weights
+
+    def write(self) -> None:
+        """Write the best head; raises StoreError where it cannot be."""
+        from ragspec.errors import StoreError
+
+        if self.best is None:
+            return
+        self.trainer.head.load_state_dict(self.best[1])
+        try:
+            self.trainer.head.eval().save(self.out)
+        except OSError as error:
+            raise StoreError(
+                f"the head cannot be written to {self.out} ({error}); expected a folder on a disk "
+                "with room. --resume with the same options writes it again."
+            ) from error
+
+
+@contextmanager
+def _stopping() -> Iterator[threading.Event]:
+    """Yield what Ctrl-C and SIGTERM set, so that no step is left half done; a second one raises."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def end(*_: Any) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {each: signal.signal(each, end) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def check_out(out: Path, *, resume: bool = False) -> None:
+    """Raise InputError where a folder holds something else than a head.
+
+    resume: a training that was left there is to be gone on with; without it that is refused too.
+    """
+    from ragspec.drafters.eagle.checkpoint import CHECKPOINT
     from ragspec.drafters.eagle.head import CONFIG, KIND
+
+    if (out / CHECKPOINT).is_file():
+        if not resume:
+            raise InputError(
+                f"{out} holds a training that was left; expected --resume to go on with it, or "
+                "another folder."
+            )
+        return
 
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; expected the name of a folder.")
@@ -142,7 +267,8 @@ def _agreement(
     """Return how often the best tokens of head and target agree on texts, by text."""
     import torch
 
-    from ragspec.drafters.eagle.training import SHORTEST, head_loss, read_states
+    from ragspec.drafters.eagle.batches import SHORTEST
+    from ragspec.drafters.eagle.training import head_loss, read_states
 
     quiet, found = replace(settings, noise=0.0), list[float]()
     for text in texts[:_MOST_APART]:
@@ -150,7 +276,7 @@ def _agreement(
             embedded, states = read_states(target, [text[: settings.length]])
             with torch.no_grad():
                 found.append(head_loss(head, target, embedded, states, quiet, torch.Generator())[1])
-    return sum(found) / max(len(found), 1)
+    return sum(found) / len(found) if found else nan
 
 
 @contextmanager
@@ -163,14 +289,18 @@ def _telling(terminal: Terminal, steps: int) -> Iterator[Callable[[Progress], No
 
     if terminal.quiet or not terminal.err.is_terminal:
         every = max(1, steps // 10)
-        yield lambda seen: terminal.note(_told(seen)) if due(seen, every) else None
+        yield lambda seen: terminal.note(_told(seen, steps)) if due(seen, every) else None
         return
     with terminal.err.status("training", spinner="dots") as status:
-        yield lambda seen: status.update(_told(seen)) if due(seen, 10) else None
+        yield lambda seen: status.update(_told(seen, steps))
 
 
-def _told(seen: Progress) -> str:
+def _told(seen: Progress, steps: int) -> str:
+    """Say how far a training is, and about how long it takes to its last step."""
+    done = seen.step + 1
+    left = seen.seconds / max(seen.step, 1) * (steps - done) / 60
+    ahead = f", about {left:.0f} min left" if seen.step and left >= 1 else ""
     return (
-        f"step {seen.step + 1}: loss {seen.loss:.3f}, best token right in {seen.agreement:.0%} of "
-        f"places, {seen.seconds:.0f} s"
+        f"step {done} of {steps}: loss {seen.loss:.3f}, best token right in {seen.agreement:.0%} "
+        f"of places, {seen.seconds:.0f} s{ahead}"
     )

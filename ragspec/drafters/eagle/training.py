@@ -4,16 +4,16 @@ The target reads each text once; the head learns to guess its next hidden state:
 the states, plus 0.1 times the cross-entropy between the laws that the output head makes of them.
 Uniform noise on the states that it is given stands for its own errors. Deviation: the learning
 rate goes with one over the width, so that it serves heads of any size, and falls to a tenth by a
-cosine.
+cosine. Order and noise of a step depend on seed and step alone, so that a run can be left and
+gone on with.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from numbers import Integral, Real
 from typing import Any
 
@@ -21,11 +21,11 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional
 
+from ragspec.drafters.eagle.batches import SHORTEST, Batches, seeded
 from ragspec.drafters.eagle.head import FeatureHead, check_head
 from ragspec.errors import InputError
 from ragspec.target.causal import MOST_LOGITS, CausalTarget
 
-SHORTEST = 4
 _CLIP = 0.5
 _RATE = 0.6
 _WARM_UP = 0.03
@@ -97,39 +97,102 @@ def train_head(
     stay as they are. Raises InputError where there is no text of a few tokens, or one that the
     target cannot read in pieces of `settings.length`.
     """
-    settings = settings or HeadTraining()
-    generator = torch.Generator().manual_seed(settings.seed)
-    if head is None:
-        head = FeatureHead.fresh(target, generator)
-    check_head(head, target)
-    batches = _batches(target, texts, settings, generator)
-    rate = settings.learning_rate or _RATE / head.config.hidden_size
-    optimizer = torch.optim.AdamW(
-        head.parameters(),
-        lr=rate,
-        betas=(0.9, 0.95),
-        weight_decay=settings.weight_decay,
-    )
-    head.train()
-    began = time.perf_counter()
-    for step in range(settings.steps):
-        spent = time.perf_counter() - began
-        part = step / settings.steps
-        if settings.seconds is not None:
-            part = max(part, spent / settings.seconds)
-        if part >= 1.0:
-            break
-        for group in optimizer.param_groups:
-            group["lr"] = rate * _schedule(part)
-        embedded, states = read_states(target, next(batches))
-        loss, agreement = head_loss(head, target, embedded, states, settings, generator)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_value_(head.parameters(), _CLIP)
-        optimizer.step()
+    trainer = HeadTrainer(target, texts, settings or HeadTraining(), head=head)
+    for progress in trainer.run():
         if on_step is not None:
-            on_step(Progress(step, float(loss.detach()), agreement, spent))
-    return head.eval()
+            on_step(progress)
+    return trainer.head.eval()
+
+
+class HeadTrainer:
+    """A training that can be left at any step and gone on with, to the same head.
+
+    steps: those that were taken. See `train_head` for the rest and for what it raises.
+    """
+
+    def __init__(
+        self,
+        target: CausalTarget,
+        texts: Sequence[Sequence[int]],
+        settings: HeadTraining,
+        *,
+        head: FeatureHead | None = None,
+    ) -> None:
+        self.target = target
+        self.settings = settings
+        self.head = head or FeatureHead.fresh(target, seeded(settings.seed, 0, 0))
+        check_head(self.head, target)
+        self.batches = Batches(
+            target,
+            texts,
+            size=settings.batch_size,
+            length=settings.length,
+            seed=settings.seed,
+        )
+        self.rate = settings.learning_rate or _RATE / self.head.config.hidden_size
+        self.optimizer = torch.optim.AdamW(
+            self.head.parameters(),
+            lr=self.rate,
+            betas=(0.9, 0.95),
+            weight_decay=settings.weight_decay,
+        )
+        self.steps = 0
+        self._spent = 0.0  # seconds of runs before this one
+
+    def run(self) -> Iterator[Progress]:
+        """Take step after step until the last, or until the time is over."""
+        settings, spent, began = self.settings, self._spent, time.perf_counter()
+        while True:
+            self._spent = spent + time.perf_counter() - began
+            part = self.steps / settings.steps
+            if settings.seconds is not None:
+                part = max(part, self._spent / settings.seconds)
+            if part >= 1.0:
+                return
+            loss, agreement = self._step(self.rate * _schedule(part))
+            self.steps += 1
+            yield Progress(self.steps - 1, loss, agreement, self._spent)
+
+    def _step(self, rate: float) -> tuple[float, float]:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.head.train()
+        embedded, states = read_states(self.target, self.batches.of(self.steps))
+        noise = seeded(self.settings.seed, 2, self.steps)
+        loss, agreement = head_loss(self.head, self.target, embedded, states, self.settings, noise)
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_value_(self.head.parameters(), _CLIP)
+        self.optimizer.step()
+        return float(loss.detach()), agreement
+
+    def state(self) -> dict[str, Any]:
+        """Return all that a later run needs, for `torch.save`."""
+        return {
+            "marks": self._marks(),
+            "steps": self.steps,
+            "spent": self._spent,
+            "head": self.head.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+
+    def go_on(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state` returned; raises InputError where it is of another training."""
+        marks = self._marks()
+        other = [name for name in marks if state["marks"].get(name) != marks[name]]
+        if other:
+            raise InputError(
+                f"the training that was left differs in {', '.join(other)}; expected the same "
+                "texts, model and settings (steps and minutes may differ). Name another folder."
+            )
+        self.head.load_state_dict(state["head"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.steps, self._spent = int(state["steps"]), float(state["spent"])
+
+    def _marks(self) -> dict[str, Any]:
+        """Return what has to be the same when a run goes on; the end may be put elsewhere."""
+        kept = {n: v for n, v in asdict(self.settings).items() if n not in ("steps", "seconds")}
+        return {**kept, "texts": self.batches.digest(), "model": asdict(self.head.config)}
 
 
 def read_states(
@@ -195,56 +258,3 @@ def _schedule(part: float) -> float:
     if part < _WARM_UP:
         return (part + 0.002) / (_WARM_UP + 0.002)
     return 0.1 + 0.45 * (1.0 + math.cos(math.pi * (part - _WARM_UP) / (1.0 - _WARM_UP)))
-
-
-def _batches(
-    target: CausalTarget,
-    texts: Sequence[Sequence[int]],
-    settings: HeadTraining,
-    generator: torch.Generator,
-) -> Iterator[list[list[int]]]:
-    """Return texts of one length in endless random order; raises InputError where there is none.
-
-    Longer texts are cut; the last piece overlaps the one before, so that all have full length.
-    """
-    pieces: defaultdict[int, list[list[int]]] = defaultdict(list)
-    for text in texts:
-        size = min(len(text), settings.length)
-        for start in range(0, len(text), settings.length) if size >= SHORTEST else ():
-            start = min(start, len(text) - size)
-            piece = list(text[start : start + size])
-            _check_piece(target, piece, len(text))
-            pieces[size].append(piece)
-    if not pieces:
-        raise InputError(
-            f"got {len(texts)} texts, none of {SHORTEST} tokens or more; expected text to learn "
-            "from."
-        )
-    return _endless(list(pieces.values()), settings.batch_size, generator)
-
-
-def _check_piece(target: CausalTarget, piece: list[int], whole: int) -> None:
-    """Raise InputError for a piece, of a text of `whole` tokens, that the target cannot read."""
-    try:
-        target.check_prompt(piece)
-    except InputError as error:
-        if len(piece) == whole:
-            raise
-        raise InputError(
-            f"got a text of {whole} tokens that length={len(piece)} cuts into pieces which the "
-            f"target cannot read ({error}); expected it whole. Set length to {whole} or more."
-        ) from error
-
-
-def _endless(
-    groups: list[list[list[int]]], size: int, generator: torch.Generator
-) -> Iterator[list[list[int]]]:
-    while True:
-        batches = []
-        for group in groups:
-            order = torch.randperm(len(group), generator=generator).tolist()
-            batches += [
-                [group[i] for i in order[at : at + size]] for at in range(0, len(order), size)
-            ]
-        for i in torch.randperm(len(batches), generator=generator).tolist():
-            yield batches[i]

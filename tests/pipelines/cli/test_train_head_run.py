@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import io
+import json
+import os
+import signal
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from ragspec.drafters.eagle.training import HeadTraining
-from ragspec.errors import InputError
+from ragspec.drafters.eagle.checkpoint import CHECKPOINT
+from ragspec.drafters.eagle.head import FeatureHead
+from ragspec.drafters.eagle.training import HeadTrainer, HeadTraining
+from ragspec.errors import InputError, StoreError
 from ragspec.pipelines.cli.train_head_run import check_out, make_head
 from ragspec.pipelines.console.terminal import Terminal
+from ragspec.target.causal import CausalTarget
 from tests.support import image_models, tiny
 
 
@@ -67,3 +77,120 @@ def test_pictures_are_read_whole_whatever_the_length(
     make_head(str(model), data, tmp_path / "head", settings, Terminal(quiet=True))
     assert len(seen) == 3 * 2 + 6
     assert all(len(text) == 17 and text[0] >= image_models.BOOK for text in seen)
+
+
+@pytest.fixture
+def some(tmp_path: Path) -> tuple[str, Path]:
+    tiny.model().save_pretrained(tmp_path / "model")
+    tiny.tokenizer().save_pretrained(tmp_path / "model")
+    rows = [json.dumps({"text": tiny.TEXT[i : i + 60]}) for i in range(0, 120, 3)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    return str(tmp_path / "model"), tmp_path / "rows.jsonl"
+
+
+SETTINGS = HeadTraining(steps=12, batch_size=4, length=32, learning_rate=1e-2)
+
+
+def stopped_at(step: int, monkeypatch: pytest.MonkeyPatch, how: Any) -> None:
+    """Let the training be stopped once so many steps are taken."""
+    take = HeadTrainer._step
+
+    def taken(self: HeadTrainer, rate: float) -> tuple[float, float]:
+        found = take(self, rate)
+        if self.steps + 1 == step:
+            how()
+        return found
+
+    monkeypatch.setattr(HeadTrainer, "_step", taken)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_training_that_was_stopped_goes_on_to_the_same_head(
+    some: tuple[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    how: signal.Signals,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    quiet = Terminal(quiet=True)
+    whole = make_head(*some, tmp_path / "whole", SETTINGS, quiet)
+    with monkeypatch.context() as patch:
+        stopped_at(5, patch, lambda: os.kill(os.getpid(), how))
+        with pytest.raises(KeyboardInterrupt):
+            make_head(*some, tmp_path / "parts", SETTINGS, Terminal())
+    assert "stopped after step 5" in capsys.readouterr().err
+    FeatureHead.load(tmp_path / "parts")  # what was learned so far drafts already
+    with pytest.raises(InputError, match="a training that was left; expected --resume"):
+        make_head(*some, tmp_path / "parts", SETTINGS, quiet)
+    with pytest.raises(InputError, match="differs in batch_size, seed"):
+        other = replace(SETTINGS, batch_size=2, seed=4)
+        make_head(*some, tmp_path / "parts", other, quiet, resume=True)
+    parts = make_head(*some, tmp_path / "parts", SETTINGS, quiet, resume=True)
+    assert parts["steps"] == whole["steps"] == 12
+    assert parts["loss"] == whole["loss"]
+    assert not (tmp_path / "parts" / CHECKPOINT).exists()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_state_is_the_whole_training(some: tuple[str, Path]) -> None:
+    target = CausalTarget(tiny.model())
+    texts = [tiny.prompt(24, seed=seed) for seed in range(9)]
+    straight, first = (HeadTrainer(target, texts, SETTINGS) for _ in range(2))
+    list(straight.run())
+    steps = first.run()
+    for _ in range(7):
+        next(steps)
+    buffer = io.BytesIO()
+    torch.save(first.state(), buffer)
+    buffer.seek(0)
+    second = HeadTrainer(target, texts, SETTINGS)
+    second.go_on(torch.load(buffer, weights_only=True))
+    assert [progress.step for progress in second.run()] == list(range(7, 12))
+    for name, weight in straight.head.state_dict().items():
+        assert torch.equal(weight, second.head.state_dict()[name])
+
+
+def test_the_best_head_on_texts_kept_apart_is_written(
+    some: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ragspec.pipelines.cli import train_head_run
+
+    monkeypatch.setattr(train_head_run, "EVERY_SECONDS", 0.0)
+    judged, heads = iter([0.1, 0.5, *[0.2] * 20]), []
+
+    def judge(head: Any, *_: Any) -> float:
+        heads.append({n: w.clone() for n, w in head.state_dict().items()})
+        return next(judged)
+
+    monkeypatch.setattr(train_head_run, "_agreement", judge)
+    monkeypatch.setattr(time, "monotonic", iter(range(0, 10**6, 100)).__next__)
+    make_head(*some, tmp_path / "head", SETTINGS, Terminal(quiet=True))
+    written = FeatureHead.load(tmp_path / "head").state_dict()
+    assert len(heads) > 3
+    assert all(torch.equal(written[name], weight) for name, weight in heads[1].items())
+
+
+def test_a_full_disk_costs_no_training_and_a_damaged_state_is_named(
+    some: tuple[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from ragspec.pipelines.cli import train_head_run
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_head_run, "EVERY_SECONDS", 0.0)
+        patch.setattr(torch, "save", full)
+        found = make_head(*some, tmp_path / "head", SETTINGS, Terminal())
+        assert found["steps"] == 12 and "No space left" in capsys.readouterr().err
+        patch.setattr(FeatureHead, "save", full)
+        with pytest.raises(StoreError, match="disk with room"):
+            make_head(*some, tmp_path / "other", SETTINGS, Terminal(quiet=True))
+    with pytest.raises(StoreError, match="holds no training that was left"):
+        make_head(*some, tmp_path / "head", SETTINGS, Terminal(quiet=True), resume=True)
+    (tmp_path / "head" / CHECKPOINT).write_bytes(b"nothing of the kind")
+    with pytest.raises(StoreError, match="is damaged"):
+        make_head(*some, tmp_path / "head", SETTINGS, Terminal(quiet=True), resume=True)
