@@ -110,6 +110,11 @@ class Conversation:
         top_k: int | None = None,
         prompt: str | Path | Wording | None = None,
     ) -> None:
+        if not isinstance(documents, DocQA | None):
+            raise InputError(
+                f"got {documents!r} as documents; expected a DocQA, such as "
+                "DocQA.from_documents(FOLDER), or None."
+            )
         if not is_chat(engine.tokenizer):
             raise UnsupportedModelError(
                 f"{type(engine.model).__name__} comes without a chat template; expected a chat "
@@ -143,8 +148,8 @@ class Conversation:
         stream: called with each piece of text as it is verified. Raises InputError for an empty
         turn, PromptTooLongError where this turn alone does not fit the context.
         """
-        if not text.strip():
-            raise InputError("The turn is empty; say something.")
+        if not isinstance(text, str) or not text.strip():
+            raise InputError(f"The turn is empty or no text ({text!r}); say something.")
         began = time.perf_counter()
         hits, why = self._search(text)
         milliseconds = 1000 * (time.perf_counter() - began)

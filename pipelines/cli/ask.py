@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragspec.errors import UnsupportedModelError
+from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.pipelines.console.options import EngineOptions, be_quiet
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.sampling.settings import Sampling
@@ -45,6 +45,11 @@ class Asking:
             return self.sampling
         from ragspec.sampling.defaults import sampling_of_config
 
+        if replace(self.sampling, seed=None) != Sampling():
+            raise InputError(
+                "got --as-configured with --temperature, --top-p or --top-k; expected the model's "
+                "own settings or yours. Leave one out."
+            )
         return sampling_of_config(engine.target.generation_config, self.sampling.seed)
 
     @property

@@ -97,9 +97,9 @@ def converse(
         )
     terminal = Terminal()
     with terminal.working("loading the model and reading the documents"):
+        qa = read(docs, index, embedder, terminal)
         engine = asking.engine.engine()
         sampling = asking.chosen(engine)
-        qa = read(docs, index, embedder, terminal)
         conversation = Conversation(
             engine, qa, system=asking.system, top_k=passages, prompt=asking.prompt
         )
@@ -140,8 +140,11 @@ class Talk:
 def typed() -> Iterator[str]:
     """Yield what is typed, line by line; without a terminal the lines of standard input."""
     if not sys.stdin.isatty():
-        for line in sys.stdin:
-            yield line.rstrip("\n")
+        try:
+            for line in sys.stdin:
+                yield line.rstrip("\n")
+        except UnicodeDecodeError as error:
+            raise InputError(f"standard input is not UTF-8 ({error}); expected text.") from error
         return
     import readline  # noqa: F401 - gives `input` a history and editing
 
@@ -165,7 +168,7 @@ def talk(talk: Talk, lines: Iterator[str]) -> None:
             command(said, talk)
         elif said:
             try:
-                answer(said, talk)
+                answer(o.checked_text(said), talk)
             except RagspecError as error:  # the conversation goes on
                 terminal.error(str(error))
 
@@ -187,6 +190,8 @@ def answer(said: str, talk: Talk) -> None:
         terminal.note(f"  [{citation.passage}] {citation.document}, {citation.place}")
     if reply.refused is not None:
         terminal.note(f"the model was not asked: {reply.refused}", "bold")
+    elif talk.conversation.documents is not None and not (reply.hits or reply.supported):
+        terminal.note("no passage was found for this turn: the model had the conversation alone")
     elif talk.conversation.documents is not None and not reply.supported:
         terminal.note("nothing in your documents was quoted: check this answer yourself", "bold")
     if reply.repeats:

@@ -134,6 +134,9 @@ def _change(index: Path, embedder: str | None, change: Callable[..., Change]) ->
         done = change(embedder=embedder, told=told)
     for skipped in done.skipped:
         terminal.note(f"not read: {skipped.path} {skipped.reason}")
+    for missing in done.missing:
+        terminal.note(f"its documents stay: {missing.path} {missing.reason}", "bold")
+        terminal.note(f"  `ragspec index remove {index} {missing.path}` takes them out")
     for what, names in (
         ("added", done.added),
         ("changed", done.changed),

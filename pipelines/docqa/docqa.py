@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ragspec.engine.options import refuse_unknown
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError
 from ragspec.pipelines.docqa.citations import Citation, cite
@@ -118,6 +119,11 @@ class DocQA:
         engine: Engine | None = None,
         skipped: Iterable[Skipped] = (),
     ) -> None:
+        if isinstance(engine, str):
+            raise InputError(
+                f"got the engine {engine!r}; expected an Engine, such as "
+                f"Engine.from_pretrained({engine!r})."
+            )
         self.retriever = as_retriever(retriever)
         self.skipped = list(skipped)
         self._engine = engine
@@ -134,7 +140,9 @@ class DocQA:
         told: Told = lambda what, done, total: None,
     ) -> DocQA:
         """Read files and folders and index them; see `load_documents` and `PassageIndex.build`."""
-        given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+        given = [paths] if isinstance(paths, str | os.PathLike) else paths
+        if not isinstance(given, Iterable):
+            raise InputError(f"got {paths!r} as documents; expected a path, or a list of paths.")
         absolute = [os.path.abspath(path) for path in given]
         found = load_documents(absolute, told=told)
         index = PassageIndex.build(
@@ -206,8 +214,8 @@ class DocQA:
         """
         if top_k < 1:
             raise InputError(f"top_k is {top_k}, expected at least 1.")
-        if not question.strip():
-            raise InputError("The question is empty; ask something.")
+        if not isinstance(question, str) or not question.strip():
+            raise InputError(f"The question is empty or no text ({question!r}); ask something.")
         if not isinstance(self.retriever, PassageIndex):
             return self.retriever.search(question, top_k), None
         hits = self.retriever.search(question, max(top_k, JUDGED))
@@ -254,6 +262,7 @@ class DocQA:
         cannot be written, UnknownNameError for one that is not known, PromptTooLongError where not
         even one passage fits.
         """
+        refuse_unknown(options)
         if sampling is not None and sampling.n != 1:
             raise InputError(f"ask() gives one answer, got n={sampling.n}; use Engine.generate.")
         began = time.perf_counter()

@@ -119,7 +119,7 @@ def read_options(
     context. tokenizer: for a prediction. defaults: the model's generation config. Raises
     InputError, SamplingError, PromptTooLongError.
     """
-    _refuse_unknown(options)
+    refuse_unknown(options)
     _check_sampling(sampling, len(prompts))
     defaults = None if options.get("ignore_defaults") else defaults
     sampling = with_defaults(sampling, defaults)
@@ -161,7 +161,8 @@ def _kept(given: KeptContext | None, alone: bool) -> KeptContext | None:
     return given
 
 
-def _refuse_unknown(options: Options) -> None:
+def refuse_unknown(options: Mapping[str, Any]) -> None:
+    """Raise InputError for a keyword that is none of `Options`."""
     for name in options:
         if name not in Options.__annotations__:
             hint = did_you_mean(name, Options.__annotations__)

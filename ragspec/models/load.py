@@ -16,6 +16,7 @@ from ragspec.models.resolve import resolve_model
 from ragspec.models.supported import check_config
 from ragspec.models.variants import quantized, with_adapter
 
+MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
@@ -45,6 +46,8 @@ def load_model(
         raise InputError(
             f"got a device ({device}) and a device map ({device_map}); expected one of them."
         )
+    if isinstance(device_map, str) and device_map not in MAPS:
+        pick_device(device_map)  # a device is a map too; raises for another word
     place = pick_device(device)
     numbers = pick_dtype(dtype, place)
     source: dict[str, Any] = {"local_files_only": True}

@@ -99,21 +99,23 @@ def load_documents(
     """Read files and folders (recursively, sorted, hidden names left out).
 
     A file that is named itself must be usable; in a folder unusable files are skipped and listed
-    with the reason. known: documents by path, which are taken as they are where the file's hash is
-    that of the document. told: hears how far it is, see `Told`. Raises DocumentError for an
-    unusable file, a missing path, and a folder that holds no usable file.
+    with the reason. One that several paths lead to is read once. known: documents by path, which
+    are taken as they are where the file's hash is that of the document. told: hears how far it is,
+    see `Told`. Raises DocumentError for an unusable file, a missing path, and a folder that holds
+    no usable file.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not given:
         raise DocumentError("No path was given; name at least one file or folder of documents.")
     documents: list[Document] = []
     skipped: list[Skipped] = []
+    read: set[str] = set()
     for path in map(Path, given):
         if path.is_dir():
-            found = load_folder(path, max_bytes, known, told)
+            found = load_folder(path, max_bytes, known, told, read)
             documents += found.documents
             skipped += found.skipped
-        else:
+        elif _first(path, read):
             documents.append(load_document(path, max_bytes=max_bytes, known=known))
     return Collection(tuple(with_unique_names(documents)), tuple(skipped))
 
@@ -123,20 +125,25 @@ def load_folder(
     max_bytes: int = MAX_BYTES,
     known: Mapping[str, Document] = MappingProxyType({}),
     told: Told = lambda what, done, total: None,
+    read: set[str] | None = None,
 ) -> Collection:
-    """Read every usable file below a folder; raises DocumentError where there is none."""
+    """Read every usable file below a folder; raises DocumentError where there is none.
+
+    read: paths that were read before, which are left out, and grows by these.
+    """
     documents: list[Document] = []
     skipped: list[Skipped] = []
     files = list_files(folder)
-    for number, path in enumerate(files):
-        told("reading documents", number, len(files))
+    new = [path for path in files if _first(path, set() if read is None else read)]
+    for number, path in enumerate(new):
+        told("reading documents", number, len(new))
         try:
             name = path.relative_to(folder).as_posix()
             documents.append(load_document(path, name=name, max_bytes=max_bytes, known=known))
         except DocumentError as error:
             reason = str(error).removeprefix(f"{path} ")
             skipped.append(Skipped(clean(str(path)), clean(reason)))
-    if not documents:
+    if not documents and len(new) == len(files):
         first = " (it holds no file)"
         if skipped:
             what = f"{skipped[0].path} {skipped[0].reason}".rstrip(".")
@@ -146,6 +153,14 @@ def load_folder(
             "Name a folder with txt, md, rst, html, pdf or source files."
         )
     return Collection(tuple(documents), tuple(skipped))
+
+
+def _first(path: Path, read: set[str]) -> bool:
+    """Tell whether a path is read for the first time, and note it."""
+    place = os.path.abspath(path)
+    known = place in read
+    read.add(place)
+    return not known
 
 
 def list_files(folder: Path) -> list[Path]:

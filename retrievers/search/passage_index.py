@@ -34,7 +34,7 @@ from ragspec.retrievers.search.passages import WORDS, Passage, split_documents
 from ragspec.retrievers.search.sparse import SparseIndex
 from ragspec.retrievers.search.support import Support
 from ragspec.storage.manifest import Contents, Verify
-from ragspec.storage.store import OpenStore, open_store, publish
+from ragspec.storage.store import OpenStore, is_store, open_store, publish
 
 KIND = "passages"
 
@@ -238,7 +238,7 @@ class PassageIndex:
         is compared). Raises StoreError where the index is missing, damaged or was made with
         another embedder, and the errors of `load_embedder`.
         """
-        store = open_store(Path(path), KIND, verify=verify)
+        store = open_index(Path(path), verify)
         try:
             return cls._read(store, embedder)
         except (ValueError, KeyError, TypeError, IndexError) as error:
@@ -264,6 +264,16 @@ class PassageIndex:
         sparse = SparseIndex.load(store.path / "sparse") if parameters["sparse"] else None
         origin = Origin.of(parameters.get("origin", {}))
         return cls(documents, passages, dense=dense, sparse=sparse, fusion=fusion, origin=origin)
+
+
+def open_index(path: Path, verify: Verify) -> OpenStore:
+    """Return the store of an index; raises StoreError where there is none, or a damaged one."""
+    if not is_store(path):
+        what = "holds no index" if path.exists() else "is missing"
+        raise StoreError(
+            f"{path} {what}; expected one, as `ragspec index PATHS --out INDEX` builds it."
+        )
+    return open_store(path, KIND, verify=verify)
 
 
 def fusion_for(embedder: Embedder | None) -> Fusion:

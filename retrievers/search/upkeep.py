@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ragspec.errors import InputError
+from ragspec.errors import DocumentError, InputError
 from ragspec.registry import did_you_mean
 from ragspec.retrievers.search.dense import Embedder
 from ragspec.retrievers.search.documents import (
@@ -26,23 +26,43 @@ from ragspec.retrievers.search.documents import (
     load_documents,
     with_unique_names,
 )
-from ragspec.retrievers.search.passage_index import KIND, Origin, PassageIndex, read_lines
+from ragspec.retrievers.search.passage_index import (
+    KIND,
+    Origin,
+    PassageIndex,
+    open_index,
+    read_lines,
+)
 from ragspec.storage.manifest import Contents
-from ragspec.storage.store import open_store, publish
+from ragspec.storage.store import publish
 
 Paths = Iterable[str | os.PathLike[str]]
-Plan = Callable[[PassageIndex], tuple[Sequence[Document], Origin, Sequence[Skipped]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an index is to become, and what could not be read on the way."""
+
+    documents: Sequence[Document]
+    origin: Origin
+    skipped: Sequence[Skipped] = ()
+    missing: Sequence[Skipped] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a change did, by the documents' names; unchanged: how many stayed as they were."""
+    """What a change did, by the documents' names.
+
+    unchanged: how many stayed as they were. skipped: files that hold no usable text. missing:
+    paths of the index that could not be read; their documents stay.
+    """
 
     added: tuple[str, ...]
     changed: tuple[str, ...]
     removed: tuple[str, ...]
     unchanged: int
     skipped: tuple[Skipped, ...] = ()
+    missing: tuple[Skipped, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.added or self.changed or self.removed)
@@ -62,15 +82,17 @@ def add(
     """
     new = [os.path.abspath(each) for each in paths]
 
-    def plan(index: PassageIndex) -> tuple[Sequence[Document], Origin, Sequence[Skipped]]:
+    def plan(index: PassageIndex) -> Plan:
         found = load_documents(new, known=_known(index), told=told)
         read = {_place(document) for document in found.documents}
         kept = [each for each in index.documents if _place(each) not in read]
         origin = index.origin
         removed = [each for each in origin.removed if not _within(each, new)]
-        paths = tuple(dict.fromkeys((*origin.paths, *new)))
-        origin = replace(origin, paths=paths, removed=tuple(removed))
-        return with_unique_names([*kept, *found.documents]), origin, found.skipped
+        paths = [each for each in dict.fromkeys((*origin.paths, *new))]
+        paths = [each for each in paths if not _within(each, {*paths} - {each})]
+        origin = replace(origin, paths=tuple(paths), removed=tuple(removed))
+        documents = [*kept, *_as_before(index, found.documents)]
+        return Plan(with_unique_names(documents), origin, found.skipped)
 
     return _change(path, plan, embedder, told)
 
@@ -89,7 +111,7 @@ def remove(
     """
     given = [os.fspath(name) for name in names]
 
-    def plan(index: PassageIndex) -> tuple[Sequence[Document], Origin, Sequence[Skipped]]:
+    def plan(index: PassageIndex) -> Plan:
         gone = {name for each in given for name in _named(index, each)}
         kept = [each for each in index.documents if each.name not in gone]
         if not kept:
@@ -97,9 +119,12 @@ def remove(
                 f"removing all {len(gone)} documents would leave nothing to search in; delete the "
                 "folder of the index instead."
             )
+        folders = [os.path.abspath(each) for each in given]
+        paths = tuple(each for each in index.origin.paths if not _within(each, folders))
         places = [_place(each) for each in index.documents if each.name in gone and each.path]
-        removed = tuple(dict.fromkeys((*index.origin.removed, *places)))
-        return kept, replace(index.origin, removed=removed), ()
+        places = [each for each in (*index.origin.removed, *places) if _within(each, paths)]
+        removed = tuple(dict.fromkeys(places))
+        return Plan(kept, replace(index.origin, paths=paths, removed=removed))
 
     return _change(path, plan, embedder, told)
 
@@ -112,19 +137,31 @@ def refresh(
 ) -> Change:
     """Read the files of an index again: new ones come, changed ones are replaced, lost ones leave.
 
-    A file counts as changed by its SHA-256. Documents that came from no file stay. Raises
-    StoreError for no index, DocumentError where a path that was indexed is missing or holds no
-    text any more: nothing is taken out then.
+    A file counts as changed by its SHA-256. Documents that came from no file stay, and so do those
+    of a path that is missing or has become empty, since a disk may not be there: see
+    `Change.missing`. Raises StoreError for no index, DocumentError where no path can be read.
     """
 
-    def plan(index: PassageIndex) -> tuple[Sequence[Document], Origin, Sequence[Skipped]]:
+    def plan(index: PassageIndex) -> Plan:
         origin = index.origin
         paths = origin.paths or tuple(_place(each) for each in index.documents if each.path)
-        found = load_documents(paths, known=_known(index), told=told)
+        readable, missing = [], list[Skipped]()
+        for path in paths:
+            try:
+                load_documents(path, known=_known(index))
+                readable.append(path)
+            except DocumentError as error:
+                missing.append(Skipped(path, str(error).removeprefix(f"{path} ")))
+        if missing and not readable:
+            raise DocumentError(f"{missing[0].path} {missing[0].reason}")
+        found = load_documents(readable, known=_known(index), told=told) if readable else None
         gone = set(origin.removed)
-        read = [each for each in found.documents if _place(each) not in gone]
-        pathless = [each for each in index.documents if each.path is None]
-        return with_unique_names([*pathless, *read]), origin, found.skipped
+        read = [each for each in (found.documents if found else ()) if _place(each) not in gone]
+        lost = [each.path for each in missing]
+        kept = [each for each in index.documents if not each.path or _within(_place(each), lost)]
+        skipped = found.skipped if found else ()
+        documents = with_unique_names([*kept, *_as_before(index, read)])
+        return Plan(documents, origin, skipped, missing)
 
     return _change(path, plan, embedder, told)
 
@@ -134,7 +171,7 @@ def described(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Raises StoreError where it is missing or damaged.
     """
-    store = open_store(Path(path), KIND, verify="size")
+    store = open_index(Path(path), "size")
     parameters = store.manifest.parameters
     spans = np.load(store.file("passages.npy"), allow_pickle=False)
     counts = np.bincount(spans[:, 0], minlength=int(parameters["documents"])).tolist()
@@ -161,20 +198,23 @@ def described(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _change(
-    path: str | os.PathLike[str], plan: Plan, embedder: str | Path | Embedder | None, told: Told
+    path: str | os.PathLike[str],
+    planned: Callable[[PassageIndex], Plan],
+    embedder: str | Path | Embedder | None,
+    told: Told,
 ) -> Change:
     """Change an index as a plan says; where it says nothing new, nothing is written."""
     root = Path(path)
-    open_store(root, KIND, verify="size")  # before a lock is made in a folder that is no index
+    open_index(root, "size")  # before a lock is made in a folder that is no index
     changes: list[Change] = []
 
     def write(folder: Path) -> Contents:
         index = PassageIndex.open(root, embedder=embedder)
-        documents, origin, skipped = plan(index)
-        changes.append(_compared(index.documents, documents, skipped))
-        if not changes[0] and origin == index.origin:
+        plan = planned(index)
+        changes.append(_compared(index.documents, plan))
+        if not changes[0] and plan.origin == index.origin:
             raise _Unchanged
-        new = index.rebuilt(documents, origin, told)
+        new = index.rebuilt(plan.documents, plan.origin, told)
         new.write(folder)
         return new.contents()
 
@@ -187,10 +227,8 @@ class _Unchanged(Exception):
     """Nothing is to be written."""
 
 
-def _compared(
-    before: Sequence[Document], after: Sequence[Document], skipped: Sequence[Skipped]
-) -> Change:
-    old, new = ({each.name: each for each in some} for some in (before, after))
+def _compared(before: Sequence[Document], plan: Plan) -> Change:
+    old, new = ({each.name: each for each in some} for some in (before, plan.documents))
     both = [name for name in new if name in old]
     changed = [name for name in both if new[name].text != old[name].text]
     return Change(
@@ -198,7 +236,8 @@ def _compared(
         changed=tuple(changed),
         removed=tuple(name for name in old if name not in new),
         unchanged=len(both) - len(changed),
-        skipped=tuple(skipped),
+        skipped=tuple(plan.skipped),
+        missing=tuple(plan.missing),
     )
 
 
@@ -209,6 +248,12 @@ def _place(document: Document) -> str:
 
 def _known(index: PassageIndex) -> dict[str, Document]:
     return {_place(each): each for each in index.documents if each.path}
+
+
+def _as_before(index: PassageIndex, documents: Iterable[Document]) -> list[Document]:
+    """Return documents under the names that the index has for their files, if it has."""
+    names = {_place(each): each.name for each in index.documents if each.path}
+    return [replace(each, name=names.get(_place(each), each.name)) for each in documents]
 
 
 def _within(path: str, folders: Iterable[str]) -> bool:

@@ -159,3 +159,33 @@ def test_sampling_as_the_model_is_configured(model: str, tmp_path: Path, capsys:
     assert text(*named, "--as-configured") != text(*named)
     greedy = ("--model", model)
     assert text(*greedy, "--as-configured") == text(*greedy)
+
+
+def test_a_line_that_is_no_text_does_not_end_the_conversation(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    typed(monkeypatch, "caf\udce9", "Hello.")
+    assert main(["chat", "--model", model, "--max-new-tokens", "4"]) == 0
+    out, err = capsys.readouterr()
+    assert "error: the text is not UTF-8" in err and out.strip()
+
+
+def test_two_ways_of_sampling_are_refused(model: str, capsys: Capture) -> None:
+    run = ["generate", "Hello.", "--model", model, "--as-configured", "--seed", "3"]
+    assert main([*run, "--temperature", "0.5"]) == 2
+    assert "got --as-configured with --temperature" in capsys.readouterr().err
+
+
+def test_a_missing_index_is_named_before_a_model_is_loaded(tmp_path: Path, capsys: Capture) -> None:
+    missing = str(tmp_path / "no.idx")
+    for command in (["chat"], ["ask", "Why?"]):
+        assert main([*command, "--index", missing, "--model", "./nowhere"]) == 8
+        assert "no.idx is missing; expected one, as `ragspec index" in capsys.readouterr().err
+
+
+def test_a_turn_without_passages_says_so(
+    model: str, docs: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    typed(monkeypatch, "What does the cat eat?", "Explain simpler please.")
+    assert main(["chat", "--model", model, "--docs", docs, "--max-new-tokens", "4"]) == 0
+    assert "no passage was found for this turn" in capsys.readouterr().err

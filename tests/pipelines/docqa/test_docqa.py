@@ -281,3 +281,16 @@ def test_a_quotation_from_a_pdf_names_its_page(folder: Path, embedder: Path) -> 
     assert [citation.page for citation in answer.citations] == [2, 2]
     assert answer.citations[0].place == "page 2"
     assert answer.to_dict()["citations"][0]["page"] == 2
+
+
+def test_arguments_of_another_type_are_refused_at_once(folder: Path, embedder: Path) -> None:
+    qa = DocQA.from_documents(folder, engine=ScriptedEngine("x"), embedder=embedder)  # type: ignore[arg-type]
+    for question in (None, 5, ""):
+        with pytest.raises(InputError, match="empty or no text"):
+            qa.ask(question)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="unknown option 'foo'"):
+        qa.ask("Which mountain did Hannibal cross?", foo=1)
+    with pytest.raises(InputError, match="expected a path"):
+        DocQA.from_documents(5)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"Engine\.from_pretrained\('starter'\)"):
+        DocQA.from_documents(folder, engine="starter", embedder=embedder)  # type: ignore[arg-type]

@@ -96,6 +96,7 @@ def test_what_cannot_be_had_is_said(saved: Path, capsys: pytest.CaptureFixture[s
     run = ["generate", "Hello.", "--model", str(saved), "--max-new-tokens", "3"]
     assert main([*run, "--quantize", "int4"]) == 2
     assert main([*run, "--device", "cpu", "--device-map", "auto"]) == 2
+    assert main([*run, "--device-map", "nonsense"]) == 2
     capsys.readouterr()
 
 

@@ -135,10 +135,8 @@ def test_documents_come_and_go(folder: Path, embedder: Path, tmp_path: Path) -> 
     assert add(index, [folder / "1.txt"]).changed == ("1.txt",)
     assert remove(index, ["page.md", folder / "1.txt"]).removed == ("page.md", "1.txt")
     assert not refresh(index), "what was removed stays out"
-    assert described(index)["removed"] == [
-        str(folder / "sub" / "page.md"),
-        str(folder / "1.txt"),
-    ]
+    assert described(index)["removed"] == [str(folder / "sub" / "page.md")]
+    assert str(folder / "1.txt") not in described(index)["paths"]
     assert add(index, [folder / "sub"]).added == ("page.md",), "until it is added again"
     assert set(remove(index, [folder / "sub"]).removed) == {"page.md", "paper.pdf"}
     with pytest.raises(InputError, match="nothing to search in"):
@@ -228,3 +226,40 @@ def test_a_refresh_that_is_killed_leaves_the_old_index_or_the_new(
         assert grown in {"", *(text(each, 400) for each in range(turn + 1))}
     refresh(index)
     check_equal(index, built([folder], tmp_path / "fresh", embedder))
+
+
+def test_a_file_that_several_paths_lead_to_is_one_document(
+    folder: Path, embedder: Path, tmp_path: Path
+) -> None:
+    index = built(
+        [folder / "0.txt", folder / "0.txt", folder, folder / "sub"], tmp_path / "a", embedder
+    )
+    assert len(PassageIndex.open(index).documents) == 6
+    index = built([folder / "sub"], tmp_path / "b", embedder)
+    assert not add(index, [folder / "sub" / "page.md"])
+    (folder / "sub" / "page.md").write_text("# Other\n\nThe wheel.")
+    assert refresh(index).changed == ("page.md",)
+    change = add(index, [folder])
+    assert len(change.added) == 4 and not change.removed, "what was known keeps its name"
+    assert described(index)["paths"] == [str(folder)]
+    assert not refresh(index)
+
+
+def test_a_path_that_is_gone_keeps_its_documents_until_it_is_removed(
+    folder: Path, embedder: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "more.txt").write_text("A pet and a rail.")
+    index = built([folder, other], tmp_path / "idx", embedder)
+    folder.rename(tmp_path / "moved")
+    (other / "new.txt").write_text("A token tree.")
+    change = refresh(index)
+    assert change.added == ("new.txt",) and not change.removed
+    assert [each.path for each in change.missing] == [str(folder)]
+    folder.mkdir()  # an empty one may be a disk that is not there
+    assert refresh(index).missing and len(PassageIndex.open(index).documents) == 8
+    assert len(remove(index, [folder]).removed) == 6
+    assert described(index)["paths"] == [str(other)] and not described(index)["removed"]
+    change = refresh(index)
+    assert not change and not change.missing
