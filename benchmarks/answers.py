@@ -173,11 +173,12 @@ def main() -> None:
     torch.set_num_threads(1)
     engine = Engine.from_pretrained(options.model, device="cpu", dtype="float32")
     rows: list[Row] = []
-    indexes = {kind: PassageIndex.build(documents(options.data, kind)) for kind in SETS}
-    for kind in options.sets.split(","):
+    kinds = options.sets.split(",")
+    indexes = {kind: PassageIndex.build(documents(options.data, kind)) for kind in kinds}
+    for kind in kinds:
         qa = DocQA(indexes[kind], engine=engine)
         asked = questions(options.data, kind, options.split, options.questions)
-        for over in SETS:
+        for over in kinds:
             share = refused(indexes[over], questions(options.data, kind, options.split, 999))
             print(f"questions of {kind} over {over}: {share:.1%} refused")
         for number, question in enumerate(asked, 1):

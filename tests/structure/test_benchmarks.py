@@ -199,3 +199,24 @@ def test_distractors(folder: Path, tmp_path: Path) -> None:
     assert (document["others"], row["manual"]) == (1, "manual")
     assert row["alone"] > 3.0
     assert document["kept"] == row["kept"] == round(row["beside"] / row["alone"], 4)
+
+
+def test_lengths(folder: Path) -> None:
+    printed = run(
+        *("lengths.py", "--data", folder, "--model", folder),
+        *("--lengths", "40,120", "--repeats", "1"),
+    )
+    rows = [line for line in printed.splitlines() if line.startswith(("| 40 |", "| 120 |"))]
+    assert len(rows) == 2 and all(len(line.split("|")) == 8 for line in rows)
+
+
+def test_answers(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    printed = run(
+        *("answers.py", "--data", folder, "--model", "starter", "--sets", "docqa"),
+        *("--prompts", "quote", "--tokens", "24", "--json", out),
+    )
+    (row,) = json.loads(out.read_text())
+    assert row["found"] is True and row["tokens"] <= 24 and row["prompt"] == "quote"
+    assert "questions of docqa over docqa: 0.0% refused" in printed
+    assert "| quote | docqa (1) | 100% |" in printed

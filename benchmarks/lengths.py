@@ -1,0 +1,96 @@
+"""Reading and writing after long contexts, against transformers on its own copy of the model.
+
+    python benchmarks/lengths.py --model smollm2 --data DIR [--lengths 512,7500] [--dtype float32]
+
+For every length: seconds of reading a beginning of a book of DIR's longdocs/ (a call for one token)
+and milliseconds a token of plain decoding after it (a call for 17, less that), of transformers'
+greedy `generate` and of this engine, in turn; and what forwards of 4, 8 and 16 positions cost
+against one of one. Ratios above 1 say that transformers is slower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gzip
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from ragspec.engine.engine import Engine
+from ragspec.models.load import load_model
+from ragspec.pipelines.console.options import be_quiet
+
+WRITTEN = 17
+ROWS = (4, 8, 16)
+
+
+def beginning(data: Path, tokenizer: Any, length: int) -> list[int]:
+    """Return the first tokens of a book."""
+    path = sorted((data / "longdocs").glob("*.txt.gz"))[0]
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        ids = tokenizer(file.read(12 * length), add_special_tokens=False, verbose=False)
+    return list(ids["input_ids"][:length])
+
+
+def timed(run: Callable[[int], None]) -> tuple[float, float]:
+    """Return the seconds of a call for one token, and the milliseconds of each further one."""
+    found = []
+    for tokens in (1, WRITTEN):
+        began = time.perf_counter()
+        run(tokens)
+        found.append(time.perf_counter() - began)
+    return found[0], 1000 * (found[1] - found[0]) / (WRITTEN - 1)
+
+
+def row(engine: Engine, peer: Any, prompt: list[int], repeats: int) -> str:
+    """Return the line of one length: medians over the repeats."""
+    ids = torch.tensor([prompt])
+
+    def theirs(tokens: int) -> None:
+        options = {"do_sample": False, "max_new_tokens": tokens, "min_new_tokens": tokens}
+        peer.generate(ids, attention_mask=torch.ones_like(ids), **options)
+
+    def ours(tokens: int) -> None:
+        engine.generate(prompt, max_new_tokens=tokens, ignore_eos=True)
+
+    runs: dict[str, list[tuple[float, float]]] = {"theirs": [], "ours": []}
+    for repeat in range(repeats):
+        for name, run in (("theirs", theirs), ("ours", ours))[:: 1 if repeat % 2 else -1]:
+            runs[name].append(timed(run))
+    read = [median(found[0] for found in runs[name]) for name in runs]
+    write = [median(found[1] for found in runs[name]) for name in runs]
+    alone = min(engine.target.time_forward(1, len(prompt)) for _ in range(2))
+    trees = " / ".join(f"{engine.target.time_forward(n, len(prompt)) / alone:.2f}" for n in ROWS)
+    return (
+        f"| {len(prompt)} | {read[0]:.1f} / {read[1]:.1f} | {read[0] / read[1]:.2f} "
+        f"| {write[0]:.0f} / {write[1]:.0f} | {write[0] / write[1]:.2f} | {trees} |"
+    )
+
+
+def main() -> None:
+    """Measure every length and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--lengths", default="512,2000,7500")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--repeats", type=int, default=2)
+    options = parser.parse_args()
+    be_quiet()
+    torch.set_num_threads(1)
+    model, tokenizer = load_model(options.model, "cpu", options.dtype)
+    engine, peer = Engine(model, tokenizer, None), copy.deepcopy(model)
+    print("| tokens | reading, s (HF / ours) | ratio | a token, ms | ratio | 4 / 8 / 16 to 1 |")
+    print("| --- " * 6 + "|")
+    for length in map(int, options.lengths.split(",")):
+        prompt = beginning(options.data, tokenizer, length)
+        print(row(engine, peer, prompt, options.repeats), flush=True)
+
+
+if __name__ == "__main__":
+    main()
