@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragspec.errors import DocumentError, InputError, ModelError, PromptTooLongError, StoreError
+from ragspec.pipelines.cli.answered import Answered
 from ragspec.pipelines.cli.store_texts import Wanted, read_prompts, read_texts
 from ragspec.pipelines.console.terminal import Terminal
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from ragspec.retrievers.corpus.text import Told
 
 PREFIX = 12
+
+SEALED_SECONDS = 60.0  # between two times that answers are put on disk, whatever happens next
 
 
 def load_tokenizer(name: str) -> Any:
@@ -111,23 +114,37 @@ def store_answers(
 ) -> CorpusInfo:
     """Answer prompts greedily and keep the answers in a corpus, a new one or one of this model.
 
-    Interrupted, it keeps the answers that are whole. Raises what the engine and the store do.
+    A prompt that was answered into it before is left out. Interrupted, it keeps the answers that
+    are whole; killed, those of a minute before. Raises what the engine and the store do.
     """
-    asked = read_prompts(prompts, field)
+    from ragspec.storage.store import POINTER
+
+    about = {"model": options.model, "tokens": max_new_tokens, "scope": scope}
+    answered = Answered(out, about, new=not (out / POINTER).exists())
+    asked = answered.left(read_prompts(prompts, field))
     first = list(islice(asked, batch))  # before the model is loaded: the file may be wrong
-    if not first:
+    if not first and not answered.skipped:
         raise InputError(f"{prompts} holds no prompt; expected one row for each.")
     with terminal.working("loading the model"):
         engine = options.engine()
     answers = tokens = 0
     with _open_for(engine, out) as store, counting(terminal, "answering", "answers") as told:
         store.record(engine, scope=scope)
+        began, done = time.monotonic(), 0
         while first:
             for generation in _answer(engine, first, max_new_tokens, terminal):
                 answers, tokens = answers + 1, tokens + len(generation.tokens)
             told(answers, tokens)
+            done += len(first)
+            if time.monotonic() - began >= SEALED_SECONDS:
+                store.seal()
+                answered.sealed(done)
+                began, done = time.monotonic(), 0
             first = list(islice(asked, batch))
         store.seal()
+        answered.sealed(done)
+        if answered.skipped:
+            terminal.note(f"{answered.skipped} prompts were answered before and left out")
         return store.info()
 
 

@@ -145,22 +145,22 @@ def refresh(
     def plan(index: PassageIndex) -> Plan:
         origin = index.origin
         paths = origin.paths or tuple(_place(each) for each in index.documents if each.path)
-        readable, missing = [], list[Skipped]()
+        known, missing, skipped = _known(index), list[Skipped](), list[Skipped]()
+        read: dict[str, Document] = {}
         for path in paths:
             try:
-                load_documents(path, known=_known(index))
-                readable.append(path)
+                found = load_documents(path, known=known, told=told)
             except DocumentError as error:
                 missing.append(Skipped(path, str(error).removeprefix(f"{path} ")))
-        if missing and not readable:
+                continue
+            read |= {_place(each): each for each in found.documents if _place(each) not in read}
+            skipped += found.skipped
+        if len(missing) == len(paths) > 0:
             raise DocumentError(f"{missing[0].path} {missing[0].reason}")
-        found = load_documents(readable, known=_known(index), told=told) if readable else None
-        gone = set(origin.removed)
-        read = [each for each in (found.documents if found else ()) if _place(each) not in gone]
         lost = [each.path for each in missing]
         kept = [each for each in index.documents if not each.path or _within(_place(each), lost)]
-        skipped = found.skipped if found else ()
-        documents = with_unique_names([*kept, *_as_before(index, read)])
+        new = [each for place, each in read.items() if place not in origin.removed]
+        documents = with_unique_names([*kept, *_as_before(index, new)])
         return Plan(documents, origin, skipped, missing)
 
     return _change(path, plan, embedder, told)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -139,7 +140,16 @@ def test_answers_are_kept_with_the_fingerprint_of_their_model(
         wanted.append(tiny.tokenizer().decode(generation.prompt_tokens + generation.tokens))
     assert held(out) == wanted
     assert CorpusIndex.open(out, model=tiny.model()).info().model == first["model"]
-    assert found(capsys, *arguments)["documents"] == 6  # a second run adds to it
+    assert found(capsys, *arguments)["documents"] == 3  # a second run asks nothing twice
+    more = [{"prompt": "dog"}, {"prompt": "cat"}]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in more))
+    assert found(capsys, *arguments)["documents"] == 4
+    assert run(*arguments) == 0
+    assert "2 prompts were answered before and left out" in capsys.readouterr().err
+    arguments[arguments.index("6")] = "5"  # other answers
+    assert found(capsys, *arguments)["documents"] == 6
+    shutil.rmtree(out)
+    assert found(capsys, *arguments)["documents"] == 2, "a new store has no answers yet"
     other = tmp_path / "other"
     tiny.model(seed=1).save_pretrained(other)
     tiny.tokenizer().save_pretrained(other)
@@ -265,3 +275,29 @@ def test_counts_have_units(text: str, number: int) -> None:
     for wrong in ("", "-1", "1kk", "k", "0.5", "1.5"):
         with pytest.raises(InputError, match="--x"):
             store_cli.count_of(wrong, "--x")
+
+
+def test_answers_are_on_disk_every_minute(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ragspec.pipelines.cli import store_run
+
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "m.store"
+    prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("ab", "cat", "x")))
+    monkeypatch.setattr(store_run, "SEALED_SECONDS", 0.0)
+    answer, asked = store_run._answer, []
+
+    def killed(engine: Any, first: list[Any], *rest: Any) -> Any:
+        asked.append(first)
+        if len(asked) == 3:
+            raise MemoryError  # as good as a kill: nothing is tidied up on the way
+        return answer(engine, first, *rest)
+
+    arguments = ["from-answers", str(prompts), "-m", model, "-o", str(out), "--batch", "1"]
+    with monkeypatch.context() as patch:
+        patch.setattr(store_run, "_answer", killed)
+        with pytest.raises(MemoryError):
+            run(*arguments, "--max-new-tokens", "3")
+    assert len(held(out)) == 2
+    assert run(*arguments, "--max-new-tokens", "3") == 0
+    assert len(held(out)) == 3 and asked == [["ab"], ["cat"], ["x"]]
