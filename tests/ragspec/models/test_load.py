@@ -108,3 +108,13 @@ def test_the_identity_is_of_the_architecture_and_not_of_the_weights() -> None:
     assert first == model_identity(tiny.model("llama", seed=1))
     assert first != model_identity(tiny.model("llama", dtype=torch.float64))
     assert first != model_identity(tiny.model("llama", num_hidden_layers=1))
+
+
+def test_loading_shows_no_bars_and_leaves_the_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    from transformers.utils import logging
+
+    logging.enable_progress_bar()
+    load_model("starter", "cpu")
+    shown = capsys.readouterr()
+    assert shown.out == shown.err == ""
+    assert logging.is_progress_bar_enabled()
