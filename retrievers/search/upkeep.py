@@ -8,6 +8,7 @@ built afresh; only passages that are new are embedded.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -88,7 +89,7 @@ def add(
         kept = [each for each in index.documents if _place(each) not in read]
         origin = index.origin
         removed = [each for each in origin.removed if not _within(each, new)]
-        paths = [each for each in dict.fromkeys((*origin.paths, *new))]
+        paths = list(dict.fromkeys((*origin.paths, *new)))
         paths = [each for each in paths if not _within(each, {*paths} - {each})]
         origin = replace(origin, paths=tuple(paths), removed=tuple(removed))
         documents = [*kept, *_as_before(index, found.documents)]
@@ -146,20 +147,21 @@ def refresh(
         origin = index.origin
         paths = origin.paths or tuple(_place(each) for each in index.documents if each.path)
         known, missing, skipped = _known(index), list[Skipped](), list[Skipped]()
-        read: dict[str, Document] = {}
+        read, seen = list[Document](), set[str]()
         for path in paths:
             try:
                 found = load_documents(path, known=known, told=told)
             except DocumentError as error:
                 missing.append(Skipped(path, str(error).removeprefix(f"{path} ")))
                 continue
-            read |= {_place(each): each for each in found.documents if _place(each) not in read}
+            read += [each for each in found.documents if _place(each) not in seen]
+            seen |= {_place(each) for each in found.documents}
             skipped += found.skipped
         if len(missing) == len(paths) > 0:
             raise DocumentError(f"{missing[0].path} {missing[0].reason}")
         lost = [each.path for each in missing]
         kept = [each for each in index.documents if not each.path or _within(_place(each), lost)]
-        new = [each for place, each in read.items() if place not in origin.removed]
+        new = [each for each in read if _place(each) not in origin.removed]
         documents = with_unique_names([*kept, *_as_before(index, new)])
         return Plan(documents, origin, skipped, missing)
 
@@ -251,8 +253,12 @@ def _known(index: PassageIndex) -> dict[str, Document]:
 
 
 def _as_before(index: PassageIndex, documents: Iterable[Document]) -> list[Document]:
-    """Return documents under the names that the index has for their files, if it has."""
-    names = {_place(each): each.name for each in index.documents if each.path}
+    """Return documents under the names that the index has for their files, if it has.
+
+    Files whose foreign names look alike when written as UTF-8 are named anew.
+    """
+    alike = Counter(_place(each) for each in index.documents)
+    names = {_place(each): each.name for each in index.documents if alike[_place(each)] == 1}
     return [replace(each, name=names.get(_place(each), each.name)) for each in documents]
 
 

@@ -263,3 +263,21 @@ def test_a_path_that_is_gone_keeps_its_documents_until_it_is_removed(
     assert described(index)["paths"] == [str(other)] and not described(index)["removed"]
     change = refresh(index)
     assert not change and not change.missing
+
+
+def test_files_whose_names_are_no_utf_8_are_refreshed_and_kept_apart(
+    embedder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "foreign"
+    folder.mkdir()
+    try:
+        for name, said in ((b"caf\xe9.txt", "A cat."), (b"caf\xea.txt", "A dog.")):
+            Path(os.fsdecode(bytes(folder) + b"/" + name)).write_text(said)
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names alone")
+    index = built([folder], tmp_path / "idx", embedder)
+    assert not refresh(index)
+    (folder / "more.txt").write_text("A train.")
+    assert refresh(index).added == ("more.txt",)
+    texts = {each.text for each in PassageIndex.open(index).documents}
+    assert texts == {"A cat.", "A dog.", "A train."}
