@@ -143,7 +143,7 @@ class Conversation:
         max_new_tokens: int = NEW_TOKENS,
         stream: Callable[[str], None] | None = None,
     ) -> Reply:
-        """Answer one turn and keep it, also where an interrupt ended the answer.
+        """Answer one turn and keep it, also where an interrupt ended the answer, if it had begun.
 
         stream: called with each piece of text as it is verified. Raises InputError for an empty
         turn, PromptTooLongError where this turn alone does not fit the context.
@@ -165,6 +165,8 @@ class Conversation:
         pieces = self.engine.stream(list(prompt.token_ids), sampling, **options)
         found: Generation = drain(pieces, stream or (lambda piece: None))
         found.report = found.report.with_retrieval(milliseconds)
+        if not found.tokens:  # interrupted while it was read: as if it had not been asked
+            return Reply("", found, hits=turn.hits)
         self.turns = [*self.turns[left:], replace(turn, answer=found.text)]
         citations = tuple(self._cited(found, prompt))
         return Reply(found.text, found, citations, turn.hits, left)

@@ -148,6 +148,24 @@ def test_an_interrupted_answer_is_kept() -> None:
     assert after.report.kept_tokens > 0
 
 
+def test_a_turn_that_was_interrupted_while_it_was_read_is_not_kept() -> None:
+    talk = Conversation(engine())
+    first = talk.ask("Hello.", max_new_tokens=5)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    hook = talk.engine.model.register_forward_pre_hook(interrupt)
+    reply = talk.ask("And then?", max_new_tokens=5)
+    hook.remove()
+    assert reply.text == "" and reply.generation.finish_reason == "cancelled"
+    assert [turn.asked for turn in talk.turns] == ["Hello."]
+    again = talk.ask("And then?", max_new_tokens=5)
+    fresh = engine().generate(again.generation.prompt_tokens, max_new_tokens=5)
+    assert again.generation.tokens == fresh.tokens and first.text
+    assert again.report.kept_tokens > 0
+
+
 def test_special_tokens_of_a_user_stay_plain_text() -> None:
     talk = Conversation(engine())
     end = talk.engine.tokenizer.eos_token
