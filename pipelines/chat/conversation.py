@@ -19,7 +19,7 @@ from ragspec.engine.kept import KeptContext
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.pipelines.docqa.citations import Citation, cite
-from ragspec.pipelines.docqa.docqa import NEW_TOKENS, NOT_FOUND, DocQA, drain, refusal
+from ragspec.pipelines.docqa.docqa import NEW_TOKENS, DocQA, Written, drain, refusal
 from ragspec.pipelines.docqa.prompt import Prompt, disarm, passages_of, placed, special_of
 from ragspec.pipelines.docqa.wording import (
     Wording,
@@ -30,7 +30,7 @@ from ragspec.pipelines.docqa.wording import (
     wording,
 )
 from ragspec.retrievers.search.fusion import Hit
-from ragspec.sampling.repetition import EndRepetition, repeats
+from ragspec.sampling.repetition import EndRepetition
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
@@ -55,8 +55,8 @@ class Turn:
     first: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply(Written):
     """The answer to one turn.
 
     citations: see `Answer.citations`; their passages are numbered through the conversation. hits:
@@ -64,32 +64,19 @@ class Reply:
     why the model was not asked, None where it was.
     """
 
-    text: str
-    generation: Generation
-    citations: tuple[Citation, ...] = ()
     hits: tuple[Hit, ...] = ()
     left: int = 0
     refused: str | None = None
 
     @property
+    def text(self) -> str:
+        """What was written."""
+        return self.generation.text
+
+    @property
     def report(self) -> Report:
         """What it cost; `kept_tokens` of its prompt were not read again."""
         return self.generation.report
-
-    @property
-    def supported(self) -> bool:
-        """Whether any of it was quoted from a document, word for word."""
-        return bool(self.citations)
-
-    @property
-    def cut(self) -> bool:
-        """Whether it ended at the limit of tokens."""
-        return self.generation.finish_reason == "length"
-
-    @property
-    def repeats(self) -> bool:
-        """Whether it was ended because it said the same again and again."""
-        return repeats(self.generation.tokens)
 
 
 class Conversation:
@@ -154,7 +141,7 @@ class Conversation:
         hits, why = self._search(text)
         milliseconds = 1000 * (time.perf_counter() - began)
         if why is not None:
-            return Reply(NOT_FOUND, refusal(milliseconds), hits=tuple(hits), refused=why)
+            return Reply(generation=refusal(milliseconds), hits=tuple(hits), refused=why)
         prompt, turn, left = self._fitted(text, hits, max_new_tokens)
         options: dict[str, Any] = {
             "max_new_tokens": max_new_tokens,
@@ -166,10 +153,10 @@ class Conversation:
         found: Generation = drain(pieces, stream or (lambda piece: None))
         found.report = found.report.with_retrieval(milliseconds)
         if not found.tokens:  # interrupted while it was read: as if it had not been asked
-            return Reply("", found, hits=turn.hits)
+            return Reply(generation=found, hits=turn.hits)
         self.turns = [*self.turns[left:], replace(turn, answer=found.text)]
         citations = tuple(self._cited(found, prompt))
-        return Reply(found.text, found, citations, turn.hits, left)
+        return Reply(generation=found, citations=citations, hits=turn.hits, left=left)
 
     def _search(self, text: str) -> tuple[list[Hit], str | None]:
         """Return the passages that a turn brings, and why it is refused, if it is."""

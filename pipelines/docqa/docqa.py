@@ -37,28 +37,12 @@ JUDGED = 5  # passages by which it is told whether the documents speak of a ques
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What came of one question.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What a model wrote over passages; citations: characters of it that stand in a document."""
 
-    text: what the model wrote. evidence, short: the quoted sentence and the answer proper, ""
-    where the text has no such part. citations: characters of `text` that stand in a document.
-    passages: those that were shown, in order. prompt: the one that was given to the model. report,
-    label, generation: the engine's. refused: why the model was not asked, None where it was; `text`
-    then says that the documents do not speak of it.
-    """
-
-    question: str
-    text: str
-    evidence: str
-    short: str
-    citations: tuple[Citation, ...]
-    passages: tuple[Hit, ...]
-    report: Report
-    label: str
     generation: Generation
-    prompt: Prompt = field(repr=False)
-    refused: str | None = None
+    citations: tuple[Citation, ...] = ()
 
     @property
     def supported(self) -> bool:
@@ -74,6 +58,28 @@ class Answer:
     def repeats(self) -> bool:
         """Whether it was ended because it said the same again and again."""
         return repeats(self.generation.tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer(Written):
+    """What came of one question.
+
+    text: what the model wrote. evidence, short: the quoted sentence and the answer proper, ""
+    where the text has no such part. citations: characters of `text` that stand in a document.
+    passages: those that were shown, in order. prompt: the one that was given to the model. report,
+    label, generation: the engine's. refused: why the model was not asked, None where it was; `text`
+    then says that the documents do not speak of it.
+    """
+
+    question: str
+    text: str
+    evidence: str
+    short: str
+    passages: tuple[Hit, ...]
+    report: Report
+    label: str
+    prompt: Prompt = field(repr=False)
+    refused: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as JSON types."""
