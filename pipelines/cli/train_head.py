@@ -32,10 +32,21 @@ def train_head(
     rate: Annotated[
         float | None, typer.Option(help="Learning rate at its height; by the width without it.")
     ] = None,
+    depth: Annotated[
+        int, typer.Option(min=1, help="Rounds in which the head learns from its own guesses.")
+    ] = 1,
+    vocabulary: Annotated[
+        int | None,
+        typer.Option(min=1, help="Draft only so many tokens, the most frequent; all without it."),
+    ] = None,
     max_tokens: Annotated[
         str | None, typer.Option(help="Read about so many tokens at most: 500k, 10M.")
     ] = None,
     seed: Annotated[int, typer.Option(help="The head is a function of it.")] = 0,
+    start: Annotated[
+        Path | None,
+        typer.Option(help="Begin with this trained head, to learn from other texts."),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the training that was left in --out.")
     ] = False,
@@ -59,6 +70,8 @@ def train_head(
         batch_size=batch,
         length=length,
         learning_rate=rate,
+        depth=depth,
+        draft_vocab_size=vocabulary,
         seed=seed,
     )
     terminal = Terminal(quiet=json)
@@ -68,6 +81,7 @@ def train_head(
         limit=limit,
         device=device,
         dtype=dtype,
+        start=start,
         resume=resume,
     )
     if json:

@@ -13,12 +13,14 @@ from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragspec.errors import InputError
+from ragspec.errors import InputError, StoreError
 from ragspec.pipelines.console.terminal import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ragspec.drafters.eagle.head import FeatureHead
+    from ragspec.drafters.eagle.states import Reading
     from ragspec.drafters.eagle.training import HeadTrainer, HeadTraining, Progress
     from ragspec.target.causal import CausalTarget
 
@@ -38,17 +40,20 @@ def make_head(
     limit: int | None = None,
     device: str = "auto",
     dtype: str = "auto",
+    start: Path | None = None,
     resume: bool = False,
 ) -> dict[str, Any]:
     """Train a head for a model on texts or pictures, write it, and return what it came to.
 
     limit: about how many tokens are read at most. Pictures are never cut, whatever
-    `settings.length` says. resume: go on with the training that was left in `out`. The head that
-    is written is the best on texts kept apart, also where Ctrl-C or SIGTERM ends the training, of
-    which at most a minute is lost. Raises InputError, DocumentError, ModelError, StoreError,
-    KeyboardInterrupt.
+    `settings.length` says. start: the head to begin with. resume: go on with the training that was
+    left in `out`. The head that is written is the best on texts kept apart, also where Ctrl-C or
+    SIGTERM ends the training, of which at most a minute is lost. Raises InputError, DocumentError,
+    ModelError, StoreError, KeyboardInterrupt.
     """
     from ragspec.drafters.eagle.checkpoint import clear_state, load_state
+    from ragspec.drafters.eagle.head import FeatureHead
+    from ragspec.drafters.eagle.states import drop_states
     from ragspec.drafters.eagle.training import HeadTrainer
     from ragspec.pipelines.console.options import be_quiet
 
@@ -61,16 +66,13 @@ def make_head(
         settings = replace(settings, length=max(settings.length, *map(len, texts)))
     else:
         target, texts = _texts(model, data, terminal, limit, device, dtype)
-    if target.max_length is not None:
-        texts = [text[: target.max_length] for text in texts]
-    apart = texts[::_APART][:_MOST_APART] if len(texts) >= _APART else []
-    learned = [text for number, text in enumerate(texts) if number % _APART] if apart else texts
+    apart, learned = _kept_apart(texts)
     began = time.perf_counter()
-    trainer = HeadTrainer(target, learned, settings)
-    course = Course(trainer, out, lambda: _agreement(trainer.head, target, apart, settings))
-    if state is not None:
-        course.go_on(state)
-        terminal.note(f"going on after step {trainer.steps}")
+    head = None if start is None else FeatureHead.load(start).to(target.device)
+    trainer = HeadTrainer(target, learned, settings, head=head)
+    judge = Judge(target, apart, settings.length)
+    course = Course(trainer, out, lambda: judge.agreement(trainer.head))
+    course.prepare(state, terminal)
     with _telling(terminal, settings.steps) as told, _stopping() as stop:
         last = course.run(told, terminal, stop)
     if last is None:
@@ -80,6 +82,8 @@ def make_head(
             "--minutes."
         )
     clear_state(out)
+    drop_states(out)
+    judge = judge if apart else Judge(target, learned, settings.length)
     return {
         "out": str(out),
         "texts": len(texts),
@@ -87,10 +91,34 @@ def make_head(
         "steps": trainer.steps,
         "seconds": round(time.perf_counter() - began, 2),
         "loss": round(last.loss, 4),
-        "agreement": round(_agreement(trainer.head, target, apart or learned, settings), 4),
+        "agreement": round(judge.agreement(trainer.head), 4),
         "kept_apart": len(apart),
         "parameters": sum(weight.numel() for weight in trainer.head.parameters()),
     }
+
+
+class Judge:
+    """How good heads are on some texts, of which the target's states are read but once.
+
+    texts: of these the first 32 that are long enough. length: that they are cut to.
+    """
+
+    def __init__(self, target: CausalTarget, texts: Sequence[Sequence[int]], length: int) -> None:
+        from ragspec.drafters.eagle.batches import SHORTEST
+        from ragspec.drafters.eagle.states import StateReader
+
+        pieces = [text[:length] for text in texts[:_MOST_APART] if len(text) >= SHORTEST]
+        self.target, self._reader = target, StateReader(target, pieces)
+        self._read: list[Reading] = []
+
+    def agreement(self, head: FeatureHead) -> float:
+        """Return how often the best tokens of head and target agree, by text; nan without texts."""
+        from ragspec.drafters.eagle.loss import agreement
+
+        if not self._read:
+            self._read = [self._reader.read([n]) for n in range(len(self._reader.pieces))]
+        found = [agreement(head, self.target, read) for read in self._read]
+        return sum(found) / len(found) if found else nan
 
 
 class Course:
@@ -105,11 +133,17 @@ class Course:
         self.best: tuple[float, dict[str, Any]] | None = None
         self._due = 0.0  # when the head is to be judged again
 
-    def go_on(self, state: dict[str, Any]) -> None:
-        """Take up a training that was left."""
-        self.trainer.go_on(state)
-        if (best := state.get("best")) is not None:
-            self.best = float(best[0]), best[1]
+    def prepare(self, state: dict[str, Any] | None, terminal: Terminal) -> None:
+        """Make room for what is kept meanwhile, and take up a training that was left, if any."""
+        try:
+            self.trainer.keep_states(self.out)
+        except StoreError as error:
+            terminal.note(str(error), "bold")
+        if state is not None:
+            self.trainer.go_on(state)
+            if (best := state.get("best")) is not None:
+                self.best = float(best[0]), best[1]
+            terminal.note(f"going on after step {self.trainer.steps}")
 
     def run(
         self, told: Callable[[Progress], None], terminal: Terminal, stop: threading.Event
@@ -140,7 +174,6 @@ class Course:
     def keep(self, terminal: Terminal) -> None:
         """Write where to go on; a full disk is said, and the training goes on."""
         from ragspec.drafters.eagle.checkpoint import save_state
-        from ragspec.errors import StoreError
 
         if time.monotonic() >= self._due:  # judging may take a tenth of the time
             began = time.monotonic()
@@ -160,8 +193,6 @@ class Course:
 
     def write(self) -> None:
         """Write the best head; raises StoreError where it cannot be."""
-        from ragspec.errors import StoreError
-
         if self.best is None:
             return
         self.trainer.head.load_state_dict(self.best[1])
@@ -172,6 +203,14 @@ class Course:
                 f"the head cannot be written to {self.out} ({error}); expected a folder on a disk "
                 "with room. --resume with the same options writes it again."
             ) from error
+
+
+def _kept_apart(texts: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
+    """Return texts by which heads are judged, none where there are few, and those to learn from."""
+    if len(texts) < _APART:
+        return [], texts
+    learned = [text for number, text in enumerate(texts) if number % _APART]
+    return texts[::_APART][:_MOST_APART], learned
 
 
 @contextmanager
@@ -234,13 +273,14 @@ def _texts(
         raise InputError(f"{data} is missing; check the path.")
     loaded, tokenizer = load_model(model, device, dtype)
     target = open_target(loaded)
+    longest = target.max_length
     wanted = Wanted(skipped=lambda path, reason: terminal.note(f"not read: {path} {reason}"))
     texts: list[list[int]] = []
     left = limit
     with counting(terminal, "reading") as told:
         for row in tokenized(read_texts([str(data)], wanted), tokenizer, told):
             text = [int(token) for token in (row if left is None else islice(row, left))]
-            texts.append(text)
+            texts.append(text[:longest])
             left = None if left is None else left - len(text)
             if left is not None and left <= 0:
                 break
@@ -259,24 +299,6 @@ def _pictures(
     codes, given = read_codes(data)
     loaded = load_model(find_folder(model).target, device, dtype)
     return code_texts(loaded, codes, given, torch.Generator().manual_seed(seed))
-
-
-def _agreement(
-    head: Any, target: CausalTarget, texts: Sequence[Sequence[int]], settings: HeadTraining
-) -> float:
-    """Return how often the best tokens of head and target agree on texts, by text."""
-    import torch
-
-    from ragspec.drafters.eagle.batches import SHORTEST
-    from ragspec.drafters.eagle.training import head_loss, read_states
-
-    quiet, found = replace(settings, noise=0.0), list[float]()
-    for text in texts[:_MOST_APART]:
-        if len(text) >= SHORTEST:
-            embedded, states = read_states(target, [text[: settings.length]])
-            with torch.no_grad():
-                found.append(head_loss(head, target, embedded, states, quiet, torch.Generator())[1])
-    return sum(found) / len(found) if found else nan
 
 
 @contextmanager

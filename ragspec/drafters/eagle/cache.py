@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ragspec.drafters.eagle.head import FeatureHead
+from ragspec.drafters.eagle.vocabulary import DraftVocabulary
 from ragspec.drafters.model.cache import DraftCache
 from ragspec.target.causal import CausalTarget
 from ragspec.target.kv_cache import SlotCache
@@ -23,12 +24,19 @@ from ragspec.target.tree_attention import TreeView, tree_view
 class HeadModel(CausalTarget):
     """A head as something that reads tokens: it is given the states before them, see `states`.
 
+    vocabulary: the tokens that it may draft; None: all.
     states [copies, n, H]: for the next forward. guessed [copies, n, H]: what came of the last.
     first: the position of the token in slot 0.
     """
 
-    def __init__(self, head: FeatureHead, target: CausalTarget) -> None:
+    def __init__(
+        self,
+        head: FeatureHead,
+        target: CausalTarget,
+        vocabulary: DraftVocabulary | None = None,
+    ) -> None:
         self.head = head
+        self.vocabulary = vocabulary
         self.target = target
         self.model = head.layer
         self.vocab_size, self.input_size = target.vocab_size, target.input_size
@@ -47,8 +55,10 @@ class HeadModel(CausalTarget):
             self.guessed = self.head(embedded, self.states, view.positions, cache)
             cache.advance(tokens.shape[1])
             kept = slice(-keep, None) if isinstance(keep, int) else keep
-            positions = view.positions[:, kept] + self.first
-            return self.target.head_logits(self.guessed[:, kept].to(self.dtype), positions)
+            states = self.guessed[:, kept].to(self.dtype)
+            if self.vocabulary is not None:
+                return self.vocabulary.spread(self.vocabulary(states))
+            return self.target.head_logits(states, view.positions[:, kept] + self.first)
 
 
 class HeadCache(DraftCache):

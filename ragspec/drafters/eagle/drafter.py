@@ -19,6 +19,7 @@ import torch
 from ragspec.drafters.base import DraftRequest, Feedback, Prefill
 from ragspec.drafters.eagle.cache import HeadCache, HeadModel
 from ragspec.drafters.eagle.head import FeatureHead, check_head
+from ragspec.drafters.eagle.vocabulary import DraftVocabulary
 from ragspec.drafters.method import Method
 from ragspec.drafters.model.drafter import ModelSession
 from ragspec.drafters.model.growth import Growth, checked_mode, checked_widths, make_growth
@@ -64,6 +65,8 @@ class HeadDrafter:
         self.kind = checked_mode(mode, depth, worth)
         self.target = target if isinstance(target, CausalTarget) else CausalTarget(target)
         self.head = _ready(head, self.target)
+        tokens = self.head.tokens
+        self.vocabulary = None if tokens is None else DraftVocabulary(self.target, tokens)
         self.depth = depth
         self.widths = checked_widths(width, mode)
         self.shape = None if tree is None else _shape(tree, width, mode)
@@ -82,7 +85,7 @@ class HeadDrafter:
     def open(self, request: DraftRequest) -> HeadSession:
         """Return a session that begins to draft once it knows the prompt's hidden states."""
         growth = make_growth(request, self.kind, self.name, self.widths, self.shape)
-        model = HeadModel(self.head, self.target)
+        model = HeadModel(self.head, self.target, self.vocabulary)
         cache = HeadCache(model, request.vocab_size, len(request.prompt) + 256)
         return HeadSession(cache, growth, self, len(request.prompt))
 

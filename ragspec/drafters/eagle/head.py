@@ -20,6 +20,8 @@ from torch import nn
 from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ragspec.target.causal import CausalTarget
     from ragspec.target.kv_cache import SlotCache
 
@@ -35,7 +37,8 @@ class HeadConfig:
 
     embedding_size, hidden_size, vocab_size: E, H and V of the target. heads: of the attention.
     intermediate_size: of the feed-forward part. target: fingerprint of the target, see
-    `target_print`. Raises InputError for sizes that make no head.
+    `target_print`. draft_vocab_size: how many tokens it may draft, see `vocabulary`; None: all.
+    Raises InputError for sizes that make no head.
     """
 
     embedding_size: int
@@ -44,10 +47,12 @@ class HeadConfig:
     heads: int
     intermediate_size: int
     target: str
+    draft_vocab_size: int | None = None
     kind: str = KIND
 
     def __post_init__(self) -> None:
-        sizes = (self.embedding_size, self.hidden_size, self.vocab_size, self.intermediate_size)
+        sizes = [self.embedding_size, self.hidden_size, self.vocab_size, self.intermediate_size]
+        sizes += [] if self.draft_vocab_size is None else [self.draft_vocab_size]
         if not all(isinstance(size, int) and size >= 1 for size in (*sizes, self.heads)):
             raise InputError(
                 f"got {self}; expected sizes and heads in whole numbers of at least 1."
@@ -62,7 +67,12 @@ class HeadConfig:
 
 
 class FeatureHead(nn.Module):
-    """The trained part of the head: `fc` and one layer."""
+    """The trained part of the head: `fc` and one layer.
+
+    tokens i64 [v]: those that it may draft, increasing; None: all of the target's.
+    """
+
+    tokens: torch.Tensor | None
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
@@ -88,6 +98,8 @@ class FeatureHead(nn.Module):
         self.layer.embed_tokens = nn.Identity()
         self.layer.norm = nn.Identity()
         self.layer.layers[0].input_layernorm = nn.Identity()
+        size = config.draft_vocab_size
+        self.register_buffer("tokens", None if size is None else torch.arange(size))
 
     @classmethod
     def fresh(
@@ -97,11 +109,13 @@ class FeatureHead(nn.Module):
         *,
         heads: int | None = None,
         intermediate_size: int | None = None,
+        tokens: Sequence[int] | None = None,
     ) -> FeatureHead:
         """Return an untrained head for a target, in float32 on its device.
 
         heads, intermediate_size: None takes the target's number of heads where that divides the
-        width, and 8/3 of the width in steps of 32. Raises InputError for sizes that do not fit.
+        width, and 8/3 of the width in steps of 32. tokens: those that it may draft, increasing;
+        None: all. Raises InputError for sizes that do not fit.
         """
         config = target.model.config.get_text_config()
         hidden = _states_size(target)
@@ -119,9 +133,12 @@ class FeatureHead(nn.Module):
                 heads=heads,
                 intermediate_size=intermediate_size,
                 target=target_print(target),
+                draft_vocab_size=None if tokens is None else len(tokens),
             )
         )
         made.reset(generator)
+        if tokens is not None:
+            made.tokens = torch.tensor(tokens)
         return made.to(target.device)
 
     def reset(self, generator: torch.Generator) -> None:
@@ -142,15 +159,18 @@ class FeatureHead(nn.Module):
         states: torch.Tensor,
         positions: torch.Tensor | None = None,
         cache: SlotCache | None = None,
+        mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the guessed states [R, n, H] after n tokens.
 
         embedded [R, n, E]: the tokens; states [R, n, H]: those before each of them. positions i64
-        [1, n]; None counts from 0. cache: takes the keys and values.
+        [1, n]; None counts from 0. cache: takes the keys and values. mask bool [1, 1, n, n]: what
+        each sees; None: all before it.
         """
         read = self.fc(torch.cat([embedded, states], -1).to(self.fc.weight.dtype))
         guessed: torch.Tensor = self.layer(
             inputs_embeds=read,
+            attention_mask=mask,
             position_ids=positions,
             past_key_values=cache,
             use_cache=cache is not None,
@@ -164,7 +184,7 @@ class FeatureHead(nn.Module):
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         weights = {
-            name: value.detach().to(dtype or value.dtype).contiguous()
+            name: _as(dtype, value.detach()).contiguous()
             for name, value in self.state_dict().items()
         }
         save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
@@ -189,12 +209,20 @@ class FeatureHead(nn.Module):
         try:
             made = cls(_read_config(folder / CONFIG))
             made.load_state_dict(load_file(folder / WEIGHTS))
+            made._check_tokens()
         except (ValueError, TypeError, RuntimeError, SafetensorError) as error:
             raise ModelError(
                 f"{folder} holds no feature head that can be read ({error}); train it again with "
                 "`ragspec train-head`."
             ) from error
         return made.eval()
+
+    def _check_tokens(self) -> None:
+        """Raise ValueError for tokens that are not increasing ids of the vocabulary."""
+        if self.tokens is not None:
+            bounds = torch.tensor([-1]), torch.tensor([self.config.vocab_size])
+            if not bool((torch.cat([bounds[0], self.tokens, bounds[1]]).diff() > 0).all()):
+                raise ValueError("its tokens are no increasing ids of the vocabulary")
 
 
 def target_print(target: CausalTarget) -> str:
@@ -228,6 +256,11 @@ def check_head(head: FeatureHead, target: CausalTarget) -> None:
             f"the head was trained for another target (fingerprint {config.target[:12]}, this "
             f"one's is {found[:12]}); use a head that `ragspec train-head` made for this target."
         )
+
+
+def _as(dtype: torch.dtype | None, value: torch.Tensor) -> torch.Tensor:
+    """Return a value in another dtype, if it is no index."""
+    return value.to(dtype) if dtype is not None and value.is_floating_point() else value
 
 
 def _states_size(target: CausalTarget) -> int:

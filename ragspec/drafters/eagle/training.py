@@ -1,7 +1,6 @@
 """Training of a feature head on texts, as for EAGLE (arXiv 2401.15077) and LANTERN (2410.03355).
 
-The target reads each text once; the head learns to guess its next hidden state: smooth L1 between
-the states, plus 0.1 times the cross-entropy between the laws that the output head makes of them.
+The target reads each text once; the head learns to guess its next hidden state (see `loss`).
 Uniform noise on the states that it is given stands for its own errors. Deviation: the learning
 rate goes with one over the width, so that it serves heads of any size, and falls to a tenth by a
 cosine. Order and noise of a step depend on seed and step alone, so that a run can be left and
@@ -10,21 +9,24 @@ gone on with.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch.func import functional_call
-from torch.nn import functional
 
 from ragspec.drafters.eagle.batches import SHORTEST, Batches, seeded
 from ragspec.drafters.eagle.head import FeatureHead, check_head
+from ragspec.drafters.eagle.loss import frozen_output, head_loss
+from ragspec.drafters.eagle.states import StateFile, StateReader
+from ragspec.drafters.eagle.vocabulary import frequent_tokens
 from ragspec.errors import InputError
-from ragspec.target.causal import MOST_LOGITS, CausalTarget
+from ragspec.target.causal import CausalTarget
 
 _CLIP = 0.5
 _RATE = 0.6
@@ -41,6 +43,8 @@ class HeadTraining:
     (texts below a condition cannot be cut).
     learning_rate: at its height; None gives 0.6 / H, near the published 1e-4 for H = 4096.
     noise: width of the uniform noise on the states. laws: weight of the cross-entropy.
+    depth: rounds in which the head reads its own guesses, see `loss`. draft_vocab_size: the head
+    drafts only so many of the texts' most frequent tokens, see `vocabulary`; None: all.
     Raises InputError for numbers outside their range.
     """
 
@@ -52,10 +56,14 @@ class HeadTraining:
     weight_decay: float = 0.01
     noise: float = 0.2
     laws: float = 0.1
+    depth: int = 1
+    draft_vocab_size: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
-        counts = {"steps": 1, "batch_size": 1, "length": SHORTEST}
+        counts = {"steps": 1, "batch_size": 1, "length": SHORTEST, "depth": 1}
+        if self.draft_vocab_size is not None:
+            counts["draft_vocab_size"] = 1
         limits = [n for n in ("learning_rate", "seconds") if getattr(self, n) is not None]
         least = {"noise": 0.0, "laws": 0.0, "weight_decay": 0.0, **dict.fromkeys(limits, _TINY)}
         wrong = [n for n, low in counts.items() if not _reaches(getattr(self, n), low, Integral)]
@@ -63,7 +71,7 @@ class HeadTraining:
         if wrong:
             told = ", ".join(f"{name}={getattr(self, name)!r}" for name in wrong)
             raise InputError(
-                f"got {told}; expected at least one step and one text a step, texts of "
+                f"got {told}; expected at least one step, text a step, round and token, texts of "
                 f"{SHORTEST} tokens or more, all in whole numbers, a rate and seconds above 0, and "
                 "nothing infinite or below 0."
             )
@@ -95,7 +103,8 @@ def train_head(
 
     head: goes on from this one, which is changed; None starts a fresh one. The target's weights
     stay as they are. Raises InputError where there is no text of a few tokens, or one that the
-    target cannot read in pieces of `settings.length`.
+    target cannot read in pieces of `settings.length`, UnsupportedModelError where its output head
+    cannot be reduced to some tokens.
     """
     trainer = HeadTrainer(target, texts, settings or HeadTraining(), head=head)
     for progress in trainer.run():
@@ -120,7 +129,11 @@ class HeadTrainer:
     ) -> None:
         self.target = target
         self.settings = settings
-        self.head = head or FeatureHead.fresh(target, seeded(settings.seed, 0, 0))
+        size, tokens = settings.draft_vocab_size, None
+        if head is None and size is not None:
+            tokens = frequent_tokens(texts, size, target.vocab_size)
+        first = seeded(settings.seed, 0, 0)
+        self.head = head or FeatureHead.fresh(target, first, tokens=tokens)
         check_head(self.head, target)
         self.batches = Batches(
             target,
@@ -129,6 +142,8 @@ class HeadTrainer:
             length=settings.length,
             seed=settings.seed,
         )
+        self._reader = StateReader(target, self.batches.pieces)
+        self._output = frozen_output(target, self.head.tokens)
         self.rate = settings.learning_rate or _RATE / self.head.config.hidden_size
         self.optimizer = torch.optim.AdamW(
             self.head.parameters(),
@@ -138,6 +153,18 @@ class HeadTrainer:
         )
         self.steps = 0
         self._spent = 0.0  # seconds of runs before this one
+
+    def keep_states(self, folder: Path) -> None:
+        """Keep the target's states in a folder, if any piece is to be read twice.
+
+        Raises StoreError where the disk has no room for them; then they are read anew every time.
+        """
+        if self.settings.steps > len(self.batches):
+            name, lengths = self.batches.digest(), list(map(len, self.batches.pieces))
+            name = hashlib.sha256((name + self.head.config.target).encode()).hexdigest()
+            sizes = self.target.copies, self.head.config.hidden_size
+            file = StateFile(folder, name, lengths, *sizes)
+            self._reader = StateReader(self.target, self.batches.pieces, file)
 
     def run(self) -> Iterator[Progress]:
         """Take step after step until the last, or until the time is over."""
@@ -157,9 +184,15 @@ class HeadTrainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.head.train()
-        embedded, states = read_states(self.target, self.batches.of(self.steps))
-        noise = seeded(self.settings.seed, 2, self.steps)
-        loss, agreement = head_loss(self.head, self.target, embedded, states, self.settings, noise)
+        read = self._reader.read(self.batches.of(self.steps))
+        settings, shape = self.settings, read.states[:, 1:].shape
+        drawn = torch.rand(shape, generator=seeded(settings.seed, 2, self.steps))
+        noise = settings.noise * (drawn - 0.5).to(read.states.device)
+        half = self.target.dtype == torch.bfloat16  # needs no scaled loss, unlike float16
+        with torch.autocast(read.states.device.type, torch.bfloat16, enabled=half):
+            loss, agreement = head_loss(
+                self.head, self._output, read, laws=settings.laws, noise=noise, depth=settings.depth
+            )
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_value_(self.head.parameters(), _CLIP)
@@ -193,64 +226,6 @@ class HeadTrainer:
         """Return what has to be the same when a run goes on; the end may be put elsewhere."""
         kept = {n: v for n, v in asdict(self.settings).items() if n not in ("steps", "seconds")}
         return {**kept, "texts": self.batches.digest(), "model": asdict(self.head.config)}
-
-
-def read_states(
-    target: CausalTarget, texts: Sequence[Sequence[int]]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Let the target read texts of one length: what it embeds and its states, f32 [R, T, H] each.
-
-    R: texts times copies. Of texts with too many logits to be kept at once, only the ends.
-    """
-    length = len(texts[0])
-    most = max(1, MOST_LOGITS // (length * target.vocab_size))
-    embedded, states = [], []
-    for first in range(0, len(texts), most):
-        part = texts[first : first + most]
-        with target.open(len(part), length) as session, torch.no_grad():
-            session.keep_hidden()
-            session.read_prompts(part, 0)
-            kept = torch.cat(session.hidden)
-            states.append(kept.float())
-            tokens = torch.tensor([list(text) for text in part], device=target.device)
-            read = target.embed(tokens)  # copy by copy; the states are text by text
-            order = torch.arange(len(read), device=read.device).view(-1, len(part)).T.flatten()
-            embedded.append(read[order, -kept.shape[1] :].float())
-    return torch.cat(embedded), torch.cat(states)
-
-
-def head_loss(
-    head: FeatureHead,
-    target: CausalTarget,
-    embedded: torch.Tensor,
-    states: torch.Tensor,
-    settings: HeadTraining,
-    generator: torch.Generator,
-) -> tuple[torch.Tensor, float]:
-    """Return the loss over texts, and how often both laws have the same best token.
-
-    embedded [R, T, E], states [R, T, H]: of the texts' tokens, by the target.
-    """
-    before, after = states[:, :-1], states[:, 1:]
-    if settings.noise:
-        drawn = torch.rand(before.shape, generator=generator).to(before.device)
-        before = before + (drawn - 0.5) * settings.noise
-    guessed = head(embedded[:, 1:], before).float()
-    loss = functional.smooth_l1_loss(guessed, after)
-    ours, theirs = _logits(target, guessed), _logits(target, after)
-    if settings.laws:
-        law = theirs.softmax(-1)
-        loss = loss - settings.laws * (law * ours.log_softmax(-1)).sum(-1).mean()
-    agreement = (ours.argmax(-1) == theirs.argmax(-1)).float().mean()
-    return loss, float(agreement)
-
-
-def _logits(target: CausalTarget, states: torch.Tensor) -> torch.Tensor:
-    """Return the output head's logits, of which no gradient reaches its own weights."""
-    head = target.output_head
-    weights = {name: value.detach() for name, value in head.named_parameters()}
-    logits: torch.Tensor = functional_call(head, weights, (states.to(target.dtype),))
-    return logits.float()
 
 
 def _schedule(part: float) -> float:

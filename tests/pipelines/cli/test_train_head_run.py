@@ -17,6 +17,7 @@ import torch
 
 from ragspec.drafters.eagle.checkpoint import CHECKPOINT
 from ragspec.drafters.eagle.head import FeatureHead
+from ragspec.drafters.eagle.states import StateReader
 from ragspec.drafters.eagle.training import HeadTrainer, HeadTraining
 from ragspec.errors import InputError, StoreError
 from ragspec.pipelines.cli.train_head_run import check_out, make_head
@@ -60,19 +61,17 @@ def test_pictures_are_read_whole_whatever_the_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A piece without its condition would be read at the condition's place."""
-    from ragspec.drafters.eagle import training as head_training
-
     model, data = tmp_path / "model", tmp_path / "codes.npz"
     image_models.model("class").save_pretrained(model)
     codes = np.random.default_rng(3).integers(0, image_models.BOOK, (6, 16))
     np.savez(data, codes=codes, labels=np.arange(6) % 3)
-    read, seen = head_training.read_states, list[list[int]]()
+    read, seen = StateReader.read, list[Any]()
 
-    def spy(target: Any, texts: Any) -> Any:
-        seen.extend(texts)
-        return read(target, texts)
+    def spy(self: StateReader, numbers: Any) -> Any:
+        seen.extend(self.pieces[number] for number in numbers)
+        return read(self, numbers)
 
-    monkeypatch.setattr(head_training, "read_states", spy)
+    monkeypatch.setattr(StateReader, "read", spy)
     settings = HeadTraining(steps=3, batch_size=2, length=8)
     make_head(str(model), data, tmp_path / "head", settings, Terminal(quiet=True))
     assert len(seen) == 3 * 2 + 6
@@ -158,11 +157,11 @@ def test_the_best_head_on_texts_kept_apart_is_written(
     monkeypatch.setattr(train_head_run, "EVERY_SECONDS", 0.0)
     judged, heads = iter([0.1, 0.5, *[0.2] * 20]), []
 
-    def judge(head: Any, *_: Any) -> float:
+    def judge(self: Any, head: Any) -> float:
         heads.append({n: w.clone() for n, w in head.state_dict().items()})
         return next(judged)
 
-    monkeypatch.setattr(train_head_run, "_agreement", judge)
+    monkeypatch.setattr(train_head_run.Judge, "agreement", judge)
     monkeypatch.setattr(time, "monotonic", iter(range(0, 10**6, 100)).__next__)
     make_head(*some, tmp_path / "head", SETTINGS, Terminal(quiet=True))
     written = FeatureHead.load(tmp_path / "head").state_dict()

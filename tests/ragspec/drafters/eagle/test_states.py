@@ -1,0 +1,102 @@
+"""The states that a head learns from are the target's own, read side by side or kept in a file."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ragspec.drafters.eagle.states import StateFile, StateReader, drop_states
+from ragspec.errors import StoreError
+from ragspec.target.causal import CausalTarget
+from tests.support import heads, image_models, tiny
+
+MIXED = [tiny.prompt(n, vocab_size=heads.VOCAB, seed=n) for n in (9, 24, 5, 17)]
+
+
+@pytest.fixture(scope="module")
+def target() -> CausalTarget:
+    return CausalTarget(heads.model(torch.float32))
+
+
+def test_states_are_the_targets_own_and_padding_is_told(target: CausalTarget) -> None:
+    read = StateReader(target, MIXED).read([3, 1, 2])
+    assert read.real.sum(1).tolist() == [17, 24, 5]
+    for row, number in enumerate((3, 1, 2)):
+        text = MIXED[number]
+        real = read.real[row]
+        assert real.tolist() == [True] * len(text) + [False] * (24 - len(text))
+        torch.testing.assert_close(read.states[row, real], heads.states(target, text)[0])
+        embedded = target.embed(torch.tensor(text))
+        torch.testing.assert_close(read.embedded[row, real], embedded)
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_copies_are_rows_of_their_own(scale: float) -> None:
+    made = image_models.target(copy.deepcopy(image_models.model("class")).float(), scale)
+    codes = [tiny.prompt(15, vocab_size=heads.VOCAB, seed=seed) for seed in range(3)]
+    prompts = [[*made.prompt(row), *some] for row, some in enumerate(codes)]
+    read = StateReader(made, prompts).read(range(3))
+    assert len(read.states) == 3 * made.copies
+    for row, text in enumerate(prompts):
+        here = slice(row * made.copies, (row + 1) * made.copies)
+        torch.testing.assert_close(read.states[here], heads.states(made, text))
+        torch.testing.assert_close(read.embedded[here], made.embed(torch.tensor([text])))
+
+
+def test_texts_with_too_many_logits_are_read_in_parts(
+    target: CausalTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limit(logits: int) -> None:
+        monkeypatch.setattr("ragspec.target.causal.MOST_LOGITS", logits * heads.VOCAB)
+        monkeypatch.setattr("ragspec.drafters.eagle.states.MOST_LOGITS", logits * heads.VOCAB)
+
+    pieces = [tiny.prompt(24, vocab_size=heads.VOCAB, seed=seed) for seed in range(4)]
+    whole = StateReader(target, pieces).read(range(4))
+    limit(2 * 24)
+    parts = StateReader(target, pieces).read(range(4))
+    torch.testing.assert_close(parts.states, whole.states)
+    limit(6)
+    ends = StateReader(target, pieces).read(range(4))
+    torch.testing.assert_close(ends.states, whole.states[:, -6:])
+    torch.testing.assert_close(ends.embedded, whole.embedded[:, -6:])
+
+
+def kept_in(folder: Path, name: str = "abc") -> StateFile:
+    return StateFile(folder, name, list(map(len, MIXED)), 1, 32)
+
+
+def test_what_is_in_the_file_is_not_read_again(target: CausalTarget, tmp_path: Path) -> None:
+    first = StateReader(target, MIXED, kept_in(tmp_path)).read(range(4))
+    again = StateReader(target, MIXED, kept_in(tmp_path))
+    again._states = None  # type: ignore[assignment,method-assign]
+    read = again.read([2, 0])
+    assert torch.equal(read.states[0, :5], first.states[2, :5].bfloat16().float())
+    assert torch.equal(read.states[1], first.states[0, :9].bfloat16().float())
+    assert torch.equal(read.embedded[1], first.embedded[0, :9])
+
+
+def test_the_file_of_another_training_is_replaced_and_dropped_at_the_end(
+    target: CausalTarget, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    StateReader(target, MIXED, kept_in(tmp_path)).read([1])
+    other = kept_in(tmp_path, "def")
+    assert other.get(1) is None
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["config.json", "states-def.bin"]
+    drop_states(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_a_disk_without_room_is_told_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = SimpleNamespace(total=10, used=9, free=1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(StoreError, match=r"too little room\); expected room for 0.00 GB"):
+        kept_in(tmp_path)
+    assert not any(tmp_path.iterdir())

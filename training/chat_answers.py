@@ -1,0 +1,120 @@
+"""Let a chat model write what a feature head learns from: prompts, and its own answers to them.
+
+    python training/chat_answers.py --shared DIR --out answers.jsonl --minutes 60
+
+Two prompts in three are the model's own (as in Magpie, arXiv 2406.08464: it goes on after the chat
+template's opening of a user's turn); the rest ask about passages of permissive documents. Answers
+are greedy. A record is a whole chat as the template writes it, sealed line by line: a run that was
+ended goes on with the next round. No share-alike text is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from text_data import Document, read_documents
+
+from ragspec import Engine, Sampling
+from ragspec.sampling.repetition import repeats
+
+MARK = "\N{OBJECT REPLACEMENT CHARACTER}"  # stands where a user's words go in the template
+OWN, PASSAGES = 64, 32  # prompts of a round
+NEW_TOKENS = 192
+LONGEST_OWN = 120
+PASSAGE = (300, 1600)  # characters
+ASKED = (
+    "Summarize: {passage}",
+    "Summarize the following text in two sentences.\n\n{passage}",
+    "What are the main points of this passage?\n\n{passage}",
+    "Explain the following in simple words:\n\n{passage}",
+    "{passage}\n\nWhat does the text above say about {title}?",
+    "Use the following passage to answer the question.\n\nPassage: {passage}\n\nQuestion: What is "
+    "said about {title}?",
+    "Write three questions that this text answers, and answer them.\n\n{passage}",
+    "Rewrite this text so that it is shorter and clearer.\n\n{passage}",
+    "What is {title}?",
+    "Tell me how {title} works, and give an example.",
+)
+
+
+def turn_parts(tokenizer: Any) -> tuple[str, str]:
+    """Return what the chat template writes before a user's words, and after them."""
+    before, after = tokenizer.apply_chat_template(
+        [{"role": "user", "content": MARK}], tokenize=False, add_generation_prompt=True
+    ).split(MARK)
+    return before, after
+
+
+def own_prompts(engine: Engine, before: str, count: int, seed: int) -> list[str]:
+    """Return prompts that the model writes itself where a user's turn begins."""
+    ids = engine.tokenizer(before, add_special_tokens=False)["input_ids"]
+    written = engine.generate(
+        [ids] * count,
+        Sampling(temperature=1.0, top_p=0.95, seed=range(seed * count, (seed + 1) * count)),
+        max_new_tokens=LONGEST_OWN,
+    )
+    sound = (w for w in written if w.finish_reason == "stop" and not repeats(w.tokens[:-1]))
+    return [text for w in sound if len(text := w.text.strip()) >= 12]
+
+
+def passage_prompts(documents: list[Document], count: int, random_: random.Random) -> list[str]:
+    """Return prompts about passages that are cut at paragraphs from anywhere in a document."""
+    found: list[str] = []
+    while len(found) < count:
+        document = random_.choice(documents)
+        blocks = document.text[random_.randrange(max(1, len(document.text) - PASSAGE[1])) :]
+        passage = "\n\n".join(blocks[: random_.randint(*PASSAGE)].split("\n\n")[1:-1]).strip()
+        if len(passage) >= PASSAGE[0]:
+            asked = random_.choice(ASKED)
+            found.append(asked.format(passage=passage, title=document.title))
+    return found
+
+
+def answered(
+    engine: Engine, prompts: list[str], parts: tuple[str, str]
+) -> Iterator[dict[str, str]]:
+    """Yield whole chats with the model's greedy answers; those that loop are left out."""
+    whole = [parts[0] + prompt + parts[1] for prompt in prompts]
+    ids = [engine.tokenizer(text, add_special_tokens=False)["input_ids"] for text in whole]
+    for text, answer in zip(whole, engine.generate(ids, max_new_tokens=NEW_TOKENS), strict=True):
+        if not repeats(answer.tokens):
+            yield {"text": text + engine.tokenizer.decode(answer.tokens)}
+
+
+def main() -> None:
+    """Write rounds of chats until the time is over."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shared", type=Path, required=True, help="folder with data/lm/")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--minutes", type=float, default=60.0)
+    args = parser.parse_args()
+    documents = read_documents(args.shared)
+    engine = Engine.from_pretrained(
+        args.model, drafter=None, dtype=args.dtype, batch_size=OWN + PASSAGES
+    )
+    parts = turn_parts(engine.tokenizer)
+    args.out.touch()
+    with args.out.open(encoding="utf-8") as stream:
+        lines = [json.loads(line) for line in stream]
+    began, number = time.monotonic(), lines[-1]["round"] + 1 if lines else 0
+    while time.monotonic() - began < 60.0 * args.minutes:
+        prompts = own_prompts(engine, parts[0], OWN, number)
+        prompts += passage_prompts(documents, PASSAGES, random.Random(number))
+        made = list(answered(engine, sorted(set(prompts), key=len), parts))
+        with args.out.open("a", encoding="utf-8") as stream:
+            for record in made:
+                stream.write(json.dumps(record | {"round": number}, ensure_ascii=False) + "\n")
+        print(f"round {number}: {len(made)} chats, {time.monotonic() - began:.0f} s", flush=True)
+        number += 1
+
+
+if __name__ == "__main__":
+    main()
