@@ -73,13 +73,13 @@ def make_head(
     judge = Judge(target, apart, settings.length)
     course = Course(trainer, out, lambda: judge.agreement(trainer.head))
     course.prepare(state, terminal)
-    with _telling(terminal, settings.steps) as told, _stopping() as stop:
+    with _telling(terminal) as told, _stopping() as stop:
         last = course.run(told, terminal, stop)
     if last is None:
         raise InputError(
-            f"the training was to end after {trainer.steps} steps or {settings.seconds} s, which "
-            "was before its first step; nothing was written. Expected more: give more --steps or "
-            "--minutes."
+            f"the training that was left was to end after {settings.steps} steps or "
+            f"{settings.seconds} s, and has taken {trainer.steps} steps. Expected more of them: "
+            "give more --steps or --minutes."
         )
     clear_state(out)
     drop_states(out)
@@ -302,27 +302,28 @@ def _pictures(
 
 
 @contextmanager
-def _telling(terminal: Terminal, steps: int) -> Iterator[Callable[[Progress], None]]:
-    """Show the training on its way, on a terminal; else a line now and then."""
+def _telling(terminal: Terminal) -> Iterator[Callable[[Progress], None]]:
+    """Show the training on its way, on a terminal; else a line at every tenth of it."""
+    told = -1
 
-    def due(seen: Progress, every: int) -> bool:
-        done = seen.step + 1
-        return done % every == 0 or done in (1, steps)
+    def tell(seen: Progress) -> None:
+        nonlocal told
+        if int(10 * seen.part) > told:
+            told = int(10 * seen.part)
+            terminal.note(_told(seen))
 
     if terminal.quiet or not terminal.err.is_terminal:
-        every = max(1, steps // 10)
-        yield lambda seen: terminal.note(_told(seen, steps)) if due(seen, every) else None
+        yield tell
         return
     with terminal.err.status("training", spinner="dots") as status:
-        yield lambda seen: status.update(_told(seen, steps))
+        yield lambda seen: status.update(_told(seen))
 
 
-def _told(seen: Progress, steps: int) -> str:
-    """Say how far a training is, and about how long it takes to its last step."""
-    done = seen.step + 1
-    left = seen.seconds / max(seen.step, 1) * (steps - done) / 60
+def _told(seen: Progress) -> str:
+    """Say how far a training is, and about how long it takes to its end."""
+    left = seen.seconds * (1.0 - seen.part) / seen.part / 60
     ahead = f", about {left:.0f} min left" if seen.step and left >= 1 else ""
     return (
-        f"step {done} of {steps}: loss {seen.loss:.3f}, best token right in {seen.agreement:.0%} "
-        f"of places, {seen.seconds:.0f} s{ahead}"
+        f"{seen.part:.0%}, step {seen.step + 1}: loss {seen.loss:.3f}, best token right in "
+        f"{seen.agreement:.0%} of places, {seen.seconds:.0f} s{ahead}"
     )

@@ -83,12 +83,16 @@ def _reaches(given: Any, least: float, kind: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One step of the training. agreement: how often the head's best token is the target's."""
+    """One step of the training.
+
+    agreement: how often the head's best token is the target's. part: of the run, after the step.
+    """
 
     step: int
     loss: float
     agreement: float
     seconds: float
+    part: float
 
 
 def train_head(
@@ -168,17 +172,17 @@ class HeadTrainer:
 
     def run(self) -> Iterator[Progress]:
         """Take step after step until the last, or until the time is over."""
-        settings, spent, began = self.settings, self._spent, time.perf_counter()
-        while True:
-            self._spent = spent + time.perf_counter() - began
-            part = self.steps / settings.steps
-            if settings.seconds is not None:
-                part = max(part, self._spent / settings.seconds)
-            if part >= 1.0:
-                return
+        spent, began = self._spent, time.perf_counter()
+        while (part := self._part()) < 1.0:
             loss, agreement = self._step(self.rate * _schedule(part))
             self.steps += 1
-            yield Progress(self.steps - 1, loss, agreement, self._spent)
+            self._spent = spent + time.perf_counter() - began
+            yield Progress(self.steps - 1, loss, agreement, self._spent, self._part())
+
+    def _part(self) -> float:
+        """Return how much of the run is done, by steps or by time: whichever ends it first."""
+        part = self.steps / self.settings.steps
+        return max(part, self._spent / (self.settings.seconds or math.inf))
 
     def _step(self, rate: float) -> tuple[float, float]:
         for group in self.optimizer.param_groups:

@@ -70,7 +70,7 @@ def test_a_person_is_told_how_good_it_is(
     assert code == 0
     assert "after 4 steps" in printed
     assert "loss" in err
-    assert "step 1 of 4:" in err and "step 4 of 4:" in err and "step 0:" not in err
+    assert "25%, step 1:" in err and "100%, step 4:" in err and "step 0:" not in err
     code, printed, _ = run(capsys, *small(model, texts, tmp_path / "head", "--minutes", "0.001"))
     assert code == 0  # a head may be replaced
 

@@ -46,15 +46,18 @@ def test_some_texts_are_kept_apart_where_there_are_many(tmp_path: Path) -> None:
     assert (found["texts"], found["kept_apart"], found["tokens"]) == (45, 3, 45 * 40)
 
 
-def test_a_training_that_ends_before_its_first_step_writes_nothing(tmp_path: Path) -> None:
-    model, data = tmp_path / "model", tmp_path / "text.txt"
-    tiny.model().save_pretrained(model)
-    tiny.tokenizer().save_pretrained(model)
-    data.write_text(tiny.TEXT[:300], encoding="utf-8")
-    settings = HeadTraining(steps=2, batch_size=2, length=32, seconds=1e-12)
-    with pytest.raises(InputError, match="before its first step"):
-        make_head(str(model), data, tmp_path / "head", settings, Terminal(quiet=True))
-    assert not (tmp_path / "head").exists()
+def test_a_training_takes_one_step_at_least_unless_it_is_gone_on_with(
+    some: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet, hasty = Terminal(quiet=True), replace(SETTINGS, seconds=1e-12)
+    assert make_head(*some, tmp_path / "hasty", hasty, quiet)["steps"] == 1
+    with monkeypatch.context() as patch:
+        stopped_at(3, patch, lambda: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            make_head(*some, tmp_path / "parts", SETTINGS, quiet)
+    for over in (hasty, replace(SETTINGS, steps=3)):
+        with pytest.raises(InputError, match=r"has taken 3 steps\. Expected more"):
+            make_head(*some, tmp_path / "parts", over, quiet, resume=True)
 
 
 def test_pictures_are_read_whole_whatever_the_length(
