@@ -1,0 +1,101 @@
+"""The scripts that let a chat model write for its head, and train that, on a tiny model."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec import Engine
+from ragspec.drafters.eagle.head import FeatureHead
+from tests.support import tiny
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    monkeypatch.syspath_prepend(str(ROOT / "training"))
+    return importlib.import_module("chat_answers"), importlib.import_module("chat_head")
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> tuple[Path, Path]:
+    """Return a folder with permissive and other texts, and a tiny chat model."""
+    model = tmp_path / "model"
+    tiny.model().save_pretrained(model)
+    tiny.tokenizer(chat=True).save_pretrained(model)
+    lm = tmp_path / "shared" / "data" / "lm"
+    lm.mkdir(parents=True)
+    paragraph = tiny.TEXT.split("\n\n")[0]
+    whole = "Drafting\n\n" + "\n\n".join([paragraph] * 40)
+    rows = [
+        {"id": "1", "kind": "docs", "doc": "Drafting", "license": "PSF-2.0", "text": whole},
+        {"id": "2", "kind": "docs", "doc": "Other", "license": "CC-BY-SA-4.0", "text": "z" * 9000},
+    ]
+    with gzip.open(lm / "train.jsonl.gz", "wt", encoding="utf-8") as stream:
+        stream.writelines(json.dumps(row) + "\n" for row in rows)
+    return tmp_path / "shared", model
+
+
+def test_a_users_words_stand_between_the_parts_of_a_turn(scripts: tuple[Any, Any]) -> None:
+    assert scripts[0].turn_parts(tiny.tokenizer(chat=True)) == ("<user> ", "\n<assistant> ")
+
+
+def test_passages_are_permissive_and_cut_at_paragraphs(
+    scripts: tuple[Any, Any], places: tuple[Path, Path]
+) -> None:
+    documents = scripts[0].read_documents(places[0])
+    prompts = scripts[0].passage_prompts(documents, 20, random.Random(1))
+    assert len(prompts) == 20
+    assert not any("zzz" in prompt for prompt in prompts)
+    paragraph = tiny.TEXT.split("\n\n")[0]
+    long = [prompt for prompt in prompts if len(prompt) > 300]
+    assert long
+    assert all(paragraph in prompt for prompt in long)
+
+
+def test_answers_that_loop_are_left_out(
+    scripts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(tiny.model(), tiny.tokenizer(chat=True), drafter=None)
+    parts = scripts[0].turn_parts(engine.tokenizer)
+    monkeypatch.setattr(scripts[0], "NEW_TOKENS", 8)
+    made = list(scripts[0].answered(engine, ["What is it?", "Why?"], parts))
+    for record, prompt in zip(made, ["What is it?", "Why?"], strict=True):
+        assert record["text"].startswith(f"<user> {prompt}\n<assistant> ")
+    monkeypatch.setattr(scripts[0], "repeats", lambda tokens: True)
+    assert not list(scripts[0].answered(engine, ["What is it?"], parts))
+
+
+def test_a_head_is_trained_in_two_stages_and_goes_on_where_it_was_left(
+    scripts: tuple[Any, Any],
+    places: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shared, model = places
+    chats = tmp_path / "chats.jsonl"
+    rows = [{"text": "<user> Why?\n<assistant> " + tiny.TEXT[i : i + 60]} for i in range(24)]
+    chats.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    work, out = tmp_path / "work", tmp_path / "head"
+    asked = f"--shared {shared} --chats {chats} --work {work} --out {out} --model {model}"
+    more = "--dtype float32 --passages 6 --vocabulary 20 --depth 2 --minutes 0.002 0.002"
+    monkeypatch.setattr("sys.argv", ["chat_head.py", *asked.split(), *more.split()])
+    scripts[1].main()
+    stages = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [Path(made["out"]).name for made in stages] == ["first", "second"]
+    assert [made["texts"] for made in stages] == [30, 24]
+    head = FeatureHead.load(out)
+    assert head.config.draft_vocab_size == 20
+    weights = FeatureHead.load(work / "second").fc.weight
+    assert torch.equal(head.fc.weight, weights.bfloat16().float())
+    scripts[1].main()  # the first stage is done
+    assert [json.loads(line)["texts"] for line in capsys.readouterr().out.splitlines()] == [24]
