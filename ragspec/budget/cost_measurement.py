@@ -57,7 +57,7 @@ def measure(
             for (length, n), found in ratios.items()
             if found
         }
-        curve = CostCurve(ROWS, lengths, filled(known, lengths, order[0][0]))
+        curve = CostCurve(lengths, filled(known, lengths, order[0][0]))
         if agrees(curve, run):
             return curve, True
     return curve, False
@@ -90,8 +90,9 @@ def cached(
     machine has now. One that forwards do not agree with is used, and corrected while running, but
     not kept.
     """
+    key = {**key, "rows": str(ROWS)}  # a kept curve does not say of which rows it is
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        curve = CostCurve.from_dict((json_cache.read(directory, "cost", key) or {})["curve"])
+        curve = CostCurve(**(json_cache.read(directory, "cost", key) or {})["curve"])
         # One pair is enough where it agrees: every program begins with this.
         if curve.lengths == tuple(lengths) and (
             agrees(curve, run, CHECKED[-1:], repeats=1) or agrees(curve, run)

@@ -30,7 +30,7 @@ from ragspec.storage.plain import from_plain, to_plain
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_best
 
-FORMAT = 7
+FORMAT = 8  # of a profile; another one, too, where ROWS change
 MOST_NODES = BUCKETS[-1]
 
 
@@ -176,7 +176,7 @@ class FrozenBudget:
                 raise ValueError(f"format {entry['format']!r}, expected {FORMAT}")
             experience = from_plain(Experience, entry["experience"])
             settings = from_plain(Settings, entry["settings"])
-            return cls(CostCurve.from_dict(entry["cost"]), experience, settings)
+            return cls(CostCurve(**entry["cost"]), experience, settings)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreError(
                 f"got no budget profile from {path} ({error!r}), expected the JSON that "

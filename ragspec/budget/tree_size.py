@@ -16,7 +16,7 @@ from functools import partial
 
 from ragspec.acceptance.base import Step
 from ragspec.budget.calibration import UNKNOWN
-from ragspec.budget.cost_curve import ROWS, CostCurve, at
+from ragspec.budget.cost_curve import CostCurve, at
 from ragspec.budget.gains import BUCKETS, OUTLIER, Experience
 from ragspec.budget.source_choice import SourceChoice
 from ragspec.errors import InputError
@@ -115,7 +115,7 @@ class GoodputSession:
         asked = self.adviser.asked
         sizes = [min(size, len(order)) for size in BUCKETS[: asked + 1]]
         fixed = self.experience.host + self.experience.draft.of(BUCKETS[asked])
-        times = [1000.0 * at(ROWS, self._line, size + 1) + fixed for size in sizes]
+        times = [1000.0 * at(self._line, size + 1) + fixed for size in sizes]
         rate = max((1.0 + gains[n]) / time for n, time in zip(sizes, times, strict=True))
         return [gains[n] - rate * time for n, time in zip(sizes, times, strict=True)]
 
@@ -154,7 +154,7 @@ class GoodputSession:
 
         The first node adds most: it is where drafting at all is paid for, by whoever drafts alone.
         """
-        added = at(ROWS, self._line, size + 1) - at(ROWS, self._line, size - nodes + 1)
+        added = at(self._line, size + 1) - at(self._line, size - nodes + 1)
         return 1000.0 * self._rate() * added
 
     def _rate(self) -> float:

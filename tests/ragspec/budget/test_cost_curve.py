@@ -19,6 +19,7 @@ from ragspec.budget.cost_measurement import (
     measuring_order,
 )
 from ragspec.errors import InputError
+from ragspec.storage import json_cache
 from ragspec.storage.filesystem import cache_directory
 
 LENGTHS = (128, 1000, 1900)
@@ -54,7 +55,7 @@ class Timer:
 
 def made() -> CostCurve:
     table = [[true_seconds(n, length) for n in ROWS] for length in LENGTHS]
-    return CostCurve(ROWS, LENGTHS, np.array(table))
+    return CostCurve(LENGTHS, table)
 
 
 def test_measured_points_are_interpolated_in_rows_and_length() -> None:
@@ -78,8 +79,9 @@ def test_every_size_is_set_against_one_row_timed_right_before_it() -> None:
 
 @given(st.integers(1, 400))
 def test_costs_go_on_in_a_line_between_and_beyond_the_points(n: int) -> None:
-    assert at((1, 3, 8, 64), [5.0, 7.0, 12.0, 68.0], n) == pytest.approx(4.0 + n)
-    assert at((1,), [5.0], n) == 5.0
+    assert at([4.0 + rows for rows in ROWS], n) == pytest.approx(4.0 + n)
+    bent = [5.0 if rows <= 8 else 5.0 + (rows - 8) ** 2 for rows in ROWS]
+    assert at(bent, 64 + n) == pytest.approx(bent[-1] + n * 56), "the slope from 8 rows to 64"
 
 
 def test_a_machine_that_others_share_does_not_bend_the_curve() -> None:
@@ -120,7 +122,7 @@ def test_the_order_of_measuring_covers_the_grid_once() -> None:
 
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=12))
 def test_isotonic_is_monotone_and_keeps_the_mean(values: list[float]) -> None:
-    smooth = isotonic(np.array(values))
+    smooth = isotonic(values)
     assert all(a <= b for a, b in itertools.pairwise(smooth))
     assert math.fsum(smooth) == pytest.approx(math.fsum(values))
     if values == sorted(values):
@@ -167,7 +169,7 @@ def test_the_level_and_the_shape_are_those_of_all_lengths() -> None:
     assert dearer == pytest.approx(2.2 / 1.5, rel=0.03)
 
 
-READ_FLAT = CostCurve((1, 2, 64), (128,), np.array([[0.019, 0.026, 0.026]]))
+READ_FLAT = CostCurve((128,), [[0.019 if n == 1 else 0.026 for n in ROWS]])
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.2, 0.5])
@@ -176,7 +178,7 @@ def test_a_shape_that_was_read_wrong_at_the_start_is_learned_from_pairs(
     noise: float, seed: int
 ) -> None:
     """19 ms for one row and 26 for all others, where each row really costs 0.9 ms more."""
-    curve, random = CostCurve.from_dict(READ_FLAT.to_dict()), np.random.default_rng(seed)
+    curve, random = CostCurve(**READ_FLAT.to_dict()), np.random.default_rng(seed)
     busy = 1.0
     for step in range(400):
         busy = 2.0 if step // 40 % 2 else 1.0  # a neighbour comes and goes
@@ -248,6 +250,19 @@ def test_cached_round_trip(tmp_path: Path) -> None:
     assert len(again.calls) == KEPT_CHECKS
     assert np.array_equal(first.table, second.table)
     assert [path.suffix for path in (tmp_path / "new").iterdir()] == [".json"]
+
+
+def test_a_curve_that_names_its_rows_was_kept_by_another_version(tmp_path: Path) -> None:
+    old = {"rows": [1, 2], "lengths": list(LENGTHS), "seconds": [[1.0, 2.0]] * len(LENGTHS)}
+    cached(tmp_path, KEY, Timer(), LENGTHS)
+    (path,) = tmp_path.iterdir()
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"curve": old}))
+    json_cache.write(tmp_path, "cost", KEY, {"curve": made().to_dict()})
+    timer = Timer()
+    assert cached(tmp_path, KEY, timer, LENGTHS).seconds(8, 128) == pytest.approx(
+        true_seconds(8, 128)
+    )
+    assert len(timer.calls) > KEPT_CHECKS, "it was measured again"
 
 
 def test_a_kept_curve_of_another_shape_is_measured_again(tmp_path: Path) -> None:
@@ -345,18 +360,16 @@ def test_context_lengths_fit_the_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "lengths", "seconds"),
+    ("lengths", "seconds"),
     [
-        ((1, 2), (10,), [[1.0]]),
-        ((2, 3), (10,), [[1.0, 2.0]]),
-        ((1, 1), (10,), [[1.0, 2.0]]),
-        ((1, 2), (10, 9), [[1.0, 2.0], [1.0, 2.0]]),
-        ((1, 2), (10,), [[0.0, 1.0]]),
-        ((1, 2), (10,), [[1.0, math.inf]]),
+        ((10,), [[1.0] * 11]),
+        ((10, 11), [[1.0] * 12]),
+        ((10, 10), [[1.0] * 12] * 2),
+        ((10, 9), [[1.0] * 12] * 2),
+        ((10,), [[0.0, *[1.0] * 11]]),
+        ((10,), [[*[1.0] * 11, math.inf]]),
     ],
 )
-def test_an_unusable_grid_is_refused(
-    rows: tuple[int, ...], lengths: tuple[int, ...], seconds: list[list[float]]
-) -> None:
+def test_an_unusable_grid_is_refused(lengths: tuple[int, ...], seconds: list[list[float]]) -> None:
     with pytest.raises(InputError, match="Measure it again"):
-        CostCurve(rows, lengths, np.array(seconds))
+        CostCurve(lengths, seconds)

@@ -16,7 +16,7 @@ from ragspec.trees.draft_tree import DraftTree
 
 
 def curve() -> CostCurve:
-    return CostCurve(ROWS, (128,), np.array([[(10 + 0.4 * (n - 1)) / 1000 for n in ROWS]]))
+    return CostCurve((128,), np.array([[(10 + 0.4 * (n - 1)) / 1000 for n in ROWS]]))
 
 
 def run(session: BudgetSession, seed: int, steps: int, slow: float = 1.0) -> list[int]:

@@ -21,7 +21,7 @@ SETTINGS = Settings(margin=0.03, probe_share=0.0, maximum=BUCKETS[-1])
 
 def linear(base: float = 10.0, row: float = 0.4) -> CostCurve:
     """A forward of `base` ms and `row` ms more for each further row."""
-    return CostCurve(ROWS, (128,), np.array([[(base + row * (n - 1)) / 1000 for n in ROWS]]))
+    return CostCurve((128,), np.array([[(base + row * (n - 1)) / 1000 for n in ROWS]]))
 
 
 @st.composite
@@ -273,7 +273,7 @@ def test_sources_pay_for_what_their_nodes_add_and_not_for_drafting_at_all() -> N
         experience.source("model").cost.learn(7, 0.4)
         gain = experience.source("model").gains[0]
         gain.passed = 10**6  # its trial is due
-        session = GoodputSession(SETTINGS, experience, CostCurve(ROWS, (128,), seconds))
+        session = GoodputSession(SETTINGS, experience, CostCurve((128,), seconds))
         session.allowance(128)
         fused = replace(tree, source=np.array(kept), sources=names)
         assert session.adviser.allowance("model", 8)
