@@ -42,11 +42,6 @@ class Ratio:
     claimed: float = 0.0
     factor: float = 1.0
 
-    def __post_init__(self) -> None:
-        # Beyond these bounds a claim would grow past that of the node above it.
-        if not (0.0 <= self.factor <= 2.0 and min(self.trials, self.accepted, self.claimed) >= 0.0):
-            raise ValueError(f"counts {self} of a ratio")
-
     def apply(self, claim: float) -> float:
         """Return the corrected claim, in [0, 1]."""
         if self.factor <= 1.0:

@@ -41,9 +41,6 @@ class DraftCost:
 
     def __post_init__(self) -> None:
         weight, x, y, xx, xy = self.sums
-        # The spread of the sizes is never negative, save for rounding.
-        if min(weight, x, xx, xx * weight - x * x * (1.0 - 1e-9)) < 0.0:
-            raise ValueError(f"sums {self.sums} of a cost")
         if x > 0.0:
             ridge = RIDGE * x * x / weight**2 + 1.0
             node = (xy - x * y / weight + 0.5 * ridge * y / x) / (xx - x * x / weight + ridge)
@@ -81,10 +78,6 @@ class Gain:
     square: float = 0.0
     trials: int = 0
     passed: int = field(default=0, init=False)
-
-    def __post_init__(self) -> None:
-        if self.trials < 0:
-            raise ValueError(f"{self.trials} trials of a gain")
 
     @property
     def known(self) -> bool:
@@ -145,11 +138,6 @@ class SizedGain(Gain):
             self.added[last + 1] = max(self.added[last + 1], 0.5 * self.added[last])
         self.learn(top - net[0])
 
-    def __post_init__(self) -> None:
-        Gain.__post_init__(self)
-        if len(self.added) != len(BUCKETS):
-            raise ValueError(f"gains at {len(self.added)} sizes, expected {len(BUCKETS)}")
-
     def best(self, cost: DraftCost, rate: float, largest: int) -> tuple[int, float]:
         """Return the bucket to ask for, and the tokens that it brings beyond those for its time.
 
@@ -193,11 +181,6 @@ class Experience:
     tokens: float = 0.0
     time: float = 0.0
     host: float = 0.0
-
-    def __post_init__(self) -> None:
-        gains = {len(source.gains) + 1 for source in self.sources.values()} | {len(self.drafts)}
-        if gains != {len(OUTLOOKS) + 2}:
-            raise ValueError(f"gains at {gains} outlooks, expected {len(OUTLOOKS) + 2}")
 
     def source(self, name: str) -> Source:
         """Return what is known about a source."""

@@ -13,10 +13,11 @@ Sequoia (2402.12374), the stop rule of SpecDec++ (2405.19715).
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ragspec.acceptance.base import Step
 from ragspec.budget.base import BudgetPolicy
@@ -162,23 +163,30 @@ class FrozenBudget:
         return GoodputSession(self.settings, self.experience, self.cost)
 
     def save(self, path: Path | str) -> None:
-        """Write the profile as JSON."""
+        """Write the profile as JSON, with a hash by which a changed one is told."""
         known = {"settings": self.settings, "experience": self.experience}
         entry = {"format": FORMAT, "cost": self.cost.to_dict()} | to_plain(known)
-        Path(path).write_text(json.dumps(entry, indent=1), encoding="utf-8")
+        text = json.dumps({"sha256": _sha256(entry)} | entry, indent=1)
+        Path(path).write_text(text, encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path | str) -> FrozenBudget:
-        """Read a profile that `save` wrote; raises StoreError where it is missing or damaged."""
+        """Read a profile that `save` wrote; raises StoreError where it is missing or changed."""
         try:
             entry = json.loads(Path(path).read_text(encoding="utf-8"))
             if entry["format"] != FORMAT:
                 raise ValueError(f"format {entry['format']!r}, expected {FORMAT}")
-            experience = from_plain(Experience, entry["experience"])
-            settings = from_plain(Settings, entry["settings"])
-            return cls(CostCurve(**entry["cost"]), experience, settings)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            if entry.pop("sha256") != _sha256(entry):
+                raise ValueError("not the content of its sha256")
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise StoreError(
                 f"got no budget profile from {path} ({error!r}), expected the JSON that "
                 "FrozenBudget.save writes. Make it again with AutoBudget().freeze().save(path)."
             ) from error
+        experience = from_plain(Experience, entry["experience"])
+        settings = from_plain(Settings, entry["settings"])
+        return cls(CostCurve(**entry["cost"]), experience, settings)
+
+
+def _sha256(entry: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()

@@ -149,14 +149,3 @@ def test_a_damaged_profile_is_refused(tmp_path: Path, text: str | None) -> None:
         path.write_text(text)
     with pytest.raises(StoreError, match="Make it again"):
         make_budget(str(path))
-
-
-@pytest.mark.parametrize("name", ["cost", "experience", "settings"])
-def test_a_profile_without_a_part_is_refused(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "profile.json"
-    AutoBudget().freeze().save(path)
-    entry = json.loads(path.read_text())
-    entry[name] = None
-    path.write_text(json.dumps(entry))
-    with pytest.raises(StoreError, match=r"profile\.json"):
-        FrozenBudget.load(path)
