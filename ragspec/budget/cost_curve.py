@@ -68,7 +68,6 @@ class CostCurve:
         self._noise, self._pairs = NOISE, 0
         self._far: list[float] = []  # errors of the last three forwards
         self._last: tuple[int, float] | None = None  # rows and error of the last, but for the level
-        self._latest: tuple[int, list[float]] = (-1, [])  # the length that was asked for last
 
     @classmethod
     def assumed(cls) -> CostCurve:
@@ -94,8 +93,7 @@ class CostCurve:
         The seconds are those of the whole forward. An estimate to start from (token rows alone
         count); `refine` corrects it.
         """
-        tables = [[at(row, n * batch) for n in ROWS] for row in self.table]
-        return CostCurve(self.lengths, tables)
+        return CostCurve(self.lengths, [[at(row, n * batch) for n in ROWS] for row in self.table])
 
     def seconds(self, rows: int, length: int) -> float:
         """Return the seconds of a forward of `rows` rows after `length` tokens of context."""
@@ -103,16 +101,16 @@ class CostCurve:
 
     def line(self, length: int) -> list[float]:
         """Return the seconds of forwards of each of ROWS after `length` tokens [12]."""
-        latest, line = self._latest
-        if latest != length:
-            i, place = self._place(length)
-            level, line = math.exp(self._level), self._lines[i]
-            after = self._lines[min(i + 1, len(self._lines) - 1)]
-            line = [level * (a + (b - a) * place) for a, b in zip(line, after, strict=True)]
-            if place > 1.0:  # never cheaper than at the last length
-                least = (level * last for last in after)
-                line = list(itertools.accumulate(map(max, line, least), max))
-            self._latest = length, line
+        level, lines, lengths = math.exp(self._level), self._lines, self.lengths
+        if len(lengths) == 1 or length <= lengths[0]:
+            return [level * each for each in lines[0]]
+        i = min(bisect_left(lengths, length), len(lengths) - 1)
+        place = (length - lengths[i - 1]) / (lengths[i] - lengths[i - 1])
+        pairs = zip(lines[i - 1], lines[i], strict=True)
+        line = [level * (a + (b - a) * place) for a, b in pairs]
+        if place > 1.0:  # never cheaper than at the last length
+            least = (level * last for last in lines[i])
+            line = list(itertools.accumulate(map(max, line, least), max))
         return line
 
     def refine(self, rows: int, length: int, seconds: float) -> None:
@@ -124,7 +122,6 @@ class CostCurve:
         if not (seconds > 0.0 and 1 <= rows <= ROWS[-1]):
             return
         error = math.log(seconds / self.seconds(rows, length))
-        self._latest = -1, []
         self._far = [*self._far, error][-3:]
         lasting = len(self._far) == 3 and (min(self._far) > FAR or max(self._far) < -FAR)
         if self.learns_scale or lasting:
@@ -155,14 +152,6 @@ class CostCurve:
         self._lines = [  # replaced whole: other threads may be reading
             list(itertools.accumulate(map(mul, line, factors), max)) for line in self.table
         ]
-
-    def _place(self, length: int) -> tuple[int, float]:
-        """Return the length's interval and its place in it: 0..1, more beyond the last length."""
-        lengths = self.lengths
-        if len(lengths) == 1 or length <= lengths[0]:
-            return 0, 0.0
-        i = min(bisect_left(lengths, length) - 1, len(lengths) - 2)
-        return i, (length - lengths[i]) / (lengths[i + 1] - lengths[i])
 
 
 def _steps(fewer: int, more: int) -> list[float]:

@@ -20,19 +20,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ragspec.acceptance.base import Step
-from ragspec.budget.base import BudgetPolicy
-from ragspec.budget.calibration import UNKNOWN, Calibration
+from ragspec.budget.base import Adviser, BudgetPolicy, Settings
+from ragspec.budget.calibration import Calibration
 from ragspec.budget.cost_curve import CostCurve
 from ragspec.budget.gains import BUCKETS, Experience
-from ragspec.budget.source_choice import Claims
-from ragspec.budget.tree_size import GoodputSession, Settings
+from ragspec.budget.tree_size import GoodputSession
 from ragspec.errors import InputError, StoreError, UnknownNameError
 from ragspec.storage.plain import from_plain, to_plain
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_best
 
-FORMAT = 8  # of a profile; another one, too, where ROWS change
-MOST_NODES = BUCKETS[-1]
+FORMAT = 9  # of a profile; another one, too, where ROWS change
 
 
 def make_budget(spec: int | str | Path | BudgetPolicy) -> BudgetPolicy:
@@ -82,16 +80,15 @@ class FixedBudget:
 
     def open(self, cost: CostCurve | None) -> FixedSession:
         """Return the policy for one row; the cost does not matter to it."""
-        return FixedSession(self.nodes, self.calibration)
+        return FixedSession(self.nodes, Adviser(self.calibration))
 
 
+@dataclass(frozen=True, slots=True)
 class FixedSession:
     """The same budget at every step."""
 
-    def __init__(self, nodes: int, calibration: Calibration) -> None:
-        self.nodes = nodes
-        self.adviser = Claims(calibration)
-        self.chosen: dict[int, int] = {}
+    nodes: int
+    adviser: Adviser
 
     @property
     def reason(self) -> str | None:
@@ -104,14 +101,13 @@ class FixedSession:
 
     def fit(self, tree: DraftTree, length: int) -> DraftTree:
         """Return the nodes of largest reach, at most the fixed number of them."""
-        if len(tree) > self.nodes and not self.adviser.used:
-            tree = self.adviser.appraise(tree, UNKNOWN)
+        if len(tree) > self.nodes:
+            tree = self.adviser.appraised(tree)
         return keep_best(tree, self.nodes)
 
     def observe(self, step: Step, length: int) -> None:
-        """Count the size, and what became of the claims."""
+        """Count what became of the claims."""
         self.adviser.learn(step.tokens)
-        self.chosen[len(step.tree)] = self.chosen.get(len(step.tree), 0) + 1
 
 
 class AutoBudget:
@@ -126,7 +122,7 @@ class AutoBudget:
     needs_cost = True
 
     def __init__(
-        self, *, margin: float = 0.03, probe_share: float = 0.008, maximum: int = MOST_NODES
+        self, *, margin: float = 0.03, probe_share: float = 0.008, maximum: int = BUCKETS[-1]
     ) -> None:
         """Raises InputError for a share outside [0, 1) or a maximum below 1."""
         self.settings = Settings(margin, probe_share, maximum)
@@ -147,23 +143,22 @@ class AutoBudget:
         return FrozenBudget(cost.settled(), experience, self.settings)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class FrozenBudget:
     """A profile of costs and acceptance that does not learn: equal runs make equal choices."""
 
-    name = "frozen"
-    needs_cost = False
-
-    def __init__(self, cost: CostCurve, experience: Experience, settings: Settings) -> None:
-        self.cost = cost
-        self.experience = experience
-        self.settings = replace(settings, learns=False)
+    cost: CostCurve
+    experience: Experience
+    settings: Settings
+    name: ClassVar[str] = "frozen"
+    needs_cost: ClassVar[bool] = False
 
     def open(self, cost: CostCurve | None) -> GoodputSession:
         """Return the policy for one row; the profile's own costs are used, not the target's."""
-        return GoodputSession(self.settings, self.experience, self.cost)
+        return GoodputSession(replace(self.settings, learns=False), self.experience, self.cost)
 
     def save(self, path: Path | str) -> None:
-        """Write the profile as JSON, with a hash by which a changed one is told."""
+        """Write the profile as JSON, with a hash that tells a changed one."""
         known = {"settings": self.settings, "experience": self.experience}
         entry = {"format": FORMAT, "cost": self.cost.to_dict()} | to_plain(known)
         text = json.dumps({"sha256": _sha256(entry)} | entry, indent=1)

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from ragspec.budget.base import Settings
 from ragspec.budget.calibration import Ratio
 from ragspec.budget.cost_curve import CostCurve
 from ragspec.budget.gains import Experience, Gain
 from ragspec.budget.policy import FrozenBudget
-from ragspec.budget.tree_size import Settings
 from ragspec.errors import StoreError
 from ragspec.storage.plain import from_plain, to_plain
 from ragspec.trees.draft_tree import DraftTree
@@ -33,7 +33,7 @@ def experienced() -> Experience:
     experience.source("model").gains[2].learn(1.5)
     experience.drafts[3].learn_sizes([0.0, 0.5, 0.8], 2)
     experience.taught["learner"] = Gain(-0.2, 0.3, 120)
-    experience.learn_step(2, 10.0, 0.1)
+    experience.learn_step(2, 10.0)
     experience.learn_host(0.3)
     return experience
 
@@ -47,7 +47,7 @@ def test_experience_round_trip() -> None:
     again = from_plain(Experience, written(experience))
     assert written(again) == written(experience)
     assert again == experience
-    again.learn_step(3, 11.0, 0.1)
+    again.learn_step(3, 11.0)
     assert again != experience
 
 
@@ -111,5 +111,5 @@ def test_the_host_s_time_is_clipped_and_the_first_steps_weigh_as_in_a_mean() -> 
         experience.learn_host(milliseconds)
     assert experience.host < 0.4
     for tokens in (1, 3):
-        experience.learn_step(tokens, 10.0, 0.05)
+        experience.learn_step(tokens, 10.0)
     assert (experience.tokens, experience.time) == (2.0, 10.0)
