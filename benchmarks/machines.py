@@ -7,49 +7,54 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ragspec.budget.cost_curve import CostCurve
+from ragspec.budget.cost_curve import ROWS, CostCurve
 from ragspec.pipelines.bench.clock import Disturbance
 
 PLAIN = 0.005  # seconds of a forward of one row, where the scenario does not say
 HOST = 0.0002
-ROWS = (1, 2, 4, 8, 13, 16, 24, 32, 64)
 
 
-def curve(seconds: Sequence[float], rows: Sequence[int] = ROWS) -> CostCurve:
+def curve(seconds: Sequence[float]) -> CostCurve:
     """Return a curve that does not depend on the length."""
-    return CostCurve(rows, (128,), np.array([seconds]))
+    return CostCurve((128,), [seconds])
 
 
 # A small model on one thread; a device on which rows are nearly free; a kernel for single rows
-# beside one for several; and a 135 M Llama on one thread, as measured.
+# beside one for several; and a 135 M Llama on one thread, as measured (64 rows are extrapolated).
 RISING = curve([PLAIN * (1.0 + 0.045 * (n - 1)) for n in ROWS])
 FLAT = curve([PLAIN * (1.0 + 0.002 * (n - 1)) for n in ROWS])
 STEP = curve([PLAIN * (1.0 if n == 1 else 1.36 + 0.012 * n) for n in ROWS])
+LONG_ROWS = (1, 8, 16, 32, 64)
 LONG = CostCurve(
-    (1, 8, 16, 32),
     (512, 2048, 4096, 7500),
-    np.array(
-        [
-            [0.069, 0.078, 0.101, 0.157],
-            [0.076, 0.100, 0.147, 0.232],
-            [0.090, 0.136, 0.207, 0.330],
-            [0.120, 0.182, 0.287, 0.478],
-        ]
-    ),
+    [
+        np.interp(ROWS, LONG_ROWS, seconds)
+        for seconds in (
+            (0.069, 0.078, 0.101, 0.157, 0.262333),
+            (0.076, 0.100, 0.147, 0.232, 0.408),
+            (0.090, 0.136, 0.207, 0.330, 0.588667),
+            (0.120, 0.182, 0.287, 0.478, 0.872667),
+        )
+    ],
 )
+
+
+def misread(truth: CostCurve, read: Callable[[float, float, int], float]) -> CostCurve:
+    """Return a curve whose known points were read as `read(of one row, of n rows, n)`."""
+    known = LONG_ROWS if truth is LONG else ROWS
+    places = [(n, ROWS.index(n)) for n in known]
+    table = [[read(row[0], row[i], n) for n, i in places] for row in truth.table]
+    return CostCurve(truth.lengths, [np.interp(ROWS, known, row) for row in table])
 
 
 def read_flat(truth: CostCurve) -> CostCurve:
     """Return what a busy moment made of a curve: 19 ms for one row, 26 for 4 to 32 alike."""
-    table = [[row[0] * (1.0 if n == 1 else 26 / 19) for n in truth.rows] for row in truth.table]
-    return CostCurve(truth.rows, truth.lengths, np.array(table))
+    return misread(truth, lambda one, _, n: one * (1.0 if n == 1 else 26 / 19))
 
 
 def read_steep(truth: CostCurve) -> CostCurve:
     """Return a curve on which further rows seem three times as dear, and by 10 % of one besides."""
-    alone = truth.table[:, :1]
-    table = alone + 3.0 * (truth.table - alone) + 0.1 * alone * (np.array(truth.rows) > 1)
-    return CostCurve(truth.rows, truth.lengths, table)
+    return misread(truth, lambda one, more, n: one + 3.0 * (more - one) + 0.1 * one * (n > 1))
 
 
 @dataclass(frozen=True, slots=True)

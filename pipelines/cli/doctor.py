@@ -190,7 +190,7 @@ def _cost_row(entry: dict[str, Any]) -> tuple[str, ...] | None:
     from ragspec.errors import InputError
 
     try:
-        key, curve = entry["key"], CostCurve.from_dict(entry["curve"])
+        key, curve = entry["key"], CostCurve(**entry["curve"])
         facts = (str(key["model"])[:12], key["device"], key["dtype"].removeprefix("torch."))
     except (KeyError, TypeError, ValueError, AttributeError, InputError):
         return None

@@ -6,26 +6,58 @@ changes the output, only its cost.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from ragspec.acceptance.base import Step
+from ragspec.budget.calibration import UNKNOWN, Appraisal, Calibration
 from ragspec.budget.cost_curve import CostCurve
+from ragspec.errors import InputError
 from ragspec.trees.draft_tree import DraftTree
 
 
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What AutoBudget is made with, see there; raises InputError for what is out of bounds."""
+
+    margin: float
+    probe_share: float
+    maximum: int
+    learns: bool = True
+
+    def __post_init__(self) -> None:
+        if not (0.0 <= self.margin < 1.0 and 0.0 <= self.probe_share < 1.0 and self.maximum >= 1):
+            raise InputError(
+                f"got {self}; expected shares in [0, 1) and at least one node. Use budget=0 for "
+                "plain decoding."
+            )
+
+
 class Adviser:
-    """Whom a drafter may ask while it proposes; this one believes every claim and asks everyone.
+    """Whom a drafter may ask while it proposes; this one corrects claims and asks everyone.
 
     rate: tokens per millisecond at present, the price of time; 0 where it is not known.
     """
 
     rate = 0.0
 
+    def __init__(self, calibration: Calibration, learns: bool = True) -> None:
+        self.calibration = calibration
+        self.learns = learns
+        self._open: list[Appraisal] = []
+        self._alone: dict[str, int] = {}  # steps in which a source was left alone; 0: the text
+
     @property
-    def rested(self) -> Mapping[str, str]:
+    def rested(self) -> dict[str, str]:
         """For how many steps of the text a source was left alone, and why."""
-        return {}
+        text = "the whole text, as it brings less than to teach it costs"
+        return {
+            name: f"{steps} steps, as it adds less than its time is worth" if steps else text
+            for name, steps in self._alone.items()
+        }
 
     def nodes(self, outlook: float | None, budget: int) -> int:
         """Return how many nodes to draft in all, given how likely the best draft is; 0: none."""
@@ -35,9 +67,23 @@ class Adviser:
         """Return how many nodes to ask a source for, after the trees appraised so far."""
         return budget
 
+    def appraised(self, tree: DraftTree) -> DraftTree:
+        """Return the tree of a drafter, appraised now where it asked for no advice."""
+        return tree if self._open else self.appraise(tree, UNKNOWN)
+
     def appraise(self, tree: DraftTree, root: int) -> DraftTree:
-        """Return a source's tree with the reach that it may be believed; root: the last token."""
-        return tree
+        """Return the tree with corrected reach, and keep it until its outcome is known.
+
+        root: the last token.
+        """
+        appraisal = self.calibration.appraise(tree, root)
+        self._open.append(appraisal)
+        return replace(tree, reach=np.asarray(appraisal.reach, dtype=np.float32))
+
+    def learn(self, tokens: Sequence[int]) -> list[int]:
+        """Count what came of the step's trees; returns how far the text followed each of them."""
+        opened, self._open = self._open, []
+        return [self.calibration.learn(each, tokens) for each in opened] if self.learns else []
 
     def spent(self, source: str, milliseconds: float) -> None:
         """Note the time that a source took, which has been appraised if it proposed anything."""
@@ -52,8 +98,6 @@ class Adviser:
 
 class BudgetSession(Protocol):
     """The policy for one row of text."""
-
-    chosen: dict[int, int]
 
     @property
     def adviser(self) -> Adviser:

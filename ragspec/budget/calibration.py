@@ -26,6 +26,8 @@ EDGES = (0.1, 0.3, 0.5, 0.7, 0.85, 0.93, 0.97)  # of claims; near 1 they tell lo
 RANKS = 3  # siblings that are told apart: the first, the second, all others
 AFTER = RANKS * (len(EDGES) + 1)  # the first key of a token before, behind those of each kind
 MOST_RATIOS = 8192  # kept for a source
+PRIOR = 3.0  # observations that a claim itself is worth; twice as many after a token
+DECAY = 0.98  # weight of the past at every observation of a ratio
 UNKNOWN = -1  # the token before the root where it is not told
 
 
@@ -42,25 +44,20 @@ class Ratio:
     claimed: float = 0.0
     factor: float = 1.0
 
-    def __post_init__(self) -> None:
-        # Beyond these bounds a claim would grow past that of the node above it.
-        if not (0.0 <= self.factor <= 2.0 and min(self.trials, self.accepted, self.claimed) >= 0.0):
-            raise ValueError(f"counts {self} of a ratio")
-
     def apply(self, claim: float) -> float:
         """Return the corrected claim, in [0, 1]."""
         if self.factor <= 1.0:
             return claim * self.factor
         return 1.0 - (1.0 - claim) * (2.0 - self.factor)
 
-    def learn(self, claim: float, hit: bool, decay: float, prior: float) -> None:
+    def learn(self, claim: float, hit: bool, prior: float) -> None:
         """Add one outcome, and turn the mean claim into the mean of the Beta posterior.
 
-        decay: weight of what was counted before. prior: observations that the claim is worth.
+        prior: observations that the claim is worth.
         """
-        self.trials = self.trials * decay + 1.0
-        self.claimed = self.claimed * decay + claim
-        self.accepted = self.accepted * decay + hit
+        self.trials = self.trials * DECAY + 1.0
+        self.claimed = self.claimed * DECAY + claim
+        self.accepted = self.accepted * DECAY + hit
         mean = self.claimed / self.trials
         found = (self.accepted + prior * mean) / (self.trials + prior)
         if found <= mean:
@@ -85,14 +82,8 @@ class Appraisal:
 
 @dataclass(slots=True)
 class Calibration:
-    """Acceptance by source and kind of claim.
+    """Acceptance by source and kind of claim; tables: by source, the ratios by key."""
 
-    prior: how many observations the claim itself is worth. decay: weight of the past at every
-    observation of a ratio. tables: by source, the ratios by key.
-    """
-
-    prior: float = 3.0
-    decay: float = 0.98
     tables: dict[str, dict[int, Ratio]] = field(default_factory=dict)
 
     def appraise(self, tree: DraftTree, root: int = UNKNOWN) -> Appraisal:
@@ -129,7 +120,7 @@ class Calibration:
 
         Returns how many nodes of the proposal the text followed.
         """
-        visited, decay = {-1: 0}, self.decay
+        visited = {-1: 0}
         children = zip(appraisal.parents, appraisal.tokens, strict=True)
         for node, (parent, token) in enumerate(children):
             depth = visited.get(parent)
@@ -139,9 +130,9 @@ class Calibration:
             if hit:
                 visited[node] = depth + 1
             kind, claim, end, value = appraisal.ratios[node]
-            kind.learn(claim, hit, decay, self.prior)
+            kind.learn(claim, hit, PRIOR)
             if end is not None:
-                end.learn(value, hit, decay, 2.0 * self.prior)
+                end.learn(value, hit, 2.0 * PRIOR)
         return len(visited) - 1
 
 
@@ -151,8 +142,6 @@ def _ratio(table: dict[int, Ratio], key: int) -> Ratio:
     Texts at once must share one, so the first that is set stays.
     """
     known = table.get(key)
-    if known is None:
-        known = Ratio()
-        if len(table) < MOST_RATIOS:
-            known = table.setdefault(key, known)
-    return known
+    if known is None and len(table) < MOST_RATIOS:
+        known = table.setdefault(key, Ratio())
+    return known or Ratio()

@@ -16,7 +16,7 @@ from operator import mul
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ragspec.errors import InputError
 
@@ -33,9 +33,9 @@ OUTLIER = 2.5  # standard errors by which a pair counts at most
 class CostCurve:
     """Seconds of a target forward, by rows in it (root and nodes) and context length.
 
-    rows: strictly increasing, from 1 [R]. lengths: strictly increasing [C]. seconds: f64 [C, R];
-    made monotone in the rows. Between the points the curve is linear; beyond the last row or
-    length it goes on with the last slope, below the first length it is flat.
+    lengths: strictly increasing [C]. seconds: f64 [C, 12], of each of ROWS; made monotone in them.
+    Between the points the curve is linear; beyond the last row or length it goes on with the last
+    slope, below the first length it is flat.
 
     `refine` learns from forwards: the level, since a busy machine slows everything, and the shape,
     which is how sizes compare, from pairs of forwards one after the other. Of such a pair both ran
@@ -43,36 +43,31 @@ class CostCurve:
     shape, on which all choices of size depend.
     """
 
-    def __init__(self, rows: Sequence[int], lengths: Sequence[int], seconds: ArrayLike) -> None:
+    def __init__(self, lengths: Sequence[int], seconds: ArrayLike) -> None:
         """Make a curve from measured points.
 
-        Raises InputError where shapes disagree, the axes do not increase or a time is not > 0.
+        Raises InputError where shapes disagree, lengths do not increase or a time is not > 0.
         """
-        self.rows = tuple(int(n) for n in rows)
-        self.lengths = tuple(int(length) for length in lengths)
+        self.lengths = tuple(lengths)
         table = np.asarray(seconds, dtype=np.float64)
-        expected = (len(self.lengths), len(self.rows))
-        increasing = all(
-            a < b for axis in (self.rows, self.lengths) for a, b in itertools.pairwise(axis)
-        )
+        expected = (len(self.lengths), len(ROWS))
+        increasing = all(a < b for a, b in itertools.pairwise(self.lengths))
         positive = bool(np.isfinite(table).all() and (table > 0).all())
-        if table.shape != expected or self.rows[:1] != (1,) or not increasing or not positive:
+        if table.shape != expected or not increasing or not positive:
             raise InputError(
-                f"a cost curve of shape {table.shape} over rows {self.rows} and lengths "
-                f"{self.lengths} cannot be used: expected finite seconds > 0 of shape {expected}, "
-                "rows increasing from 1 and lengths increasing. Measure it again."
+                f"a cost curve of shape {table.shape} over lengths {self.lengths} cannot be used: "
+                f"expected finite seconds > 0 of shape {expected} and lengths increasing. Measure "
+                "it again."
             )
-        self.table = np.array([isotonic(row) for row in table])
+        self.table = [isotonic(row) for row in table.tolist()]
         self.learns_scale = False
-        self._measured = [[at(self.rows, row, n) for n in ROWS] for row in self.table.tolist()]
-        self._lines = self._measured  # with the shape [C][12]
+        self._lines = self.table  # with the shape [C][12]
         self._shape = [0.0] * len(UNSURE)  # logarithms by which steps to the next size are dearer
         self._unsure = UNSURE.copy()
         self._level = 0.0  # the logarithm of what all is dearer by
         self._noise, self._pairs = NOISE, 0
         self._far: list[float] = []  # errors of the last three forwards
         self._last: tuple[int, float] | None = None  # rows and error of the last, but for the level
-        self._latest: tuple[int, list[float]] = (-1, [])  # the length that was asked for last
 
     @classmethod
     def assumed(cls) -> CostCurve:
@@ -80,23 +75,17 @@ class CostCurve:
 
         Its scale is taken from the first step that is observed.
         """
-        curve = cls(ROWS, (128,), np.array([[0.01 * (1.0 + 0.02 * (n - 1)) for n in ROWS]]))
+        curve = cls((128,), [[0.01 * (1.0 + 0.02 * (n - 1)) for n in ROWS]])
         curve.learns_scale = True
         return curve
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the measured points, without what was learned while running, for JSON."""
-        axes = {"rows": list(self.rows), "lengths": list(self.lengths)}
-        return axes | {"seconds": self.table.tolist()}
-
-    @classmethod
-    def from_dict(cls, entry: dict[str, Any]) -> CostCurve:
-        """Return the curve that `to_dict` wrote; ValueError, KeyError, TypeError on others."""
-        return cls(entry["rows"], entry["lengths"], entry["seconds"])
+        """Return the measured points, without what was learned since, as `CostCurve` takes them."""
+        return {"lengths": self.lengths, "seconds": self.table}
 
     def settled(self) -> CostCurve:
         """Return a new curve of the present costs, what was learned included."""
-        return CostCurve(ROWS, self.lengths, math.exp(self._level) * np.array(self._lines))
+        return CostCurve(self.lengths, math.exp(self._level) * np.array(self._lines))
 
     def batched(self, batch: int) -> CostCurve:
         """Return the curve for `batch` equal rows of text in one forward (B x n rows of tokens).
@@ -104,25 +93,24 @@ class CostCurve:
         The seconds are those of the whole forward. An estimate to start from (token rows alone
         count); `refine` corrects it.
         """
-        tables = [[at(self.rows, row, n * batch) for n in self.rows] for row in self.table]
-        return CostCurve(self.rows, self.lengths, np.array(tables))
+        return CostCurve(self.lengths, [[at(row, n * batch) for n in ROWS] for row in self.table])
 
     def seconds(self, rows: int, length: int) -> float:
         """Return the seconds of a forward of `rows` rows after `length` tokens of context."""
-        return at(ROWS, self.line(length), rows)
+        return at(self.line(length), rows)
 
     def line(self, length: int) -> list[float]:
         """Return the seconds of forwards of each of ROWS after `length` tokens [12]."""
-        latest, line = self._latest
-        if latest != length:
-            i, place = self._place(length)
-            level, line = math.exp(self._level), self._lines[i]
-            after = self._lines[min(i + 1, len(self._lines) - 1)]
-            line = [level * (a + (b - a) * place) for a, b in zip(line, after, strict=True)]
-            if place > 1.0:  # never cheaper than at the last length
-                least = (level * last for last in after)
-                line = list(itertools.accumulate(map(max, line, least), max))
-            self._latest = length, line
+        level, lines, lengths = math.exp(self._level), self._lines, self.lengths
+        if len(lengths) == 1 or length <= lengths[0]:
+            return [level * each for each in lines[0]]
+        i = min(bisect_left(lengths, length), len(lengths) - 1)
+        place = (length - lengths[i - 1]) / (lengths[i] - lengths[i - 1])
+        pairs = zip(lines[i - 1], lines[i], strict=True)
+        line = [level * (a + (b - a) * place) for a, b in pairs]
+        if place > 1.0:  # never cheaper than at the last length
+            least = (level * last for last in lines[i])
+            line = list(itertools.accumulate(map(max, line, least), max))
         return line
 
     def refine(self, rows: int, length: int, seconds: float) -> None:
@@ -134,7 +122,6 @@ class CostCurve:
         if not (seconds > 0.0 and 1 <= rows <= ROWS[-1]):
             return
         error = math.log(seconds / self.seconds(rows, length))
-        self._latest = -1, []
         self._far = [*self._far, error][-3:]
         lasting = len(self._far) == 3 and (min(self._far) > FAR or max(self._far) < -FAR)
         if self.learns_scale or lasting:
@@ -163,16 +150,8 @@ class CostCurve:
             self._unsure[i] += DRIFT * UNSURE[i] - gain * step * self._unsure[i]
         factors = [math.exp(log) for log in itertools.accumulate(self._shape, initial=0.0)]
         self._lines = [  # replaced whole: other threads may be reading
-            list(itertools.accumulate(map(mul, line, factors), max)) for line in self._measured
+            list(itertools.accumulate(map(mul, line, factors), max)) for line in self.table
         ]
-
-    def _place(self, length: int) -> tuple[int, float]:
-        """Return the length's interval and its place in it: 0..1, more beyond the last length."""
-        lengths = self.lengths
-        if len(lengths) == 1 or length <= lengths[0]:
-            return 0, 0.0
-        i = min(bisect_left(lengths, length) - 1, len(lengths) - 2)
-        return i, (length - lengths[i]) / (lengths[i + 1] - lengths[i])
 
 
 def _steps(fewer: int, more: int) -> list[float]:
@@ -186,11 +165,11 @@ def _steps(fewer: int, more: int) -> list[float]:
     ]
 
 
-def isotonic(values: NDArray[np.float64]) -> list[float]:
+def isotonic(values: Sequence[float]) -> list[float]:
     """Return the nearest non-decreasing sequence (pool adjacent violators): unbiased by noise."""
     pools: list[tuple[float, int]] = []
-    for value in values.tolist():
-        mean, count = float(value), 1
+    for value in values:
+        mean, count = value, 1
         while pools and pools[-1][0] > mean:
             before, size = pools.pop()
             mean = (mean * count + before * size) / (count + size)
@@ -199,14 +178,14 @@ def isotonic(values: NDArray[np.float64]) -> list[float]:
     return [mean for mean, count in pools for _ in range(count)]
 
 
-def at(rows: Sequence[int], seconds: Sequence[float], n: int) -> float:
-    """Interpolate at n rows; beyond the last row goes on with the slope of the upper half."""
-    i = bisect_left(rows, n)
-    if i < len(rows):
-        if rows[i] == n:
-            return seconds[i]
-        share = (n - rows[i - 1]) / (rows[i] - rows[i - 1])
-        return seconds[i - 1] + share * (seconds[i] - seconds[i - 1])
-    last, half = len(rows) - 1, (len(rows) - 1) // 2
-    slope = (seconds[last] - seconds[half]) / max(rows[last] - rows[half], 1)
-    return seconds[last] + slope * (n - rows[last])
+def at(line: Sequence[float], n: int) -> float:
+    """Interpolate seconds of ROWS at n rows; beyond them it goes on as in their upper half."""
+    i = bisect_left(ROWS, n)
+    if i < len(ROWS):
+        if ROWS[i] == n:
+            return line[i]
+        share = (n - ROWS[i - 1]) / (ROWS[i] - ROWS[i - 1])
+        return line[i - 1] + share * (line[i] - line[i - 1])
+    half = (len(ROWS) - 1) // 2
+    slope = (line[-1] - line[half]) / (ROWS[-1] - ROWS[half])
+    return line[-1] + slope * (n - ROWS[-1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from ragspec.budget.cost_curve import ROWS, CostCurve
 from ragspec.storage import json_cache
 
+REPEATS = 3  # of each time, within an attempt
 ATTEMPTS = 3  # to measure a curve that forwards then agree with
 CHECKED = (4, 32)  # rows by which a curve's shape is checked
 TOLERANCE = 0.25  # of the logarithm of a cost against that of one row
@@ -28,61 +30,51 @@ def context_lengths(limit: int) -> tuple[int, ...]:
     return tuple(sorted({min(128, longest), max(1, longest // 2), longest}))
 
 
-def measure(
-    run: Timer, lengths: Sequence[int], *, seconds: float = 3.0, repeats: int = 3
-) -> tuple[CostCurve, bool]:
+def measure(run: Timer, lengths: Sequence[int], seconds: float = 3.0) -> tuple[CostCurve, bool]:
     """Time `run(rows, length) -> seconds` over the grid, and tell whether forwards then agree.
 
-    Goes round the grid up to `repeats` times, within about `seconds`; one length is always measured
+    Goes round the grid up to REPEATS times, within about `seconds`; one length is always measured
     at three sizes, however slow the model. A curve with which forwards disagree is measured again,
     to the samples that there are. Every size is set against one row timed right before it, for a
     machine that others share may be half as fast a second later; of such ratios medians are taken.
     """
     order = measuring_order(lengths)
-    ratios: dict[tuple[int, int], list[float]] = {point: [] for point in order}
+    ratios: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
     alone = dict.fromkeys(lengths, math.inf)
     run(1, order[0][0])  # warms up kernels and allocator; not counted
     for _ in range(ATTEMPTS):
         start = time.perf_counter()
-        for point in order * repeats:
+        for point in order * REPEATS:
             length, n = point
             late = time.perf_counter() - start > seconds
-            if late and (ratios[point] or point not in order[:3]):
+            if late and (point in ratios or point not in order[:3]):
                 continue
             one = max(run(1, length), 1e-9)
             alone[length] = min(one, alone[length])
             ratios[point].append(1.0 if n == 1 else max(run(n, length), 1e-9) / one)
-        known = {
-            (length, n): alone[length] * median(found)
-            for (length, n), found in ratios.items()
-            if found
-        }
-        curve = CostCurve(ROWS, lengths, filled(known, lengths, order[0][0]))
+        known = {point: alone[point[0]] * median(found) for point, found in ratios.items()}
+        curve = CostCurve(lengths, filled(known, lengths, order[0][0]))
         if agrees(curve, run):
             return curve, True
     return curve, False
 
 
-def agrees(
-    curve: CostCurve, run: Timer, checked: Sequence[int] = CHECKED, repeats: int = 2
-) -> bool:
+def agrees(curve: CostCurve, run: Timer, quick: bool = False) -> bool:
     """Return whether more rows cost as much more than one as the curve says, by a few forwards.
 
     Absolute seconds may drift with the clock and the load: `CostCurve.refine` follows those.
+    quick: one pair of forwards is compared, each run once.
     """
-    length = curve.lengths[0]
+    length, repeats = curve.lengths[0], 1 if quick else 2
     run(1, length)
-    one, *many = (min(run(n, length) for _ in range(repeats)) for n in (1, *checked))
-    alone = curve.seconds(1, length)
-    return all(
-        abs(math.log(seconds / one * alone / curve.seconds(n, length))) < TOLERANCE
-        for n, seconds in zip(checked, many, strict=True)
-    )
+    found = [
+        min(run(n, length) for _ in range(repeats)) / curve.seconds(n, length)
+        for n in (1, *(CHECKED[-1:] if quick else CHECKED))
+    ]
+    return all(abs(math.log(each / found[0])) < TOLERANCE for each in found)
 
 
-def cached(
-    directory: Path, key: json_cache.Key, run: Timer, lengths: Sequence[int], seconds: float = 3.0
-) -> CostCurve:
+def cached(directory: Path, key: json_cache.Key, run: Timer, lengths: Sequence[int]) -> CostCurve:
     """Return the curve kept under `directory` for `key`, or measure it and keep it there.
 
     key: model, device, dtype, threads and torch of the forwards. A damaged, foreign or unwritable
@@ -90,14 +82,15 @@ def cached(
     machine has now. One that forwards do not agree with is used, and corrected while running, but
     not kept.
     """
+    key = {**key, "rows": str(ROWS)}  # a kept curve does not say of which rows it is
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        curve = CostCurve.from_dict((json_cache.read(directory, "cost", key) or {})["curve"])
+        curve = CostCurve(**(json_cache.read(directory, "cost", key) or {})["curve"])
         # One pair is enough where it agrees: every program begins with this.
         if curve.lengths == tuple(lengths) and (
-            agrees(curve, run, CHECKED[-1:], repeats=1) or agrees(curve, run)
+            agrees(curve, run, quick=True) or agrees(curve, run)
         ):
             return curve
-    curve, trusted = measure(run, lengths, seconds=seconds)
+    curve, trusted = measure(run, lengths)
     if trusted:
         json_cache.write(directory, "cost", key, {"curve": curve.to_dict()})
     return curve

@@ -13,25 +13,24 @@ Sequoia (2402.12374), the stop rule of SpecDec++ (2405.19715).
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ragspec.acceptance.base import Step
-from ragspec.budget.base import BudgetPolicy
-from ragspec.budget.calibration import UNKNOWN, Calibration
+from ragspec.budget.base import Adviser, BudgetPolicy, Settings
+from ragspec.budget.calibration import Calibration
 from ragspec.budget.cost_curve import CostCurve
 from ragspec.budget.gains import BUCKETS, Experience
-from ragspec.budget.source_choice import Claims
-from ragspec.budget.tree_size import GoodputSession, Settings
+from ragspec.budget.tree_size import GoodputSession
 from ragspec.errors import InputError, StoreError, UnknownNameError
 from ragspec.storage.plain import from_plain, to_plain
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_best
 
-FORMAT = 7
-MOST_NODES = BUCKETS[-1]
+FORMAT = 9  # of a profile; another one, too, where ROWS change
 
 
 def make_budget(spec: int | str | Path | BudgetPolicy) -> BudgetPolicy:
@@ -81,16 +80,15 @@ class FixedBudget:
 
     def open(self, cost: CostCurve | None) -> FixedSession:
         """Return the policy for one row; the cost does not matter to it."""
-        return FixedSession(self.nodes, self.calibration)
+        return FixedSession(self.nodes, Adviser(self.calibration))
 
 
+@dataclass(frozen=True, slots=True)
 class FixedSession:
     """The same budget at every step."""
 
-    def __init__(self, nodes: int, calibration: Calibration) -> None:
-        self.nodes = nodes
-        self.adviser = Claims(calibration)
-        self.chosen: dict[int, int] = {}
+    nodes: int
+    adviser: Adviser
 
     @property
     def reason(self) -> str | None:
@@ -103,14 +101,13 @@ class FixedSession:
 
     def fit(self, tree: DraftTree, length: int) -> DraftTree:
         """Return the nodes of largest reach, at most the fixed number of them."""
-        if len(tree) > self.nodes and not self.adviser.used:
-            tree = self.adviser.appraise(tree, UNKNOWN)
+        if len(tree) > self.nodes:
+            tree = self.adviser.appraised(tree)
         return keep_best(tree, self.nodes)
 
     def observe(self, step: Step, length: int) -> None:
-        """Count the size, and what became of the claims."""
+        """Count what became of the claims."""
         self.adviser.learn(step.tokens)
-        self.chosen[len(step.tree)] = self.chosen.get(len(step.tree), 0) + 1
 
 
 class AutoBudget:
@@ -125,7 +122,7 @@ class AutoBudget:
     needs_cost = True
 
     def __init__(
-        self, *, margin: float = 0.03, probe_share: float = 0.008, maximum: int = MOST_NODES
+        self, *, margin: float = 0.03, probe_share: float = 0.008, maximum: int = BUCKETS[-1]
     ) -> None:
         """Raises InputError for a share outside [0, 1) or a maximum below 1."""
         self.settings = Settings(margin, probe_share, maximum)
@@ -146,39 +143,45 @@ class AutoBudget:
         return FrozenBudget(cost.settled(), experience, self.settings)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class FrozenBudget:
     """A profile of costs and acceptance that does not learn: equal runs make equal choices."""
 
-    name = "frozen"
-    needs_cost = False
-
-    def __init__(self, cost: CostCurve, experience: Experience, settings: Settings) -> None:
-        self.cost = cost
-        self.experience = experience
-        self.settings = replace(settings, learns=False)
+    cost: CostCurve
+    experience: Experience
+    settings: Settings
+    name: ClassVar[str] = "frozen"
+    needs_cost: ClassVar[bool] = False
 
     def open(self, cost: CostCurve | None) -> GoodputSession:
         """Return the policy for one row; the profile's own costs are used, not the target's."""
-        return GoodputSession(self.settings, self.experience, self.cost)
+        return GoodputSession(replace(self.settings, learns=False), self.experience, self.cost)
 
     def save(self, path: Path | str) -> None:
-        """Write the profile as JSON."""
+        """Write the profile as JSON, with a hash that tells a changed one."""
         known = {"settings": self.settings, "experience": self.experience}
         entry = {"format": FORMAT, "cost": self.cost.to_dict()} | to_plain(known)
-        Path(path).write_text(json.dumps(entry, indent=1), encoding="utf-8")
+        text = json.dumps({"sha256": _sha256(entry)} | entry, indent=1)
+        Path(path).write_text(text, encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path | str) -> FrozenBudget:
-        """Read a profile that `save` wrote; raises StoreError where it is missing or damaged."""
+        """Read a profile that `save` wrote; raises StoreError where it is missing or changed."""
         try:
             entry = json.loads(Path(path).read_text(encoding="utf-8"))
             if entry["format"] != FORMAT:
                 raise ValueError(f"format {entry['format']!r}, expected {FORMAT}")
-            experience = from_plain(Experience, entry["experience"])
-            settings = from_plain(Settings, entry["settings"])
-            return cls(CostCurve.from_dict(entry["cost"]), experience, settings)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            if entry.pop("sha256") != _sha256(entry):
+                raise ValueError("not the content of its sha256")
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise StoreError(
                 f"got no budget profile from {path} ({error!r}), expected the JSON that "
                 "FrozenBudget.save writes. Make it again with AutoBudget().freeze().save(path)."
             ) from error
+        experience = from_plain(Experience, entry["experience"])
+        settings = from_plain(Settings, entry["settings"])
+        return cls(CostCurve(**entry["cost"]), experience, settings)
+
+
+def _sha256(entry: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()

@@ -18,16 +18,12 @@ currency of all sources; who is asked is our own design.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-
-import numpy as np
+from collections.abc import Sequence
 
 from ragspec.acceptance.base import Step
-from ragspec.budget.base import Adviser
-from ragspec.budget.calibration import Appraisal, Calibration
+from ragspec.budget.base import Adviser, Settings
+from ragspec.budget.cost_curve import at
 from ragspec.budget.gains import BUCKETS, DUE, FIRST_ASKED, OUTLOOKS, Experience, Gain
-from ragspec.trees.draft_tree import DraftTree
 
 CHEAP, COSTLY_NODES = 0.1, 7  # what costs more plain steps than this is asked for few nodes
 EXPLORING = 0.06  # of the time may go to trials of a source of which little is known
@@ -36,61 +32,24 @@ TEACHING = 1.0 / 384.0  # the weight of one,
 TRIED = 8  # and of the texts for which it rests one in so many tries it all the same
 
 
-class Claims(Adviser):
-    """An adviser that corrects claims and asks everyone: what a fixed budget needs."""
-
-    def __init__(self, calibration: Calibration, learns: bool = True) -> None:
-        self.calibration = calibration
-        self.learns = learns
-        self._open: list[Appraisal] = []
-
-    @property
-    def used(self) -> bool:
-        """Whether trees of the present step have been appraised."""
-        return bool(self._open)
-
-    def appraise(self, tree: DraftTree, root: int) -> DraftTree:
-        """Return the tree with corrected reach, and keep it until its outcome is known."""
-        appraisal = self.calibration.appraise(tree, root)
-        self._open.append(appraisal)
-        return replace(tree, reach=np.asarray(appraisal.reach, dtype=np.float32))
-
-    def learn(self, tokens: Sequence[int]) -> list[int]:
-        """Count what came of the step's trees; returns how far the text followed each of them."""
-        opened, self._open = self._open, []
-        return [self.calibration.learn(each, tokens) for each in opened] if self.learns else []
-
-
-class SourceChoice(Claims):
+class SourceChoice(Adviser):
     """An adviser that also weighs what is gained against the time that it takes.
 
-    share: of all time that trials of one kind may cost. asked: bucket of this step's nodes; 0 where
-    nothing was drafted at this outlook. extra: milliseconds of this step that went to sources which
-    had to be worth it; the time of the others is the price of drafting at all.
+    asked: bucket of this step's nodes; 0 where nothing was drafted at this outlook. extra:
+    milliseconds of this step that went to sources which had to be worth it; the time of the others
+    is the price of drafting at all.
     """
 
-    def __init__(
-        self, experience: Experience, share: float, maximum: int, learns: bool = True
-    ) -> None:
-        super().__init__(experience.calibration, learns)
+    def __init__(self, experience: Experience, settings: Settings) -> None:
+        super().__init__(experience.calibration, settings.learns)
         self._experience = experience
-        self._share = share if learns else 0.0
-        self.asked = self._largest = bisect_right(BUCKETS, maximum) - 1
+        self._share = settings.probe_share if settings.learns else 0.0
+        self.asked = self._largest = bisect_right(BUCKETS, settings.maximum) - 1
         self._rate = self._plain = self.extra = 0.0
         self._nodes, self._outlook = 0, -1
         self._asking: tuple[Gain, int] | None = None  # a source, and how many trees there were
         self._tried: list[tuple[str, Gain, int, int]] = []  # and those with its own
         self._books: dict[str, float] = {}  # this step's gains of sources that are taught
-        self._alone: dict[str, int] = {}  # steps in which a source was left alone; 0: the text
-
-    @property
-    def rested(self) -> dict[str, str]:
-        """Why sources were left alone in this text."""
-        text = "the whole text, as it brings less than to teach it costs"
-        return {
-            name: f"{steps} steps, as it adds less than its time is worth" if steps else text
-            for name, steps in self._alone.items()
-        }
 
     def begin(self, rate: float, plain: float) -> None:
         """Start a step: tokens per millisecond, milliseconds of a plain step."""
@@ -164,21 +123,22 @@ class SourceChoice(Claims):
         steps = tokens / (self._rate * self._plain)
         self._books[source] = self._books.get(source, 0.0) + steps
 
-    def learn_step(self, step: Step, price: Callable[[int], float]) -> None:
+    def learn_step(self, step: Step, line: Sequence[float], rate: float) -> None:
         """Count what came of the claims, and of asking the sources that had to be worth it.
 
-        price: the tokens that could be had in the time which so many of the nodes added to the
-        forward; what only one source offered, it pays.
+        line: seconds of forwards of each of ROWS [12]. rate: tokens that a millisecond is worth.
+        What only one source offered, it pays: the time that its nodes added to the forward.
         """
-        tried, self._tried = self._tried, []
-        found, tree = self.learn(step.tokens), step.tree
+        found, tree, rows = self.learn(step.tokens), step.tree, len(step.tree) + 1
         if max(found, default=0) > self._rate * self._experience.draft.of(BUCKETS[self.asked]):
             self._experience.drafts[self._outlook].passed = DUE  # claims may be better than known
-        for source, gain, before, after in tried if self.learns else ():
-            nodes = price(sum(tree.sources[each] == source for each in tree.source.tolist()))
+        for source, gain, before, after in self._tried if self.learns else ():
+            own = sum(tree.sources[each] == source for each in tree.source.tolist())
+            # The first node adds most: it is where whoever drafts alone pays for drafting at all.
+            price = 1000.0 * rate * (at(line, rows) - at(line, rows - own))
             more = max(found[:after], default=0) - max(found[:before], default=0)
             cost = self._experience.source(source).cost.of(COSTLY_NODES)
-            gain.learn(more - nodes, self._rate * cost)
+            gain.learn(more - price, self._rate * cost)
             if source in self._experience.taught:
                 others = max((*found[:before], *found[after:]), default=0)
-                self._book(source, max(found, default=0) - others - nodes)
+                self._book(source, max(found, default=0) - others - price)

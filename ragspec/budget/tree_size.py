@@ -11,36 +11,14 @@ Rows of a batch each decide as if all decided alike, so they want `CostCurve.bat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 
 from ragspec.acceptance.base import Step
-from ragspec.budget.calibration import UNKNOWN
-from ragspec.budget.cost_curve import ROWS, CostCurve, at
+from ragspec.budget.base import Settings
+from ragspec.budget.cost_curve import CostCurve, at
 from ragspec.budget.gains import BUCKETS, OUTLIER, Experience
 from ragspec.budget.source_choice import SourceChoice
-from ragspec.errors import InputError
 from ragspec.trees.draft_tree import DRAWN, DraftTree
 from ragspec.trees.operations import keep_best, keep_order
-
-RATE = 0.05  # weight of a step in the rate of tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What AutoBudget is made with, see there; raises InputError for what is out of bounds."""
-
-    margin: float
-    probe_share: float
-    maximum: int
-    learns: bool = True
-
-    def __post_init__(self) -> None:
-        if not (0.0 <= self.margin < 1.0 and 0.0 <= self.probe_share < 1.0 and self.maximum >= 1):
-            raise InputError(
-                f"got {self}; expected shares in [0, 1) and at least one node. Use budget=0 for "
-                "plain decoding."
-            )
 
 
 class GoodputSession:
@@ -50,20 +28,18 @@ class GoodputSession:
         self.settings = settings
         self.experience = experience
         self.cost = cost
-        self.chosen: dict[int, int] = {}
-        share, learns = settings.probe_share, settings.learns
-        self.adviser = SourceChoice(experience, share, settings.maximum, learns)
+        self.adviser = SourceChoice(experience, settings)
         self._plain = 0.0  # milliseconds of a plain step at the present length
         self._line: list[float] = []  # seconds of forwards of each of ROWS at the present length
         self._drafts = 0
-        self._proposed = False
+        self._proposed = self._verified = False
         self._drawn: int | None = None  # nodes to keep of the next drawn draft; None: all
         self._last: tuple[Step, float, int, float] | None = None  # its times are known a step late
 
     @property
     def reason(self) -> str | None:
         """Why speculation was off; None where a draft was verified, or none was ever proposed."""
-        if any(self.chosen) or (self.adviser.asked and not self._proposed):
+        if self._verified or (self.adviser.asked and not self._proposed):
             return None
         return "no draft was expected to be worth its time on this text and device"
 
@@ -81,8 +57,7 @@ class GoodputSession:
             self.adviser.learn_draft([0.0] * (asked + 1), 0)
             return tree
         self._proposed = True
-        if not self.adviser.used:  # a drafter that asked for no advice
-            tree = self.adviser.appraise(tree, UNKNOWN)
+        tree = self.adviser.appraised(tree)
         reach = tree.reach.tolist()
         order, last = keep_order(tree, reach), len(tree)
         net = self._nets(reach, order)
@@ -115,15 +90,15 @@ class GoodputSession:
         asked = self.adviser.asked
         sizes = [min(size, len(order)) for size in BUCKETS[: asked + 1]]
         fixed = self.experience.host + self.experience.draft.of(BUCKETS[asked])
-        times = [1000.0 * at(ROWS, self._line, size + 1) + fixed for size in sizes]
+        times = [1000.0 * at(self._line, size + 1) + fixed for size in sizes]
         rate = max((1.0 + gains[n]) / time for n, time in zip(sizes, times, strict=True))
         return [gains[n] - rate * time for n, time in zip(sizes, times, strict=True)]
 
     def observe(self, step: Step, length: int) -> None:
         """Learn what came of the draft, and what the step before this one took."""
         asked = BUCKETS[self.adviser.asked]
-        self.chosen[len(step.tree)] = self.chosen.get(len(step.tree), 0) + 1
-        self.adviser.learn_step(step, partial(self._price, len(step.tree)))
+        self._verified = self._verified or len(step.tree) > 0
+        self.adviser.learn_step(step, self._line, self._rate())
         if self.settings.learns:
             if self._last is not None:
                 self._learn_times(*self._last)
@@ -147,15 +122,7 @@ class GoodputSession:
                 known.draft.learn(asked, spent["draft"] - extra + late)
             extra += known.draft.of(asked)
         time = forward + known.host + extra
-        known.learn_step(len(step.tokens), time, RATE)
-
-    def _price(self, size: int, nodes: int) -> float:
-        """Return the tokens that could be had in the time that the last of `size` nodes added.
-
-        The first node adds most: it is where drafting at all is paid for, by whoever drafts alone.
-        """
-        added = at(ROWS, self._line, size + 1) - at(ROWS, self._line, size - nodes + 1)
-        return 1000.0 * self._rate() * added
+        known.learn_step(len(step.tokens), time)
 
     def _rate(self) -> float:
         """Return the present tokens per millisecond, never below those of plain decoding."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
-from math import isfinite
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -24,22 +23,15 @@ def to_plain(value: Any) -> Any:
 def from_plain(kind: type[T], value: Any) -> T:
     """Return what `to_plain` wrote of such a kind: a dataclass, list[T], dict[K, V] or scalar.
 
-    Raises ValueError, TypeError or AttributeError on anything else, on a field too many or too few,
-    and on a number that is not finite.
+    Nothing is checked: whoever keeps values in a file keeps a hash of them, too.
     """
     outer, inner = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
         hints = get_type_hints(kind)
-        expected = {field.name for field in fields(kind) if field.init}
-        if set(value) != expected:
-            raise ValueError(f"fields {sorted(value)}, expected {sorted(expected)}")
         return kind(**{name: from_plain(hints[name], each) for name, each in value.items()})
     if outer is dict:
         return {inner[0](key): from_plain(inner[1], each) for key, each in value.items()}  # type: ignore[return-value]
-    if outer is list and isinstance(value, list):
+    if outer is list:
         return [from_plain(inner[0], each) for each in value]  # type: ignore[return-value]
-    if kind is float and type(value) is int:
-        return float(value)  # type: ignore[return-value]
-    if type(value) is not kind or (isinstance(value, float) and not isfinite(value)):
-        raise ValueError(f"{value!r}, expected {kind}")
-    return value
+    scalar: T = value
+    return scalar

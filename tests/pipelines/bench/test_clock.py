@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ragspec.acceptance.base import Step
-from ragspec.budget.cost_curve import CostCurve
+from ragspec.budget.cost_curve import ROWS, CostCurve
 from ragspec.budget.policy import AutoBudget
 from ragspec.budget.tree_size import GoodputSession
 from ragspec.drafters import fuse
@@ -17,7 +17,7 @@ from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from tests.support.fixed import FixedDrafter
 
-TRUTH = CostCurve((1, 2, 64), (128,), np.array([[0.010, 0.011, 0.020]]))
+TRUTH = CostCurve((128,), [np.interp(ROWS, (1, 2, 64), (0.010, 0.011, 0.020))])
 TEXT = tuple(range(2, 402))
 PROMPT = (1, 2)
 

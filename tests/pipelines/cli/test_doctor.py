@@ -17,7 +17,7 @@ from tests.support.architectures import build
 
 def keep_a_curve(folder: Path) -> None:
     key = {"model": "tiny-model", "device": "cpu here", "dtype": "torch.float32"}
-    cached(folder, key, lambda rows, length: 0.002 * rows, (16,), seconds=0.1)
+    cached(folder, key, lambda rows, length: 0.002 * rows, (16,))
 
 
 def test_findings_are_json_and_name_what_is_there(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ragspec.budget.cost_measurement import (
     measuring_order,
 )
 from ragspec.errors import InputError
+from ragspec.storage import json_cache
 from ragspec.storage.filesystem import cache_directory
 
 LENGTHS = (128, 1000, 1900)
@@ -42,19 +43,17 @@ KEPT_CHECKS = 3  # and whether a kept one still has, where it does
 class Timer:
     """A clock of a model whose costs are known; counts its calls."""
 
-    def __init__(self, noise: float = 0.0) -> None:
+    def __init__(self) -> None:
         self.calls: list[tuple[int, int]] = []
-        self.noise = noise
-        self.random = np.random.default_rng(0)
 
     def __call__(self, n: int, length: int) -> float:
         self.calls.append((n, length))
-        return true_seconds(n, length) * float(np.exp(self.noise * self.random.normal()))
+        return true_seconds(n, length)
 
 
 def made() -> CostCurve:
     table = [[true_seconds(n, length) for n in ROWS] for length in LENGTHS]
-    return CostCurve(ROWS, LENGTHS, np.array(table))
+    return CostCurve(LENGTHS, table)
 
 
 def test_measured_points_are_interpolated_in_rows_and_length() -> None:
@@ -70,16 +69,17 @@ def test_measured_points_are_interpolated_in_rows_and_length() -> None:
 
 def test_every_size_is_set_against_one_row_timed_right_before_it() -> None:
     timer = Timer()
-    measure(timer, LENGTHS, repeats=2)
-    assert len(timer.calls) == 1 + 2 * (2 * len(ROWS) - 1) * len(LENGTHS) + CHECKS
+    measure(timer, LENGTHS)
+    assert len(timer.calls) == 1 + 3 * (2 * len(ROWS) - 1) * len(LENGTHS) + CHECKS
     for before, (n, length) in itertools.pairwise(timer.calls[1:-CHECKS]):
         assert n == 1 or before == (1, length)
 
 
 @given(st.integers(1, 400))
 def test_costs_go_on_in_a_line_between_and_beyond_the_points(n: int) -> None:
-    assert at((1, 3, 8, 64), [5.0, 7.0, 12.0, 68.0], n) == pytest.approx(4.0 + n)
-    assert at((1,), [5.0], n) == 5.0
+    assert at([4.0 + rows for rows in ROWS], n) == pytest.approx(4.0 + n)
+    bent = [5.0 if rows <= 8 else 5.0 + (rows - 8) ** 2 for rows in ROWS]
+    assert at(bent, 64 + n) == pytest.approx(bent[-1] + n * 56), "the slope from 8 rows to 64"
 
 
 def test_a_machine_that_others_share_does_not_bend_the_curve() -> None:
@@ -120,7 +120,7 @@ def test_the_order_of_measuring_covers_the_grid_once() -> None:
 
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=12))
 def test_isotonic_is_monotone_and_keeps_the_mean(values: list[float]) -> None:
-    smooth = isotonic(np.array(values))
+    smooth = isotonic(values)
     assert all(a <= b for a, b in itertools.pairwise(smooth))
     assert math.fsum(smooth) == pytest.approx(math.fsum(values))
     if values == sorted(values):
@@ -131,13 +131,14 @@ def test_isotonic_is_monotone_and_keeps_the_mean(values: list[float]) -> None:
 def test_the_curve_stays_monotone_in_rows_whatever_is_observed(
     steps: list[tuple[int, float]],
 ) -> None:
-    curve, _ = measure(Timer(noise=0.3), LENGTHS, repeats=1)
+    noise = np.random.default_rng(0).normal(0.0, 0.3, (len(LENGTHS), len(ROWS)))
+    curve = CostCurve(LENGTHS, np.array(made().table) * np.exp(noise))
     for i, (n, seconds) in enumerate(steps):
         curve.refine(n, 100 + 50 * i, seconds)
     for length in (1, 128, 700, 1900, 5000):
         costs = np.array(curve.line(length))
         assert np.isfinite(costs).all() and (costs > 0).all()
-        assert (np.diff(costs) >= 0).all()
+        assert (np.diff(costs) >= -1e-14 * costs[1:]).all()  # equal ones differ by rounding
 
 
 def test_refining_follows_the_median_of_a_noisy_machine() -> None:
@@ -167,7 +168,7 @@ def test_the_level_and_the_shape_are_those_of_all_lengths() -> None:
     assert dearer == pytest.approx(2.2 / 1.5, rel=0.03)
 
 
-READ_FLAT = CostCurve((1, 2, 64), (128,), np.array([[0.019, 0.026, 0.026]]))
+READ_FLAT = CostCurve((128,), [[0.019 if n == 1 else 0.026 for n in ROWS]])
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.2, 0.5])
@@ -176,7 +177,7 @@ def test_a_shape_that_was_read_wrong_at_the_start_is_learned_from_pairs(
     noise: float, seed: int
 ) -> None:
     """19 ms for one row and 26 for all others, where each row really costs 0.9 ms more."""
-    curve, random = CostCurve.from_dict(READ_FLAT.to_dict()), np.random.default_rng(seed)
+    curve, random = CostCurve(**READ_FLAT.to_dict()), np.random.default_rng(seed)
     busy = 1.0
     for step in range(400):
         busy = 2.0 if step // 40 % 2 else 1.0  # a neighbour comes and goes
@@ -248,6 +249,19 @@ def test_cached_round_trip(tmp_path: Path) -> None:
     assert len(again.calls) == KEPT_CHECKS
     assert np.array_equal(first.table, second.table)
     assert [path.suffix for path in (tmp_path / "new").iterdir()] == [".json"]
+
+
+def test_a_curve_that_names_its_rows_was_kept_by_another_version(tmp_path: Path) -> None:
+    old = {"rows": [1, 2], "lengths": list(LENGTHS), "seconds": [[1.0, 2.0]] * len(LENGTHS)}
+    cached(tmp_path, KEY, Timer(), LENGTHS)
+    (path,) = tmp_path.iterdir()
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"curve": old}))
+    json_cache.write(tmp_path, "cost", KEY, {"curve": made().to_dict()})
+    timer = Timer()
+    assert cached(tmp_path, KEY, timer, LENGTHS).seconds(8, 128) == pytest.approx(
+        true_seconds(8, 128)
+    )
+    assert len(timer.calls) > KEPT_CHECKS, "it was measured again"
 
 
 def test_a_kept_curve_of_another_shape_is_measured_again(tmp_path: Path) -> None:
@@ -345,18 +359,16 @@ def test_context_lengths_fit_the_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "lengths", "seconds"),
+    ("lengths", "seconds"),
     [
-        ((1, 2), (10,), [[1.0]]),
-        ((2, 3), (10,), [[1.0, 2.0]]),
-        ((1, 1), (10,), [[1.0, 2.0]]),
-        ((1, 2), (10, 9), [[1.0, 2.0], [1.0, 2.0]]),
-        ((1, 2), (10,), [[0.0, 1.0]]),
-        ((1, 2), (10,), [[1.0, math.inf]]),
+        ((10,), [[1.0] * 11]),
+        ((10, 11), [[1.0] * 12]),
+        ((10, 10), [[1.0] * 12] * 2),
+        ((10, 9), [[1.0] * 12] * 2),
+        ((10,), [[0.0, *[1.0] * 11]]),
+        ((10,), [[*[1.0] * 11, math.inf]]),
     ],
 )
-def test_an_unusable_grid_is_refused(
-    rows: tuple[int, ...], lengths: tuple[int, ...], seconds: list[list[float]]
-) -> None:
+def test_an_unusable_grid_is_refused(lengths: tuple[int, ...], seconds: list[list[float]]) -> None:
     with pytest.raises(InputError, match="Measure it again"):
-        CostCurve(rows, lengths, np.array(seconds))
+        CostCurve(lengths, seconds)

@@ -52,7 +52,7 @@ LENGTH = 128
 def curve(*milliseconds: float) -> CostCurve:
     """Return the cost of forwards of 1, 2, ... rows; further rows cost as the last."""
     table = [milliseconds[min(n, len(milliseconds)) - 1] / 1000 for n in ROWS]
-    return CostCurve(ROWS, (LENGTH,), np.array([table]))
+    return CostCurve((LENGTH,), np.array([table]))
 
 
 CURVES = {

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+from functools import reduce
+from operator import getitem
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ragspec.budget.base import Settings
 from ragspec.budget.calibration import Ratio
+from ragspec.budget.cost_curve import CostCurve
 from ragspec.budget.gains import Experience, Gain
+from ragspec.budget.policy import FrozenBudget
+from ragspec.errors import StoreError
 from ragspec.storage.plain import from_plain, to_plain
 from ragspec.trees.draft_tree import DraftTree
 
@@ -26,7 +33,7 @@ def experienced() -> Experience:
     experience.source("model").gains[2].learn(1.5)
     experience.drafts[3].learn_sizes([0.0, 0.5, 0.8], 2)
     experience.taught["learner"] = Gain(-0.2, 0.3, 120)
-    experience.learn_step(2, 10.0, 0.1)
+    experience.learn_step(2, 10.0)
     experience.learn_host(0.3)
     return experience
 
@@ -40,56 +47,49 @@ def test_experience_round_trip() -> None:
     again = from_plain(Experience, written(experience))
     assert written(again) == written(experience)
     assert again == experience
-    again.learn_step(3, 11.0, 0.1)
+    again.learn_step(3, 11.0)
     assert again != experience
 
 
-def damaged(*path: Any, value: Any) -> Any:
-    """Return an entry in which the number at the end of `path` is another one."""
-    entry = written(experienced())
-    place = entry
-    for key in path[:-1]:
-        place = place[key]
-    assert place[path[-1]] is not None
-    place[path[-1]] = value
-    return entry
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    path = tmp_path / "profile.json"
+    FrozenBudget(CostCurve.assumed(), experienced(), Settings(0.03, 0.01, 8)).save(path)
+    assert FrozenBudget.load(path).experience == experienced()
+    return path
+
+
+def refused(path: Path, entry: Any) -> None:
+    path.write_text(json.dumps(entry))
+    with pytest.raises(StoreError, match=r"profile\.json.*Make it again"):
+        FrozenBudget.load(path)
 
 
 @pytest.mark.parametrize(
-    "path",
+    "place",
     [
-        ("calibration",), ("calibration", "tables", "a"), ("draft", "sums"), ("drafts",),
-        ("drafts", 0), ("drafts", 0, "added"), ("sources", "model"), ("taught", "learner"),
-        ("steps",), ("host",),
+        "sha256", "format", "settings", "settings margin", "settings learns", "cost",
+        "cost seconds", "experience", "experience calibration", "experience calibration tables a",
+        "experience calibration tables a 5 factor", "experience draft sums", "experience drafts",
+        "experience sources model gains", "experience taught learner", "experience steps",
+        "experience host",
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("value", ["damaged", None, math.nan, [1]])
-def test_a_damaged_entry_is_refused(path: tuple[Any, ...], value: Any) -> None:
-    with pytest.raises((ValueError, TypeError, AttributeError)):
-        from_plain(Experience, damaged(*path, value=value))
+@pytest.mark.parametrize("value", ["damaged", None, math.nan, [1], -1.0, 7])
+def test_a_changed_profile_is_refused(profile: Path, place: str, value: Any) -> None:
+    entry = json.loads(profile.read_text())
+    *above, last = place.split()
+    part = reduce(getitem, above, entry)
+    assert part[last] not in (None, value)
+    part[last] = value
+    refused(profile, entry)
 
 
-@pytest.mark.parametrize("change", [{"steps": 3, "more": 1}, {"steps": 3}])
-def test_a_field_too_many_or_too_few_is_refused(change: dict[str, int]) -> None:
-    entry = written(experienced())
-    with pytest.raises(ValueError, match="expected"):
-        from_plain(Experience, {**entry, **change} if "more" in change else change)
-
-
-def test_numbers_that_cannot_have_been_learned_are_refused() -> None:
-    ratio = next(iter(written(experienced())["calibration"]["tables"]["a"]))
-    for name, value in (("trials", -1.0), ("claimed", math.inf), ("factor", 9.0), ("factor", -1.0)):
-        entry = damaged("calibration", "tables", "a", ratio, name, value=value)
-        with pytest.raises(ValueError):
-            from_plain(Experience, entry)
-    for path in (("drafts",), ("sources", "model", "gains")):
-        gains = written(experienced())
-        for key in path:
-            gains = gains[key]
-        with pytest.raises(ValueError, match="outlooks"):
-            from_plain(Experience, damaged(*path, value=gains[1:]))
-    with pytest.raises(ValueError, match="cost"):
-        from_plain(Experience, damaged("draft", "sums", 0, value=-1.0))
+@pytest.mark.parametrize("name", ["sha256", "format", "settings", "cost", "experience"])
+def test_a_profile_with_a_part_too_many_or_too_few_is_refused(profile: Path, name: str) -> None:
+    entry = json.loads(profile.read_text())
+    refused(profile, {**entry, "more": 1})
+    refused(profile, {key: part for key, part in entry.items() if key != name})
 
 
 def test_another_thread_may_bring_a_new_source_while_it_is_written() -> None:
@@ -111,5 +111,5 @@ def test_the_host_s_time_is_clipped_and_the_first_steps_weigh_as_in_a_mean() -> 
         experience.learn_host(milliseconds)
     assert experience.host < 0.4
     for tokens in (1, 3):
-        experience.learn_step(tokens, 10.0, 0.05)
+        experience.learn_step(tokens, 10.0)
     assert (experience.tokens, experience.time) == (2.0, 10.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Any
 
 import pytest
 
@@ -62,10 +61,7 @@ def test_a_first_time_that_was_an_outlier_does_not_stay() -> None:
     assert steady.of(8) == pytest.approx(4.5, rel=0.05)
 
 
-@pytest.mark.parametrize("sums", [[1, 1, 0, 0, 0], [-1, 1, 1, 1, 1], [1, 2, 3], ["x"] * 5, None])
-def test_sums_that_no_times_add_up_to_are_refused(sums: Any) -> None:
-    with pytest.raises((ValueError, TypeError)):
-        DraftCost(sums)
+def test_a_cost_follows_from_its_sums() -> None:
     cost = DraftCost()
     assert cost.of(64) == 0.0
     for nodes in (8, 8, 4, 64, 8):
@@ -144,10 +140,3 @@ def test_gains_of_sizes_fall_where_they_add_nothing_and_rise_at_the_edge() -> No
         gain.learn_sizes([-1.0, 0.0, 1.0, 2.0, 3.0], 4)
     assert gain.added[5] == pytest.approx(0.5 * gain.added[4])
     assert gain.added[4] > 0.6
-
-
-def test_damaged_gains_are_refused() -> None:
-    with pytest.raises(ValueError, match="-1 trials"):
-        Gain(0.0, 0.0, -1)
-    with pytest.raises(ValueError, match="11 sizes"):
-        SizedGain(added=[0.0] * 11)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 
 from ragspec.acceptance.base import Step
+from ragspec.budget.base import Adviser, Settings
 from ragspec.budget.calibration import Calibration
+from ragspec.budget.cost_curve import ROWS
 from ragspec.budget.gains import BUCKETS, OUTLOOKS, PAUSE, Experience
 from ragspec.budget.source_choice import (
     COSTLY_NODES,
     EXPLORING,
     TAUGHT,
     TRIED,
-    Claims,
     SourceChoice,
 )
 from ragspec.storage.plain import to_plain
@@ -25,13 +26,13 @@ PLAIN = 5.0
 LARGEST = BUCKETS[-1]
 
 
-def free(nodes: int) -> float:
-    """Verify nodes at no price."""
-    return 0.0
+def line(node: float) -> list[float]:
+    """Return the seconds of forwards in which every node is worth as many tokens, at rate 1."""
+    return [0.001 * node * n for n in ROWS]
 
 
 def choice(experience: Experience, share: float = 0.02, learns: bool = True) -> SourceChoice:
-    return SourceChoice(experience, share, LARGEST, learns)
+    return SourceChoice(experience, Settings(0.03, share, LARGEST, learns))
 
 
 def ask(
@@ -57,7 +58,7 @@ def ask(
             adviser.appraise(after, 0)
         adviser.spent("model", milliseconds)
     step = Step(after if asked and len(after) else before, (), tokens)
-    adviser.learn_step(step, lambda nodes: nodes * node)
+    adviser.learn_step(step, line(node), 1.0)
     return asked
 
 
@@ -140,7 +141,7 @@ def test_what_does_not_learn_never_tries() -> None:
 
 
 def test_a_fixed_budget_asks_everyone_and_still_corrects_claims() -> None:
-    claims = Claims(Calibration())
+    claims = Adviser(Calibration())
     liar = DraftTree.chain([1], "a", reach=[1.0])
     for _ in range(20):
         assert claims.allowance("a", 5) == claims.nodes(0.0, 5) == 5
@@ -150,10 +151,11 @@ def test_a_fixed_budget_asks_everyone_and_still_corrects_claims() -> None:
 
 
 def test_nothing_is_left_of_a_step_that_was_never_learned() -> None:
-    claims = Claims(Calibration())
+    claims = Adviser(Calibration())
     claims.appraise(SURE, 0)
-    assert claims.used and claims.learn((1, 2, 3)) == [2]
-    assert not claims.used and claims.learn((1, 2, 3)) == []
+    assert claims.appraised(OTHER) is OTHER and claims.learn((1, 2, 3)) == [2]
+    assert claims.learn((1, 2, 3)) == []
+    assert claims.appraised(OTHER) is not OTHER and claims.learn((5, 9)) == [1]
 
 
 def test_a_source_that_proposes_nothing_takes_no_credit_for_the_next_one() -> None:
@@ -168,7 +170,7 @@ def test_a_source_that_proposes_nothing_takes_no_credit_for_the_next_one() -> No
     assert adviser.allowance("model", 32)
     adviser.appraise(OTHER, 0)
     adviser.spent("model", PLAIN)
-    adviser.learn_step(Step(NONE, (), (5, 6, 7, 8)), free)
+    adviser.learn_step(Step(NONE, (), (5, 6, 7, 8)), line(0.0), 1.0)
     sources = experience.sources
     assert {name: sources[name].gains[0].mean for name in ("silent", "model")} == {
         "silent": 0.0,
@@ -251,7 +253,7 @@ def teach(adviser: SourceChoice, after: tuple[DraftTree, ...], tokens: tuple[int
     for tree in after:
         adviser.appraise(tree, 0)
     adviser.taught("learner", 1.0)
-    adviser.learn_step(Step(OTHER, (), tokens), free)
+    adviser.learn_step(Step(OTHER, (), tokens), line(0.0), 1.0)
 
 
 def test_a_source_that_learns_is_charged_for_all_its_time_and_credited_beyond_the_others() -> None:
@@ -288,7 +290,7 @@ def test_a_source_rests_where_teaching_it_does_not_pay_but_some_texts_try_it() -
     frozen.taught("learner", 5.0)
     assert all(frozen.rests("learner") for _ in range(50)), "equal runs make equal choices"
     assert to_plain(experience) == before
-    assert not Claims(Calibration()).rests("learner")
+    assert not Adviser(Calibration()).rests("learner")
 
 
 def test_who_was_left_alone_is_told_with_the_reason() -> None:
@@ -302,7 +304,7 @@ def test_who_was_left_alone_is_told_with_the_reason() -> None:
     resting = taught(experience, TAUGHT)
     assert resting.rests("learner")
     assert resting.rested == {"learner": "the whole text, as it brings less than to teach it costs"}
-    assert Claims(Calibration()).rested == {}
+    assert Adviser(Calibration()).rested == {}
 
 
 def test_what_a_source_brings_lately_counts_most() -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ragspec.acceptance.base import Step
+from ragspec.budget.base import Adviser
 from ragspec.budget.calibration import Calibration
-from ragspec.budget.source_choice import Claims
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
 from ragspec.drafters.fuse import FAULTS_ALLOWED, PATIENCE, WARM_UP, Fuse
 from ragspec.drafters.synthetic import SyntheticDrafter
@@ -209,7 +209,7 @@ def test_no_source_at_all_is_refused() -> None:
 def test_sources_of_one_name_are_told_apart() -> None:
     liar, honest = chain([9], "rest", [0.9]), chain([1], "rest", [0.9])
     session = Fuse([Fixed(each, "rest") for each in (liar, honest, fail)]).open(REQUEST)
-    claims = Claims(Calibration())
+    claims = Adviser(Calibration())
     with pytest.warns(RuntimeWarning, match="'rest 3' is switched off"):
         for _ in range(20):
             tree = session.propose(replace(PLACE, adviser=claims), 8)
@@ -233,7 +233,7 @@ class Looking(Fixed):
         return self._outlook()
 
 
-class Choosy(Claims):
+class Choosy(Adviser):
     """Drafts where the outlook is not too poor, and keeps what it was told."""
 
     def __init__(self, least: float) -> None:

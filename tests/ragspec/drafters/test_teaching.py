@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ragspec.acceptance.base import Step
+from ragspec.budget.base import Adviser
 from ragspec.budget.calibration import Calibration
-from ragspec.budget.source_choice import Claims
 from ragspec.drafters.fuse import Fuse
 from ragspec.trees.draft_tree import DraftTree
 from tests.ragspec.drafters.test_fuse import PLACE, REQUEST, Fixed, Looking, chain
@@ -18,7 +18,7 @@ class Learner(Looking):
     top_logits = 4
 
 
-class Strict(Claims):
+class Strict(Adviser):
     """Lets sources rest by name, and keeps which ones were taught."""
 
     def __init__(self, *resting: str) -> None:

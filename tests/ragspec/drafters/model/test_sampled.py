@@ -198,7 +198,7 @@ def test_what_a_budget_cuts_does_not_depend_on_the_tokens(
     mode: str, width: tuple[int, ...], policy: BudgetPolicy
 ) -> None:
     drafter = ModelDrafter(model(1), width=width, mode=mode)
-    dear = CostCurve(ROWS, (9,), np.array([[0.1 if n < 5 else 0.3 for n in ROWS]]))
+    dear = CostCurve((9,), np.array([[0.1 if n < 5 else 0.3 for n in ROWS]]))
     session = copy.deepcopy(policy).open(dear)
     trees = [propose(drafter, 9, seed) for seed in range(30)]
     for tree in trees:  # the text always goes on with the last draw
