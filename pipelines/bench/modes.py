@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from ragspec.drafters.eagle.drafter import HeadDrafter
 from ragspec.drafters.method import Sources, listed
 from ragspec.engine.engine import Engine
 from ragspec.errors import UnknownNameError
@@ -27,6 +29,7 @@ DRAFT_LENGTHS = (5, 10, 20)
 NGRAMS = (2, 3)
 CONFIDENCES = (0.0, 0.4)  # at which an assistant stops its draft: never, and transformers' default
 SEED = 0
+FUSED = "+"  # between drafters that make one mode
 PEERS = ("hf-greedy", "hf-lookup", "hf-assistant")
 MODES = (*PEERS, "plain", "context", "model", "fused")  # what is run where nothing is said
 
@@ -130,10 +133,14 @@ def known() -> tuple[str, ...]:
 
 
 def check_modes(names: Sequence[str]) -> None:
-    """Raise UnknownNameError for the first name that is no mode; costs nothing."""
+    """Raise UnknownNameError for the first name that is no mode; costs nothing.
+
+    A drafter is a name or the folder of a head; several that are fused are joined by plus signs.
+    """
     for name in names:
-        if name not in known():
-            raise UnknownNameError(unknown("mode", name, known()))
+        for part in [name] if name in PEERS else name.split(FUSED):
+            if (part in PEERS and part != name) or not (part in known() or Path(part).is_dir()):
+                raise UnknownNameError(unknown("mode", part, known()))
 
 
 def _sampled(temperature: float) -> dict[str, Any]:
@@ -173,7 +180,8 @@ def build_modes(
 
 def _needs_model(name: str) -> bool:
     methods = listed()
-    return name == "hf-assistant" or (name in methods and "draft model" in methods[name].needs)
+    needs = {need for part in name.split(FUSED) if part in methods for need in methods[part].needs}
+    return name == "hf-assistant" or "draft model" in needs
 
 
 def _peers(name: str, model: Any, draft_model: Any) -> list[Mode]:
@@ -207,7 +215,11 @@ def _assistant(draft_model: Any, tokens: int, confidence: float) -> dict[str, An
 
 
 def _ours(name: str, engine: Engine, sources: Sources) -> Engine:
-    drafters = build_method(name, sources)
+    drafters = list[Any]()
+    for part in name.split(FUSED):
+        made = build_method(part, sources) if part in known() else HeadDrafter(part, engine.target)
+        drafters += made if isinstance(made, list) else [] if made is None else [made]
     # A copy: what one mode learns about acceptance must not help or hurt another.
     budget = copy.deepcopy(engine.budget)
-    return Engine(engine.model, engine.tokenizer, drafters, None, budget, rule=engine.rule)
+    fused = drafters[0] if len(drafters) == 1 else drafters or None
+    return Engine(engine.model, engine.tokenizer, fused, None, budget, rule=engine.rule)

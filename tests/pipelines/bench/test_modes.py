@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import copy
 import itertools
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
 from ragspec.errors import UnknownNameError
-from ragspec.pipelines.bench.modes import DRAFT_LENGTHS, MODES, NGRAMS, HFMode, Mode, build_modes
+from ragspec.pipelines.bench.modes import (
+    DRAFT_LENGTHS,
+    MODES,
+    NGRAMS,
+    HFMode,
+    Mode,
+    OurMode,
+    build_modes,
+)
 from ragspec.pipelines.bench.prompts import BenchItem
-from tests.support import tiny
+from tests.support import heads, tiny
 
 PROMPT = (5, 6, 7, 8, 9, 5, 6, 7)
 ITEM = BenchItem("1", "free", PROMPT, 12, fixed=True)
@@ -121,3 +133,20 @@ def test_modes_that_need_a_draft_model_are_left_out_without_one(engine: Engine) 
 def test_unknown_modes_are_refused(name: str, engine: Engine) -> None:
     with pytest.raises(UnknownNameError, match=name):
         build_modes([name], engine, None, lambda: copy.deepcopy(engine.model))
+
+
+def test_heads_and_methods_can_be_joined(tmp_path: Path) -> None:
+    folder = str(tmp_path / "head")
+    heads.trained().save(folder)
+    engine = Engine(heads.model(torch.float32), drafter=None)
+    names = [folder, f"context+{folder}", "context"]
+    modes = build_modes(names, engine, None, lambda: None)
+    item = replace(ITEM, prompt=tuple(tiny.prompt(20, vocab_size=heads.VOCAB)))
+    found = {name: mode.run(item, 24) for name, (mode,) in modes.items()}
+    assert len({tuple(outcome.tokens) for outcome in found.values()}) == 1
+    fused = [mode.engine.drafter for (mode,) in modes.values() if isinstance(mode, OurMode)]
+    sources = [[each.name for each in one.drafters] for one in fused if isinstance(one, Fuse)]
+    assert sources == [["head"], ["context", "head"], ["context"]]
+    for wrong in ("context+nothing", "context+hf-greedy"):
+        with pytest.raises(UnknownNameError, match=wrong.split("+")[1]):
+            build_modes([wrong], engine, None, lambda: None)
