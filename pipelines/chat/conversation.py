@@ -129,11 +129,13 @@ class Conversation:
         *,
         max_new_tokens: int = NEW_TOKENS,
         stream: Callable[[str], None] | None = None,
+        on_read: Callable[[int, int], None] | None = None,
     ) -> Reply:
         """Answer one turn and keep it, also where an interrupt ended the answer, if it had begun.
 
-        stream: called with each piece of text as it is verified. Raises InputError for an empty
-        turn, PromptTooLongError where this turn alone does not fit the context.
+        stream: called with each piece of text as it is verified. on_read: see `Options`. Raises
+        InputError for an empty turn, PromptTooLongError where this turn alone does not fit the
+        context.
         """
         if not isinstance(text, str) or not text.strip():
             raise InputError(f"The turn is empty or no text ({text!r}); say something.")
@@ -147,6 +149,7 @@ class Conversation:
             "max_new_tokens": max_new_tokens,
             "spans": prompt.spans,
             "kept": self._kept,
+            "on_read": on_read,
             "stopping_criteria": [EndRepetition(len(prompt.token_ids))],
         }
         pieces = self.engine.stream(list(prompt.token_ids), sampling, **options)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ragspec.reports.report import Report
 
 WARM_UP_TOKENS = 8
+OnRead = Callable[[int, int], None] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +89,9 @@ def continue_text(text: str, stop: Sequence[str], asking: Asking, *, as_chat: bo
             engine.generate(prompt, max_new_tokens=WARM_UP_TOKENS)
     asking = replace(asking, sampling=asking.chosen(engine))
 
-    def run(engine: Engine, sampling: Sampling, show: bool) -> Generation:
-        limit = asking.max_new_tokens
-        stream = engine.stream(prompt, sampling, max_new_tokens=limit, stop=stop, **asking.options)
+    def run(engine: Engine, sampling: Sampling, show: bool, on_read: OnRead = None) -> Generation:
+        options: Any = {"max_new_tokens": asking.max_new_tokens, "stop": stop, "on_read": on_read}
+        stream = engine.stream(prompt, sampling, **options, **asking.options)
         try:
             for piece in stream:
                 if show:
@@ -99,7 +100,8 @@ def continue_text(text: str, stop: Sequence[str], asking: Asking, *, as_chat: bo
             stream.close()
         return stream.result
 
-    generation = run(engine, asking.sampling, asking.streams)
+    with terminal.reading() as told:
+        generation = run(engine, asking.sampling, asking.streams, told)
     fields = {"text": generation.text, "finish_reason": generation.finish_reason}
     result = Result(generation, generation.report, fields, extra={"prompt": text})
     compared, interrupted = _compared(
@@ -150,7 +152,12 @@ def answer_question(
         engine = asking.engine.engine()
     asking = replace(asking, sampling=asking.chosen(engine))
 
-    def run(engine: Engine, sampling: Sampling, stream: Callable[[str], None] | None) -> Answer:
+    def run(
+        engine: Engine,
+        sampling: Sampling,
+        stream: Callable[[str], None] | None,
+        on_read: OnRead = None,
+    ) -> Answer:
         asked, limit = over(qa, engine), asking.max_new_tokens or NEW_TOKENS
         return asked.ask(
             question,
@@ -161,6 +168,7 @@ def answer_question(
             system=asking.system,
             refuse=asking.refuse,
             stream=stream,
+            on_read=on_read,
             **asking.options,
         )
 
@@ -173,7 +181,8 @@ def answer_question(
             system=asking.system,
             refuse=asking.refuse,
         )
-    answer = run(engine, asking.sampling, terminal.piece if asking.streams else _unseen)
+    with terminal.reading() as told:
+        answer = run(engine, asking.sampling, terminal.piece if asking.streams else _unseen, told)
     result = answered(question, answer)
     result.fields["skipped"] = [asdict(skipped) for skipped in qa.skipped]
     compared, interrupted = _compared(

@@ -179,9 +179,10 @@ def answer(said: str, talk: Talk) -> None:
 
     terminal = talk.terminal
     show: Callable[[str], None] = terminal.piece
-    talk.last = reply = talk.conversation.ask(
-        said, talk.sampling, max_new_tokens=talk.max_new_tokens, stream=show
-    )
+    with terminal.reading() as told:
+        talk.last = reply = talk.conversation.ask(
+            said, talk.sampling, max_new_tokens=talk.max_new_tokens, stream=show, on_read=told
+        )
     terminal.line(reply.text if reply.generation.finish_reason == REFUSED else "")
     if reply.left:
         turns = "turn" if reply.left == 1 else "turns"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.status import Status
     from rich.table import Table
 
     from ragspec.pipelines.page.run_view import Span
@@ -74,6 +75,32 @@ class Terminal:
             return
         with self.err.status(what, spinner="dots"):
             yield
+
+    @contextmanager
+    def reading(self) -> Iterator[Callable[[int, int], None]]:
+        """Yield what is told how many tokens of a prompt were read, and of how many.
+
+        Shown on a terminal until all are read, so that the text can follow.
+        """
+        shown: Status | None = None
+
+        def told(done: int, total: int) -> None:
+            nonlocal shown
+            what = f"reading {done:,} of {total:,} tokens"
+            if shown is not None and done >= total:
+                shown.stop()
+                shown = None
+            elif shown is not None:
+                shown.update(what)
+            elif done < total and self.err.is_terminal and not self.quiet:
+                shown = self.err.status(what, spinner="dots")
+                shown.start()
+
+        try:
+            yield told
+        finally:
+            if shown is not None:
+                shown.stop()
 
     def note(self, text: str, style: str = "dim") -> None:
         """Show a remark, on standard error."""

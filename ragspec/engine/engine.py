@@ -28,7 +28,7 @@ from ragspec.errors import InputError
 from ragspec.models.load import load_model
 from ragspec.registry import resolve
 from ragspec.sampling.settings import Sampling
-from ragspec.target.base import TargetSession
+from ragspec.target.base import ReadsInPieces, TargetSession
 from ragspec.target.causal import CausalTarget
 from ragspec.target.open import open_target
 
@@ -221,13 +221,13 @@ class Engine:
         """Open a session for a run; what is known of its text need not be read."""
         if run.settings.kept is None:
             with self.target.open(run.prompts_count, capacity) as session:
-                yield session
+                yield _told(session, run)
             return
         row = run.rows[0]
         with run.settings.kept.open(self.target, row.context.tokens, capacity) as (lent, known):
             row.pending = row.context.tokens[known:]
             row.report.kept = known
-            yield lent
+            yield _told(lent, run)
 
     def _decode(self, run: Run) -> Iterator[list[Emission]]:
         capacity = max(len(row.context.tokens) + row.context.remaining for row in run.rows)
@@ -238,3 +238,10 @@ class Engine:
         finally:
             run.close(time.perf_counter() - began)
             self._tell(run)
+
+
+def _told(session: TargetSession, run: Run) -> TargetSession:
+    """Let the session tell the caller of this run, and nobody before, what it reads."""
+    if isinstance(session, ReadsInPieces):
+        session.on_read = run.settings.on_read
+    return session

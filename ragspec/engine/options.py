@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any, TypedDict
@@ -29,7 +29,7 @@ class RowSettings:
     logprobs: None, or the number of alternatives to keep. extra: transformers processors. spans,
     texts: see `DraftRequest`. predictions: one for each prompt of the call, or none at all. alone:
     whether the call has a single row, which then needs no processors of its own. defaults: the
-    model's generation config, None for none. kept: what was read before.
+    model's generation config, None for none. kept: what was read before. on_read: see `Options`.
     """
 
     sampling: Sampling
@@ -42,6 +42,7 @@ class RowSettings:
     alone: bool = True
     defaults: Any = None
     kept: KeptContext | None = None
+    on_read: Callable[[int, int], None] | None = None
 
     def stop_of(self, row: int) -> StopRule:
         """Return what ends row number `row` of the call, with the criteria of that row."""
@@ -84,7 +85,10 @@ class Options(TypedDict, total=False):
     text. spans, texts: what the prompt was made from, see `DraftRequest`. prediction: a text that
     the output will resemble, see `read_prediction`; it may only make it faster; the context drafter
     joins where no drafter reads texts. kept: a `KeptContext`, so that the part of a prompt that was
-    read by the call before is not read again; one prompt, one sample.
+    read by the call before is not read again; one prompt, one sample. on_read: called with how many
+    tokens have been read and of how many, while a prompt is read that takes several forwards
+    (`CausalTarget.piece`): with 0 at first and then after each; of several prompts the longest
+    counts.
     """
 
     max_new_tokens: int | None
@@ -99,6 +103,7 @@ class Options(TypedDict, total=False):
     texts: Sequence[SourceText] | None
     prediction: Any
     kept: KeptContext | None
+    on_read: Callable[[int, int], None] | None
 
 
 def read_options(
@@ -148,7 +153,17 @@ def read_options(
         alone=alone,
         defaults=defaults,
         kept=_kept(options.get("kept"), alone),
+        on_read=_on_read(options.get("on_read")),
     )
+
+
+def _on_read(given: Any) -> Callable[[int, int], None] | None:
+    if given is None:
+        return None
+    if not callable(given):
+        raise InputError(f"on_read is {given!r}; expected a function of two numbers, or None")
+    told: Callable[[int, int], None] = given
+    return told
 
 
 def _kept(given: KeptContext | None, alone: bool) -> KeptContext | None:

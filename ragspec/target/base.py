@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
@@ -74,6 +74,17 @@ class ReadsPrompts(Protocol):
         may be smaller than the prompt, 0 included. No rows where k is 0.
         """
         ...
+
+
+@runtime_checkable
+class ReadsInPieces(Protocol):
+    """The optional part of a target session that reads long prompts piece by piece.
+
+    on_read: None, or what is called with how many tokens of the longest prompt have been read and
+    how many are to be; with 0 at first and then after every piece. Not for what is read at once.
+    """
+
+    on_read: Callable[[int, int], None] | None
 
 
 @runtime_checkable

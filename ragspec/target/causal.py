@@ -25,6 +25,7 @@ from ragspec.sampling.top_tokens import Tops, best_tokens
 from ragspec.target.cpu_weights import Packed, lend, pack
 from ragspec.target.hidden_states import HeadInputs
 from ragspec.target.kv_cache import SlotCache
+from ragspec.target.reading import PIECE, OnRead, in_pieces, read_in_pieces
 from ragspec.target.rotary_tables import RotaryTables
 from ragspec.target.tree_attention import Configs, TreeView, model_configs, tree_view
 from ragspec.trees.draft_tree import DraftTree, Ints
@@ -41,10 +42,12 @@ class CausalTarget:
     The model object is used, never changed: see `tree_attention.lease`. Subclasses may make the
     logits of a sequence from several rows of the model. vocab_size: ids that may be produced, V.
     input_size: ids that may be read, V and further ones where the model has tokens for input only.
-    copies: rows of the cache that a sequence owns.
+    copies: rows of the cache that a sequence owns. piece: tokens of a prompt that are read at once,
+    None for all of them.
     """
 
     copies: int = 1
+    piece: int | None = None
     bit_exact: bool = False  # whether forwards of all widths give the same bits, in any dtype
 
     def __init__(self, model: Any) -> None:
@@ -60,6 +63,8 @@ class CausalTarget:
         self.tables = RotaryTables(model)
         self.device = input_device(model.get_input_embeddings())
         self.dtype: torch.dtype = model.dtype
+        # Elsewhere a prompt takes no time worth telling of, and short forwards are a loss.
+        self.piece = PIECE if self.device.type == "cpu" else None
         self._training: bool = unwrapped(model).training
 
     def check_mode(self) -> None:
@@ -164,6 +169,7 @@ class TreeSession:
         self.cache = SlotCache(rows, capacity, target.copies)
         self.hidden: list[torch.Tensor] = []
         self.width = 1  # positions that a forward has at least, after the prompt
+        self.on_read: OnRead | None = None
         self._pending: list[int] = []
         self._anew: dict[int, list[int]] = {}
         self._configs: Configs = []
@@ -199,13 +205,13 @@ class TreeSession:
         return limit_depth(tree, border - len(text)) if len(text) <= border else tree
 
     def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
-        """Run one forward; see `TargetSession.verify`."""
+        """Run one forward, or several over a long prompt; see `TargetSession.verify`."""
         if self._anew:
             pending = self._read_anew(pending)
         self._pending = [len(row) for row in pending]
         device, book = self.target.device, self.cache.book
         width = self.width if any(book.lengths) else 1
-        tokens, view = _layout(book.lengths, pending, trees, device, width)
+        tokens, view = _layout(book.lengths, pending, trees, device, width, self.target.piece)
         unused = book.read(tokens.shape[1]) - book.extent - tokens.shape[1]
         view = replace(view, unused=unused) if unused else view
         wanted = max(len(tree) for tree in trees) + 1
@@ -234,11 +240,12 @@ class TreeSession:
     def read_prompts(
         self, pending: Sequence[Sequence[int]], k: int
     ) -> tuple[torch.Tensor, list[Tops]]:
-        """Run one forward; see `base.ReadsPrompts`. Of long prompts only the ends are told."""
+        """Read the prompts; see `base.ReadsPrompts`. Of long ones only the ends are told."""
         rows, device = len(pending), self.target.device
         counts = self._pending = [len(row) for row in pending]
         empty = [DraftTree.empty()] * rows
-        tokens, view = _layout(self.cache.book.lengths, pending, empty, device)
+        lengths, piece = self.cache.book.lengths, self.target.piece
+        tokens, view = _layout(lengths, pending, empty, device, piece=piece)
         n = tokens.shape[1]
         start = max(0, n - MOST_LOGITS // (rows * self.target.vocab_size))
         kept = sorted({*range(start, n), *(count - 1 for count in counts)})
@@ -255,7 +262,16 @@ class TreeSession:
     def _forward(
         self, tokens: torch.Tensor, view: TreeView, keep: int | torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the kept queries' logits [B, k, V] and, if they are kept, states [C, B, k, H].
+        """Return the kept queries' logits [B, k, V] and, if they are kept, states [C, B, k, H]."""
+        most = self.target.piece
+        if most is None or not in_pieces(view, most):
+            return self._run(tokens, view, keep)
+        return read_in_pieces(self._run, tokens, view, keep, most, self.on_read)
+
+    def _run(
+        self, tokens: torch.Tensor, view: TreeView, keep: int | torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run one forward; see `_forward`.
 
         The model is lent for this forward alone: between two of them it is as its owner left it.
         """
@@ -281,7 +297,7 @@ class TreeSession:
         read = torch.tensor(self._pending, device=view.lengths.device)[:, None]
         within = (view.lengths[:, None] == 0) & (view.positions < read)  # of a prompt
         lengths = torch.where(within, read, view.positions + 1)
-        longest = max(self.cache.book.lengths) + view.positions.shape[1]
+        longest = max(self.cache.book.lengths) + max(view.slot_positions.shape[1], *self._pending)
         return self.target.tables.serve(lengths, longest)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
@@ -316,16 +332,19 @@ def _layout(
     trees: Sequence[DraftTree],
     device: torch.device,
     width: int = 1,
+    piece: int | None = None,
 ) -> tuple[torch.Tensor, TreeView]:
     """Lay pending tokens and nodes side by side, rows padded with positions that see themselves.
 
-    Returns tokens i64 [B, n], n at least `width`, and the view of their attention.
+    Returns tokens i64 [B, n], n at least `width`, and the view of their attention. piece: more
+    tokens than that are laid out to be read in pieces, where they are chains.
     """
     rows = len(trees)
     n = max(width, *(len(p) + len(t) for p, t in zip(pending, trees, strict=True)))
     if rows == 1 and n == 1:
         return _single(lengths[0], pending[0][0], device)
-    plain = not any(lengths) and all(_is_chain(tree) for tree in trees)
+    level = len(set(lengths)) == 1 and (not lengths[0] or (piece is not None and n > piece))
+    plain = level and all(_is_chain(tree) for tree in trees)
     seen = None if plain else _related(pending, trees, n)
     tokens = np.zeros((2, rows, n), dtype=np.int64)
     for row, (head, tree) in enumerate(zip(pending, trees, strict=True)):
@@ -337,7 +356,8 @@ def _layout(
     related = None if seen is None else torch.from_numpy(seen).to(device)
     moved = torch.from_numpy(tokens).to(device)
     # Without ancestors to tell them apart, pads must lie behind the root to be unseen by it.
-    slots = torch.arange(n, device=device).expand(rows, n) if plain else moved[1]
+    behind = torch.arange(lengths[0], lengths[0] + n, device=device).expand(rows, n)
+    slots = behind if plain else moved[1]
     view = TreeView(
         lengths=torch.tensor(lengths, device=device),
         positions=moved[1],

@@ -23,6 +23,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, eager_mask
 
 _HALVES = (torch.bfloat16, torch.float16)
+_KERNEL = "_scaled_dot_product_flash_attention_for_cpu"  # what sdpa calls, with its second result
+LARGE_MASK = 1 << 17  # entries of a row's mask, queries by slots
 NAME = "ragspec"
 MaskFunction = Callable[..., torch.Tensor]
 Configs = list[tuple[Any, bool]]
@@ -35,7 +37,7 @@ class TreeView:
     lengths i64 [B]: committed slots of each row. positions i64 [B, n]: logical position of each
     query. slot_positions i64 [B, m]: the same for the m speculative slots, the queries last.
     related bool [B, n, m]: which speculative slots each query sees (itself and its ancestors);
-    None where all rows start at slot 0 and form chains, so that plain causal attention is right.
+    None where all rows begin at one slot and form chains, so that causal attention is right.
     unused: slots behind the speculative ones, which nobody sees.
     """
 
@@ -74,8 +76,9 @@ def tree_mask(
     dtype: torch.dtype = torch.float32,
     **kwargs: Any,
 ) -> torch.Tensor | None:
-    """Return the additive mask [B, 1, n, S] of the tree in view, or None for plain causality.
+    """Return the additive mask [B, 1, n, S] of the tree in view, or None where none is needed.
 
+    That is for plain causality, and where committed slots are attended to apart, see `_in_parts`.
     Without a view, and for masks over something other than the cache (cross attention), it is
     spelled out, as for eager attention: a lease can end between another thread's mask and its
     attention. Models with attention code of their own know no mask but the one they are given, so
@@ -100,8 +103,9 @@ def tree_mask(
     local = local_size is not None and kv_length > local_size
     windowed = local or (local_size is None and mask_function is not causal_mask_function)
     alone = batch_size == q_length == 1 and view.slot_positions.shape[1] == 1
-    plain = (view.related is None or alone) and not windowed
-    if plain and not own:
+    chains = view.related is None and not view.unused
+    plain = chains or alone or _pays_apart(view, kv_length)
+    if plain and not windowed and not own:
         return None
     if view.related is None:
         allowed = _model_allows(view, mask_function, kv_length)
@@ -109,8 +113,7 @@ def tree_mask(
         allowed = _tree_allowed(view, view.related, kv_length)
         if windowed:
             allowed &= _model_allows(view, mask_function, kv_length)
-    mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
-    return mask.masked_fill_(~allowed, float("-inf"))[:, None]
+    return _additive(allowed, dtype)
 
 
 def tree_attention(
@@ -135,6 +138,11 @@ def tree_attention(
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = causal and attention_mask is None and query.shape[2] > 1
     sinks = s_aux if s_aux is not None else getattr(module, "sinks", None)
+    view = _apart(query, key, causal) if attention_mask is None and query.shape[2] > 1 else None
+    if view is not None:
+        if softcap is None and sinks is None and _joins(query, value):
+            return _in_parts(query, key, value, view, scaling).transpose(1, 2).contiguous(), None
+        attention_mask, causal = _whole_mask(view, key.shape[2], query.dtype), False
     if softcap is not None or sinks is not None:
         out = _explicit(query, key, value, attention_mask, causal, scaling, softcap, sinks)
         return out.transpose(1, 2).contiguous(), None
@@ -151,6 +159,11 @@ def tree_attention(
     elif causal:
         out = functional.scaled_dot_product_attention(
             query, key, value, None, dropout, is_causal=True, scale=scaling, enable_gqa=True
+        )
+    elif query.device.type == "cpu" and query.shape[2] > 2 * query.shape[3]:
+        # More rows of a mask than of keys and values: these are the cheaper ones to repeat.
+        out = functional.scaled_dot_product_attention(
+            query, key, value, attention_mask, dropout, scale=scaling, enable_gqa=True
         )
     else:
         out = _folded(query, key, value, attention_mask, scaling)
@@ -291,6 +304,78 @@ def _folded(
         mask = mask.expand(batch, 1, n, -1).repeat(1, 1, heads // groups, 1)
     out = functional.scaled_dot_product_attention(folded, key, value, mask, scale=scaling)
     return out.reshape(batch, heads, n, -1)
+
+
+def _pays_apart(view: TreeView, slots: int) -> bool:
+    """Tell whether a mask over all slots would cost more than to join two attentions.
+
+    A mask is read entry by entry, joining takes a fixed number of small operations. On a CPU with
+    48 folded queries the two break even between 2,000 and 8,000 slots.
+    """
+    n, m = view.positions.shape[1], view.slot_positions.shape[1]
+    if n == 1 or n * slots < LARGE_MASK or slots <= m:
+        return False
+    if view.unused or view.lengths.device.type != "cpu":
+        return False
+    return bool((view.lengths == view.lengths[0]).all())
+
+
+def _apart(query: torch.Tensor, key: torch.Tensor, causal: bool) -> TreeView | None:
+    """Return the view of queries that came without a mask and yet do not see every slot.
+
+    That is where slots lie before the first query's own, all of them seen.
+    """
+    view, slots = _view.get(), key.shape[2]
+    if view is None or slots <= query.shape[2] or slots != _slots(view):
+        return None
+    return view if causal or view.related is not None else None
+
+
+def _joins(query: torch.Tensor, value: torch.Tensor) -> bool:
+    """Tell whether the kernel that says how much weight it gave serves these tensors."""
+    alike = query.device.type == "cpu" and query.shape[-1] == value.shape[-1]
+    return alike and hasattr(torch.ops.aten, _KERNEL)
+
+
+def _in_parts(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    view: TreeView,
+    scaling: float | None,
+) -> torch.Tensor:
+    """Attend to the committed slots, which need no mask, and to the new ones; join the two.
+
+    The kernel returns the logarithm of the sum of weights of each query, by which parts add up.
+    """
+    batch, heads, n, width = query.shape
+    kernel, groups = getattr(torch.ops.aten, _KERNEL), key.shape[1]
+    own = n if view.related is None else view.related.shape[2]
+    before = key.shape[2] - own
+    folded = query.reshape(batch, groups, heads // groups * n, width)
+    old, old_weight = kernel(folded, key[:, :, :before], value[:, :, :before], scale=scaling)
+    new_key, new_value = (
+        part[:, :, before:].repeat_interleave(heads // groups, dim=1) for part in (key, value)
+    )
+    causal = view.related is None
+    mask = None if view.related is None else _additive(view.related, query.dtype)
+    new, new_weight = kernel(query, new_key, new_value, 0.0, causal, attn_mask=mask, scale=scaling)
+    share = torch.sigmoid(new_weight - old_weight.reshape(batch, heads, n))[..., None]
+    old = old.reshape(batch, heads, n, width)
+    return torch.lerp(old.to(share.dtype), new.to(share.dtype), share).to(query.dtype)
+
+
+def _whole_mask(view: TreeView, slots: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return the mask [B, 1, n, S] of full attention that `tree_mask` left out."""
+    if view.related is None:
+        return _additive(_model_allows(view, causal_mask_function, slots), dtype)
+    return _additive(_tree_allowed(view, view.related, slots), dtype)
+
+
+def _additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return 0 where a slot is seen, else minus infinity: bool [B, n, S] -> [B, 1, n, S]."""
+    mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+    return mask.masked_fill_(~allowed, float("-inf"))[:, None]
 
 
 def _explicit(

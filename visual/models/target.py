@@ -90,6 +90,7 @@ class ImageTarget(CausalTarget):
         if self.max_length is not None:
             self.max_length -= self._shift
         self.copies = 1 if self.guidance_scale == 1.0 else 2
+        self.piece = None  # conditions are short
         self._conditions = conditions.embeddings.detach().to(self.device, self.dtype)
         self._partners = conditions.partners.to(self.device)
 

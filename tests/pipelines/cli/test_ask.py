@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ragspec.pipelines.cli.app import main
+from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.docqa.docqa import DocQA
 from ragspec.retrievers.search.passage_index import PassageIndex
+from ragspec.target import causal
 from tests.support import tiny
 from tests.support.toy_embedder import make_embedder
 
@@ -216,3 +220,30 @@ def test_passages_that_do_not_fit_are_counted(index: str, tmp_path: Path, capsys
     asked = ["ask", "Does the walk follow a node?", "--index", index, "--model", str(tmp_path)]
     assert main([*asked, "--max-new-tokens", "20"]) == 0
     assert "1 of 2 passages fit the model's context" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["ask", "generate"])
+def test_how_far_a_long_prompt_is_read_is_told_to_the_terminal(
+    command: str, index: str, model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    told = watched(monkeypatch)
+    documents = ["--index", index] if command == "ask" else []
+    arguments = [command, "What does the walk follow?", *documents, "--model", model]
+    # The plain run beside it has a spinner of its own and is not told of.
+    assert main([*arguments, "--max-new-tokens", "2", "--compare"]) == 0
+    capsys.readouterr()
+    assert len(told) > 2 and told[0][0] == 0 and told[-1][0] == told[-1][1]
+    assert sum(done == 0 for done, _ in told) == 1
+
+
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Let prompts be read in short pieces; return what a terminal will have been told of them."""
+    told: list[tuple[int, int]] = []
+
+    @contextmanager
+    def reading(terminal: Terminal) -> Iterator[Callable[[int, int], None]]:
+        yield lambda done, total: told.append((done, total))
+
+    monkeypatch.setattr(causal, "PIECE", 3)
+    monkeypatch.setattr(Terminal, "reading", reading)
+    return told

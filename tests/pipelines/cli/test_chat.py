@@ -10,6 +10,7 @@ import pytest
 
 from ragspec.pipelines.chat.conversation import Conversation
 from ragspec.pipelines.cli.app import main
+from tests.pipelines.cli.test_ask import watched
 from tests.support import tiny
 
 Capture = pytest.CaptureFixture[str]
@@ -189,3 +190,13 @@ def test_a_turn_without_passages_says_so(
     typed(monkeypatch, "What does the cat eat?", "Explain simpler please.")
     assert main(["chat", "--model", model, "--docs", docs, "--max-new-tokens", "4"]) == 0
     assert "no passage was found for this turn" in capsys.readouterr().err
+
+
+def test_how_far_a_long_turn_is_read_is_told_to_the_terminal(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    told = watched(monkeypatch)
+    typed(monkeypatch, "Hello, how are you today?", "/exit")
+    assert main(["chat", "--model", model, "--max-new-tokens", "2"]) == 0
+    capsys.readouterr()
+    assert len(told) > 2 and told[0][0] == 0 and told[-1][0] == told[-1][1]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
@@ -25,6 +26,30 @@ def test_results_go_to_stdout_and_remarks_to_stderr(capsys: pytest.CaptureFixtur
     out, err = capsys.readouterr()
     assert out == "[bold]one two\n"
     assert err == "[red]remark\nerror: wrong\n"
+
+
+def test_reading_is_shown_on_a_terminal_until_all_is_read() -> None:
+    from rich.console import Console
+
+    terminal, err = Terminal(), io.StringIO()
+    terminal._err = Console(file=err, force_terminal=True, width=80)
+    with terminal.reading() as told:
+        told(0, 7500)
+        assert terminal.err._live_stack
+        told(2048, 7500)
+        told(7500, 7500)
+        assert not terminal.err._live_stack, "the text that follows has the line to itself"
+        told(0, 3000)  # interrupted here
+    assert not terminal.err._live_stack
+    assert "reading 2,048 of 7,500 tokens" in err.getvalue()
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_reading_is_not_shown_in_a_pipe(quiet: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    with Terminal(quiet=quiet).reading() as told:
+        for done in (0, 1024, 2000):
+            told(done, 2000)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_quiet_keeps_errors_and_json(capsys: pytest.CaptureFixture[str]) -> None:

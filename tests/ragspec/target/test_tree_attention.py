@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
+import ragspec.target.tree_attention as attention_module
 from ragspec.engine.engine import Engine
 from ragspec.target.causal import CausalTarget
 from ragspec.target.tree_attention import (
@@ -128,7 +130,11 @@ def test_a_mask_over_something_else_than_the_cache_is_none_of_ours() -> None:
     assert (mask == 0).all()
 
 
-def test_a_single_query_need_not_see_every_speculative_slot() -> None:
+@pytest.mark.parametrize("large", [1, 1 << 17])
+def test_a_single_query_need_not_see_every_speculative_slot(
+    large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_module, "LARGE_MASK", large)
     position = torch.tensor([[5]])
     related = torch.tensor([[[True, False, True]]])  # a second forward below one of two nodes
     slots = torch.tensor([[4, 4, 5]])
@@ -209,6 +215,119 @@ def test_one_query_in_half_precision_is_rounded_and_no_more(
     exact = naive(query.double(), key.double(), value.double(), mask.double(), None, None)
     assert got.dtype is dtype and got.shape == (2, 1, 4, 8)
     torch.testing.assert_close(got.double(), exact, atol=0.02, rtol=0.02)
+
+
+# --- committed slots apart from the new ones ------------------------------------------------------
+
+
+def later(start: int, n: int, lengths: list[int]) -> TreeView:
+    """Return the view of a chain's queries from `start` on, behind the committed slots."""
+    slots = torch.tensor(lengths)[:, None] + torch.arange(start + n)
+    return TreeView(torch.tensor(lengths), slots[:, start:], slots, None)
+
+
+def below(first: int) -> TreeView:
+    """Return the view of the last nodes alone, the others read by a forward before."""
+    whole = view([9, 9])
+    assert whole.related is not None
+    return replace(whole, positions=whole.positions[:, first:], related=whole.related[:, first:])
+
+
+VIEWS = {
+    "tree": lambda: view([9, 9]),
+    "the end of a tree": lambda: below(3),
+    "the end of a chain": lambda: later(3, 4, [0, 0]),
+    "a chain behind others": lambda: later(0, 5, [6, 6]),
+    "its end": lambda: later(2, 3, [6, 6]),
+}
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("kind", VIEWS)
+@pytest.mark.parametrize("way", ["joined", "softcap", "sinks", "no kernel", "width"])
+def test_parts_add_up_to_what_a_mask_gives(
+    way: str, kind: str, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the kernel does not serve, the mask that was left out is spelled out after all."""
+    monkeypatch.setattr(attention_module, "LARGE_MASK", 1)
+    if way == "no kernel":
+        monkeypatch.setattr(attention_module, "_KERNEL", "_no_such_kernel")
+    seen = VIEWS[kind]()
+    random = torch.Generator().manual_seed(groups)
+    n, slots = seen.positions.shape[1], int(seen.lengths.max()) + seen.slot_positions.shape[1]
+    draw = [
+        torch.randn(2, heads, at, 8, generator=random).double()
+        for heads, at in ((4, n), (groups, slots), (groups, slots))
+    ]
+    query, key, value = draw
+    value = value[..., :6] if way == "width" else value
+    softcap = 1.5 if way == "softcap" else None
+    sinks = torch.randn(4, generator=random).double() if way == "sinks" else None
+    joined = count_calls(monkeypatch, "_in_parts")
+    with tree_view(seen):
+        assert tree_mask(2, n, slots) is None
+        got, _ = tree_attention(nn.Module(), query, key, value, None, softcap=softcap, s_aux=sinks)
+    assert bool(joined) is (way == "joined")
+    mask = attention_module._whole_mask(seen, slots, torch.float64)
+    assert int((mask == 0).sum()) < mask.numel()
+    expected, _ = tree_attention(nn.Module(), query, key, value, mask, softcap=softcap, s_aux=sinks)
+    torch.testing.assert_close(got, expected, atol=1e-12, rtol=0)
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
+    calls: list[int] = []
+    real = getattr(attention_module, name)
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(1)
+        return real(*arguments)
+
+    monkeypatch.setattr(attention_module, name, counted)
+    return calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_parts_are_rounded_as_near_as_one(dtype: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(3)
+    seen = later(0, 40, [600])
+    query = 3 * torch.randn(1, 6, 40, 16, generator=random).to(dtype)
+    key, value = torch.randn(2, 1, 2, 640, 16, generator=random).to(dtype)
+    with tree_view(seen):
+        got, _ = tree_attention(nn.Module(), query, key, value, None)
+    mask = attention_module._whole_mask(seen, 640, torch.float64)
+    exact, _ = tree_attention(nn.Module(), query.double(), key.double(), value.double(), mask)
+    whole, _ = tree_attention(nn.Module(), query, key, value, mask.to(dtype))
+    assert got.dtype is dtype
+    errors = [float((found.double() - exact).abs().mean()) for found in (got, whole)]
+    assert errors[0] < 1.5 * errors[1]
+
+
+def test_small_ragged_and_single_forwards_keep_their_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tree_view(view([9])):
+        assert tree_mask(1, 6, 15) is not None
+        monkeypatch.setattr(attention_module, "LARGE_MASK", 1)
+        assert tree_mask(1, 6, 15) is None
+        assert tree_mask(1, 6, 15, allow_is_causal_skip=False) is not None
+        rule, local = RULES["sliding"]
+        assert tree_mask(1, 6, 15, mask_function=rule, local_size=local) is not None
+    with tree_view(view([9, 7])):
+        assert tree_mask(2, 6, 15) is not None
+    with tree_view(view([0])):
+        assert tree_mask(1, 6, 6) is not None
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "falcon", "bloom", "gptj"])
+def test_trees_are_right_whatever_is_apart(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, text = build(name), ids(6)[0].tolist()
+    tree = DraftTree.build([5, 6, 7, 8], [-1, -1, 1, 0], "test")
+    found = []
+    for large in (1 << 17, 1):
+        monkeypatch.setattr(attention_module, "LARGE_MASK", large)
+        with lease(model), CausalTarget(model).open(1, 32) as session:
+            session.verify([text], [DraftTree.empty()])
+            session.commit([()])
+            found.append(session.verify([[3, 4]], [tree]))
+    torch.testing.assert_close(found[0], found[1], atol=1e-4 if name == "gpt_oss" else 1e-9, rtol=0)
 
 
 # --- the model is left as it was found ------------------------------------------------------------

@@ -1,0 +1,69 @@
+"""Long prompts are read in pieces, one forward each, so that somebody can be told how far it is.
+
+The pieces lie one behind the other in the speculative slots of the cache and are committed
+together, as if there had been one forward; each attends to those before it. Activations and masks
+are as large as a piece asks for and not as the prompt does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+
+from ragspec.target.tree_attention import TreeView
+
+PIECE = 1024  # tokens that a CPU reads at once
+States = torch.Tensor | None
+Forward = Callable[[torch.Tensor, TreeView, int | torch.Tensor], tuple[torch.Tensor, States]]
+OnRead = Callable[[int, int], None]
+
+
+def pieces(n: int, most: int) -> Iterator[tuple[int, int]]:
+    """Yield the beginnings and ends of n tokens cut into even pieces of at most `most`."""
+    count = -(-n // most)
+    for i in range(count):
+        yield i * n // count, (i + 1) * n // count
+
+
+def in_pieces(view: TreeView, most: int | None) -> bool:
+    """Tell whether a forward can be cut: it is long, and its rows are chains from one slot on."""
+    plain = view.related is None and not view.unused
+    return most is not None and plain and view.positions.shape[1] > most
+
+
+def read_in_pieces(
+    forward: Forward,
+    tokens: torch.Tensor,
+    view: TreeView,
+    keep: int | torch.Tensor,
+    most: int,
+    on_read: OnRead | None,
+) -> tuple[torch.Tensor, States]:
+    """Return what `forward` would of all tokens i64 [B, n], read `most` at a time.
+
+    keep: the number of last queries whose logits are wanted, or i64 [k], ascending. on_read: called
+    with how many tokens have been read and of how many, first with 0. Returns logits [B, k, V] and,
+    where the forward gives them, states [C, B, k, H].
+    """
+    n = tokens.shape[1]
+    wanted = torch.arange(n - keep, n) if isinstance(keep, int) else keep
+    logits: list[torch.Tensor] = []
+    states: list[torch.Tensor] = []
+    if on_read is not None:
+        on_read(0, n)
+    for start, end in pieces(n, most):
+        own = wanted[(wanted >= start) & (wanted < end)] - start
+        part = replace(
+            view,
+            positions=view.positions[:, start:end],
+            slot_positions=view.slot_positions[:, :end],
+        )
+        found, hidden = forward(tokens[:, start:end], part, own if len(own) else 1)
+        if len(own):
+            logits.append(found)
+            states += [] if hidden is None else [hidden]
+        if on_read is not None:
+            on_read(end, n)
+    return torch.cat(logits, 1), torch.cat(states, 2) if states else None
