@@ -241,6 +241,7 @@ def check_out(out: Path, *, resume: bool = False) -> None:
     """
     from ragspec.drafters.eagle.checkpoint import CHECKPOINT
     from ragspec.drafters.eagle.head import CONFIG, KIND
+    from ragspec.drafters.eagle.states import KEPT
 
     if (out / CHECKPOINT).is_file():
         if not resume:
@@ -252,7 +253,7 @@ def check_out(out: Path, *, resume: bool = False) -> None:
 
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; expected the name of a folder.")
-    if not out.is_dir() or not any(out.iterdir()):
+    if not out.is_dir() or set(out.iterdir()) <= set(out.glob(KEPT)):  # left in its first minute
         return
     config = out / CONFIG
     if not config.is_file() or KIND not in config.read_text(encoding="utf-8", errors="replace"):

@@ -14,7 +14,7 @@ import torch
 from ragspec.errors import StoreError
 from ragspec.target.causal import MOST_LOGITS, CausalTarget
 
-_KEPT = "states-*.bin"
+KEPT = "states-*.bin"
 _KEPT_AS = torch.bfloat16
 
 
@@ -93,8 +93,8 @@ class StateFile:
     def __init__(
         self, folder: Path, name: str, lengths: Sequence[int], copies: int, width: int
     ) -> None:
-        path = folder / _KEPT.replace("*", name[:16])
-        for old in folder.glob(_KEPT):
+        path = folder / KEPT.replace("*", name[:16])
+        for old in folder.glob(KEPT):
             if old.name != path.name:
                 old.unlink()
         self._starts = [0, *accumulate(copies * length for length in lengths)]
@@ -122,7 +122,7 @@ class StateFile:
 
 def drop_states(folder: Path) -> None:
     """Delete the states that a training kept in a folder."""
-    for path in folder.glob(_KEPT):
+    for path in folder.glob(KEPT):
         path.unlink()
 
 

@@ -136,6 +136,11 @@ class HeadTrainer:
         size, tokens = settings.draft_vocab_size, None
         if head is None and size is not None:
             tokens = frequent_tokens(texts, size, target.vocab_size)
+        if head is not None and size not in (None, head.config.draft_vocab_size):
+            raise InputError(
+                f"got draft_vocab_size={size} and a head of {head.config.draft_vocab_size}; "
+                "expected the same, for a trained head keeps its tokens. Leave one out."
+            )
         first = seeded(settings.seed, 0, 0)
         self.head = head or FeatureHead.fresh(target, first, tokens=tokens)
         check_head(self.head, target)

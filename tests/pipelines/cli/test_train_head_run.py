@@ -9,6 +9,7 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -196,3 +197,37 @@ def test_a_full_disk_costs_no_training_and_a_damaged_state_is_named(
     (tmp_path / "head" / CHECKPOINT).write_bytes(b"nothing of the kind")
     with pytest.raises(StoreError, match="is damaged"):
         make_head(*some, tmp_path / "head", SETTINGS, Terminal(quiet=True), resume=True)
+
+
+def test_what_a_kill_in_the_first_minute_leaves_is_in_nobodys_way(
+    some: tuple[str, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "head"
+    out.mkdir()
+    (out / "states-0123456789abcdef.bin").write_bytes(b"left")
+    make_head(*some, out, SETTINGS, Terminal(quiet=True))
+    assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_a_head_can_begin_with_another(some: tuple[str, Path], tmp_path: Path) -> None:
+    quiet, still = Terminal(quiet=True), replace(SETTINGS, steps=1, learning_rate=1e-9)
+    first = make_head(*some, tmp_path / "first", replace(SETTINGS, draft_vocab_size=9), quiet)
+    more = make_head(*some, tmp_path / "more", still, quiet, start=tmp_path / "first")
+    assert more["agreement"] == first["agreement"]
+    made, before = (FeatureHead.load(tmp_path / name) for name in ("more", "first"))
+    torch.testing.assert_close(made.fc.weight, before.fc.weight)
+    assert made.config.draft_vocab_size == 9
+
+
+def test_a_disk_without_room_for_states_is_said_and_the_training_goes_on(
+    some: tuple[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    usage = SimpleNamespace(free=1)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    settings = replace(SETTINGS, steps=30)
+    assert make_head(*some, tmp_path / "head", settings, Terminal())["steps"] == 30
+    told = " ".join(capsys.readouterr().err.split())
+    assert "states of the texts cannot be kept" in told

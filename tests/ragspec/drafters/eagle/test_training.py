@@ -168,6 +168,8 @@ def test_a_head_can_go_on_but_not_for_another_target() -> None:
     assert not torch.equal(head.fc.weight, weights)
     with pytest.raises(UnsupportedModelError, match="another target"):
         train_head(target(1), texts(), FEW, head=head)
+    with pytest.raises(InputError, match="draft_vocab_size=3 and a head of None"):
+        train_head(target(), texts(), replace(FEW, draft_vocab_size=3), head=head)
 
 
 @pytest.mark.parametrize("given", [[], [[1, 2]]])
