@@ -28,6 +28,7 @@ OWN, PASSAGES = 64, 32  # prompts of a round
 NEW_TOKENS = 192
 LONGEST_OWN = 120
 PASSAGE = (300, 1600)  # characters
+MOST_TRIES = 100  # of cutting one, where paragraphs are too long for it
 ASKED = (
     "Summarize: {passage}",
     "Summarize the following text in two sentences.\n\n{passage}",
@@ -66,7 +67,9 @@ def own_prompts(engine: Engine, before: str, count: int, seed: int) -> list[str]
 def passage_prompts(documents: list[Document], count: int, random_: random.Random) -> list[str]:
     """Return prompts about passages that are cut at paragraphs from anywhere in a document."""
     found: list[str] = []
-    while len(found) < count:
+    for _ in range(MOST_TRIES * count):
+        if len(found) == count:
+            break
         document = random_.choice(documents)
         blocks = document.text[random_.randrange(max(1, len(document.text) - PASSAGE[1])) :]
         passage = "\n\n".join(blocks[: random_.randint(*PASSAGE)].split("\n\n")[1:-1]).strip()
@@ -87,6 +90,16 @@ def answered(
             yield {"text": text + engine.tokenizer.decode(answer.tokens)}
 
 
+def next_round(path: Path) -> int:
+    """Return the number of the round to go on with; a line that a kill tore is cut off."""
+    path.touch()
+    whole, _, torn = path.read_text(encoding="utf-8").rpartition("\n")
+    if torn:
+        path.write_text(f"{whole}\n" if whole else "", encoding="utf-8")
+    lines = whole.splitlines()
+    return json.loads(lines[-1])["round"] + 1 if lines else 0
+
+
 def main() -> None:
     """Write rounds of chats until the time is over."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -101,10 +114,7 @@ def main() -> None:
         args.model, drafter=None, dtype=args.dtype, batch_size=OWN + PASSAGES
     )
     parts = turn_parts(engine.tokenizer)
-    args.out.touch()
-    with args.out.open(encoding="utf-8") as stream:
-        lines = [json.loads(line) for line in stream]
-    began, number = time.monotonic(), lines[-1]["round"] + 1 if lines else 0
+    began, number = time.monotonic(), next_round(args.out)
     while time.monotonic() - began < 60.0 * args.minutes:
         prompts = own_prompts(engine, parts[0], OWN, number)
         prompts += passage_prompts(documents, PASSAGES, random.Random(number))

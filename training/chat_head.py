@@ -25,6 +25,7 @@ from ragspec.pipelines.cli.train_head_run import make_head
 from ragspec.pipelines.console.terminal import Terminal
 
 PASSAGE = 1200  # characters, about 300 tokens
+CHATS = "chats.jsonl"
 ENDLESS = 1_000_000  # steps: the minutes end a stage
 
 
@@ -42,6 +43,8 @@ def write_passages(shared: Path, out: Path, count: int) -> None:
 
 def stage(args: argparse.Namespace, data: Path, out: Path, settings: HeadTraining) -> None:
     """Train for the minutes of a stage, or what is left of them."""
+    if (out / CONFIG).is_file() and not (out / CHECKPOINT).is_file():
+        return
     start = args.work / "first" if out.name != "first" else None
     made = make_head(
         *(args.model, data, out, settings, Terminal()),
@@ -70,9 +73,11 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     texts = args.work / "texts"
     if not texts.is_dir():
-        texts.mkdir(parents=True)
-        write_passages(args.shared, texts / "passages.jsonl", args.passages)
-        (texts / "chats.jsonl").write_bytes(args.chats.read_bytes())
+        part = args.work / "part"
+        part.mkdir(parents=True, exist_ok=True)
+        write_passages(args.shared, part / "passages.jsonl", args.passages)
+        (part / CHATS).write_bytes(args.chats.read_bytes())
+        part.rename(texts)
     both = HeadTraining(
         steps=ENDLESS,
         seconds=60.0 * args.minutes[0],
@@ -80,9 +85,7 @@ def main() -> None:
         length=320,
         draft_vocab_size=args.vocabulary,
     )
-    first = args.work / "first"
-    if not (first / CONFIG).is_file() or (first / CHECKPOINT).is_file():
-        stage(args, texts, first, both)
+    stage(args, texts, args.work / "first", both)
     own = HeadTraining(
         steps=ENDLESS,
         seconds=60.0 * args.minutes[1],
@@ -91,7 +94,7 @@ def main() -> None:
         depth=args.depth,
         draft_vocab_size=args.vocabulary,
     )
-    stage(args, args.chats, args.work / "second", own)
+    stage(args, texts / CHATS, args.work / "second", own)
     FeatureHead.load(args.work / "second").save(args.out, torch.bfloat16)
 
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from ragspec.drafters.eagle.drafter import HeadDrafter
+from ragspec.drafters.eagle.head import CONFIG
 from ragspec.drafters.method import Sources, listed
 from ragspec.engine.engine import Engine
 from ragspec.errors import UnknownNameError
@@ -138,9 +139,20 @@ def check_modes(names: Sequence[str]) -> None:
     A drafter is a name or the folder of a head; several that are fused are joined by plus signs.
     """
     for name in names:
-        for part in [name] if name in PEERS else name.split(FUSED):
-            if (part in PEERS and part != name) or not (part in known() or Path(part).is_dir()):
-                raise UnknownNameError(unknown("mode", part, known()))
+        parts = _parts(name)
+        options = known() if len(parts) == 1 else tuple(listed())
+        for part in parts:
+            if part not in options and not _is_head(part):
+                raise UnknownNameError(unknown("mode", part, options))
+
+
+def _parts(name: str) -> list[str]:
+    """Return the drafters that a mode fuses, a head whose path has a plus sign as one."""
+    return [name] if _is_head(name) else name.split(FUSED)
+
+
+def _is_head(name: str) -> bool:
+    return (Path(name) / CONFIG).is_file()
 
 
 def _sampled(temperature: float) -> dict[str, Any]:
@@ -180,7 +192,7 @@ def build_modes(
 
 def _needs_model(name: str) -> bool:
     methods = listed()
-    needs = {need for part in name.split(FUSED) if part in methods for need in methods[part].needs}
+    needs = {need for part in _parts(name) if part in methods for need in methods[part].needs}
     return name == "hf-assistant" or "draft model" in needs
 
 
@@ -216,7 +228,7 @@ def _assistant(draft_model: Any, tokens: int, confidence: float) -> dict[str, An
 
 def _ours(name: str, engine: Engine, sources: Sources) -> Engine:
     drafters = list[Any]()
-    for part in name.split(FUSED):
+    for part in _parts(name):
         made = build_method(part, sources) if part in known() else HeadDrafter(part, engine.target)
         drafters += made if isinstance(made, list) else [] if made is None else [made]
     # A copy: what one mode learns about acceptance must not help or hurt another.

@@ -42,7 +42,7 @@ def train_head(
     max_tokens: Annotated[
         str | None, typer.Option(help="Read about so many tokens at most: 500k, 10M.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="The head is a function of it.")] = 0,
+    seed: Annotated[int, typer.Option(help="With --steps alone the head follows from it.")] = 0,
     start: Annotated[
         Path | None,
         typer.Option(help="Begin with this trained head, to learn from other texts."),

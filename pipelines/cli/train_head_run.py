@@ -51,9 +51,8 @@ def make_head(
     SIGTERM ends the training, of which at most a minute is lost. Raises InputError, DocumentError,
     ModelError, StoreError, KeyboardInterrupt.
     """
-    from ragspec.drafters.eagle.checkpoint import clear_state, load_state
+    from ragspec.drafters.eagle.checkpoint import load_state
     from ragspec.drafters.eagle.head import FeatureHead
-    from ragspec.drafters.eagle.states import drop_states
     from ragspec.drafters.eagle.training import HeadTrainer
     from ragspec.pipelines.console.options import be_quiet
 
@@ -61,6 +60,8 @@ def make_head(
     check_out(out, resume=resume)
     state = load_state(out) if resume else None
     if data.suffix == PICTURES:
+        if settings.draft_vocab_size is not None:
+            raise InputError("got --vocabulary for pictures; expected texts. Leave it out.")
         target, texts = _pictures(model, data, settings.seed, device, dtype)
         # A piece of a picture without its condition would teach the head nonsense.
         settings = replace(settings, length=max(settings.length, *map(len, texts)))
@@ -76,13 +77,8 @@ def make_head(
     with _telling(terminal) as told, _stopping() as stop:
         last = course.run(told, terminal, stop)
     if last is None:
-        raise InputError(
-            f"the training that was left was to end after {settings.steps} steps or "
-            f"{settings.seconds} s, and has taken {trainer.steps} steps. Expected more of them: "
-            "give more --steps or --minutes."
-        )
-    clear_state(out)
-    drop_states(out)
+        terminal.note("the training had come to its end; more --steps or --minutes go on with it")
+    course.end(terminal)
     judge = judge if apart else Judge(target, learned, settings.length)
     return {
         "out": str(out),
@@ -90,7 +86,7 @@ def make_head(
         "tokens": sum(len(text) for text in texts),
         "steps": trainer.steps,
         "seconds": round(time.perf_counter() - began, 2),
-        "loss": round(last.loss, 4),
+        "loss": None if last is None else round(last.loss, 4),
         "agreement": round(judge.agreement(trainer.head), 4),
         "kept_apart": len(apart),
         "parameters": sum(weight.numel() for weight in trainer.head.parameters()),
@@ -135,15 +131,15 @@ class Course:
 
     def prepare(self, state: dict[str, Any] | None, terminal: Terminal) -> None:
         """Make room for what is kept meanwhile, and take up a training that was left, if any."""
-        try:
-            self.trainer.keep_states(self.out)
-        except StoreError as error:
-            terminal.note(str(error), "bold")
         if state is not None:
             self.trainer.go_on(state)
             if (best := state.get("best")) is not None:
                 self.best = float(best[0]), best[1]
             terminal.note(f"going on after step {self.trainer.steps}")
+        try:  # only now, as the states of another training would be deleted
+            self.trainer.keep_states(self.out)
+        except StoreError as error:
+            terminal.note(str(error), "bold")
 
     def run(
         self, told: Callable[[Progress], None], terminal: Terminal, stop: threading.Event
@@ -168,8 +164,20 @@ class Course:
                 raise KeyboardInterrupt
         if last is not None:
             self.judged()
-            self.write()
         return last
+
+    def end(self, terminal: Terminal) -> None:
+        """Write the best head, and delete all else that the training left."""
+        from ragspec.drafters.eagle.checkpoint import clear_state
+        from ragspec.drafters.eagle.states import drop_states
+
+        drop_states(self.out)  # the head may need their room
+        try:
+            self.write()
+        except StoreError as error:
+            self.keep(terminal)
+            raise StoreError(f"{error} --resume with the same options writes it again.") from error
+        clear_state(self.out)
 
     def keep(self, terminal: Terminal) -> None:
         """Write where to go on; a full disk is said, and the training goes on."""
@@ -196,17 +204,14 @@ class Course:
         if self.best is None:
             return
         self.trainer.head.load_state_dict(self.best[1])
-        try:
-            self.trainer.head.eval().save(self.out)
-        except OSError as error:
-            raise StoreError(
-                f"the head cannot be written to {self.out} ({error}); expected a folder on a disk "
-                "with room. --resume with the same options writes it again."
-            ) from error
+        self.trainer.head.eval().save(self.out)
 
 
 def _kept_apart(texts: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
     """Return texts by which heads are judged, none where there are few, and those to learn from."""
+    from ragspec.drafters.eagle.batches import SHORTEST
+
+    texts = [text for text in texts if len(text) >= SHORTEST] or texts
     if len(texts) < _APART:
         return [], texts
     learned = [text for number, text in enumerate(texts) if number % _APART]
@@ -239,7 +244,7 @@ def check_out(out: Path, *, resume: bool = False) -> None:
 
     resume: a training that was left there is to be gone on with; without it that is refused too.
     """
-    from ragspec.drafters.eagle.checkpoint import CHECKPOINT
+    from ragspec.drafters.eagle.checkpoint import CHECKPOINT, PART
     from ragspec.drafters.eagle.head import CONFIG, KIND
     from ragspec.drafters.eagle.states import KEPT
 
@@ -253,7 +258,8 @@ def check_out(out: Path, *, resume: bool = False) -> None:
 
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; expected the name of a folder.")
-    if not out.is_dir() or set(out.iterdir()) <= set(out.glob(KEPT)):  # left in its first minute
+    left = {*out.glob(KEPT), out / PART}  # by a kill in its first minute
+    if not out.is_dir() or set(out.iterdir()) <= left:
         return
     config = out / CONFIG
     if not config.is_file() or KIND not in config.read_text(encoding="utf-8", errors="replace"):
@@ -325,6 +331,6 @@ def _told(seen: Progress) -> str:
     left = seen.seconds * (1.0 - seen.part) / seen.part / 60
     ahead = f", about {left:.0f} min left" if seen.step and left >= 1 else ""
     return (
-        f"{seen.part:.0%}, step {seen.step + 1}: loss {seen.loss:.3f}, best token right in "
-        f"{seen.agreement:.0%} of places, {seen.seconds:.0f} s{ahead}"
+        f"{seen.part:.0%}, step {seen.step + 1}: loss {seen.loss:.3f}, best of its tokens right "
+        f"in {seen.agreement:.0%} of places, {seen.seconds:.0f} s{ahead}"
     )

@@ -231,6 +231,7 @@ class TreeSession:
 
     def _read_anew(self, pending: Sequence[Sequence[int]]) -> list[Sequence[int]]:
         """Empty the rows whose keys have become unfit; return what is to be read in each row."""
+        self.on_read = None  # text is shown by now
         for row in self._anew:
             self.cache.truncate(row, 0)
         found = [self._anew.get(row, tokens) for row, tokens in enumerate(pending)]

@@ -142,7 +142,8 @@ def tree_attention(
     if view is not None:
         if softcap is None and sinks is None and _joins(query, value):
             return _in_parts(query, key, value, view, scaling).transpose(1, 2).contiguous(), None
-        attention_mask, causal = _whole_mask(view, key.shape[2], query.dtype), False
+        whole = _whole_mask(view, key.shape[2], query.dtype)
+        attention_mask, causal = whole.to(query.device), False
     if softcap is not None or sinks is not None:
         out = _explicit(query, key, value, attention_mask, causal, scaling, softcap, sinks)
         return out.transpose(1, 2).contiguous(), None
@@ -328,7 +329,7 @@ def _apart(query: torch.Tensor, key: torch.Tensor, causal: bool) -> TreeView | N
     view, slots = _view.get(), key.shape[2]
     if view is None or slots <= query.shape[2] or slots != _slots(view):
         return None
-    return view if causal or view.related is not None else None
+    return view if causal else None
 
 
 def _joins(query: torch.Tensor, value: torch.Tensor) -> bool:

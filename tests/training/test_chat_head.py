@@ -97,5 +97,16 @@ def test_a_head_is_trained_in_two_stages_and_goes_on_where_it_was_left(
     assert head.config.draft_vocab_size == 20
     weights = FeatureHead.load(work / "second").fc.weight
     assert torch.equal(head.fc.weight, weights.bfloat16().float())
-    scripts[1].main()  # the first stage is done
-    assert [json.loads(line)["texts"] for line in capsys.readouterr().out.splitlines()] == [24]
+    scripts[1].main()  # both are done
+    assert not capsys.readouterr().out
+
+
+def test_a_line_that_a_kill_tore_is_cut_off(scripts: tuple[Any, Any], tmp_path: Path) -> None:
+    path = tmp_path / "chats.jsonl"
+    assert scripts[0].next_round(path) == 0
+    path.write_text('{"text": "a", "round": 4}\n{"text": "b", "rou', encoding="utf-8")
+    assert scripts[0].next_round(path) == 5
+    assert path.read_text(encoding="utf-8") == '{"text": "a", "round": 4}\n'
+    path.write_text('{"text"', encoding="utf-8")
+    assert scripts[0].next_round(path) == 0
+    assert path.read_text(encoding="utf-8") == ""

@@ -11,12 +11,12 @@ import torch
 from ragspec.errors import StoreError
 
 CHECKPOINT = "training.pt"
-_PART = ".training.part"
+PART = ".training.part"
 
 
 def save_state(folder: Path, state: dict[str, Any]) -> None:
     """Put a training's state in the place of the one before; raises StoreError for a full disk."""
-    part = folder / _PART
+    part = folder / PART
     try:
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(state, part)
@@ -50,4 +50,5 @@ def load_state(folder: Path) -> dict[str, Any]:
 
 def clear_state(folder: Path) -> None:
     """Delete the state of a training that has come to its end."""
-    (folder / CHECKPOINT).unlink(missing_ok=True)
+    for name in (CHECKPOINT, PART):
+        (folder / name).unlink(missing_ok=True)

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
+from ragspec.errors import (
+    InputError,
+    ModelError,
+    ModelNotFoundError,
+    StoreError,
+    UnsupportedModelError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -178,18 +184,28 @@ class FeatureHead(nn.Module):
         return guessed
 
     def save(self, folder: Path | str, dtype: torch.dtype | None = None) -> None:
-        """Write the head's weights and configuration to a folder; dtype None keeps theirs."""
+        """Write the head's weights and configuration to a folder; dtype None keeps theirs.
+
+        Raises StoreError where they cannot be written.
+        """
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         weights = {
             name: _as(dtype, value.detach()).contiguous()
             for name, value in self.state_dict().items()
         }
-        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
         text = json.dumps(asdict(self.config), indent=2)
-        (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+            (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
+        except (OSError, SafetensorError) as error:  # the latter for a full disk
+            raise StoreError(
+                f"the head cannot be written to {folder} ({error}); expected a folder on a disk "
+                "with room."
+            ) from error
 
     @classmethod
     def load(cls, folder: Path | str) -> FeatureHead:
@@ -233,11 +249,24 @@ def target_print(target: CausalTarget) -> str:
     digest = hashlib.sha256()
     for module in (target.model.get_input_embeddings(), target.output_head):
         for name, weight in sorted(module.named_parameters()):
-            flat = weight.detach().reshape(-1)
-            places = torch.arange(_SAMPLED) * flat.numel() // _SAMPLED
-            values = flat[places.to(flat.device)].to(torch.bfloat16).float().cpu()
-            digest.update(f"{name} {tuple(weight.shape)} {values.tolist()}".encode())
+            values = _sampled(weight).to(torch.bfloat16).float().tolist()
+            digest.update(f"{name} {tuple(weight.shape)} {values}".encode())
     return digest.hexdigest()
+
+
+def weights_print(target: CausalTarget) -> str:
+    """Return a SHA-256 of values of all weights of a target, in the dtype that they have."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(target.model.named_parameters()):
+        digest.update(f"{name} {weight.dtype} {_sampled(weight).float().tolist()}".encode())
+    return digest.hexdigest()
+
+
+def _sampled(weight: torch.Tensor) -> torch.Tensor:
+    """Return values from all over a weight, on the CPU."""
+    flat = weight.detach().reshape(-1)
+    places = torch.arange(_SAMPLED) * flat.numel() // _SAMPLED
+    return flat[places.to(flat.device)].cpu()
 
 
 def check_head(head: FeatureHead, target: CausalTarget) -> None:

@@ -16,6 +16,7 @@ from ragspec.target.causal import MOST_LOGITS, CausalTarget
 
 KEPT = "states-*.bin"
 _KEPT_AS = torch.bfloat16
+SHARE = 4  # times their size must be free, for much else is to be written
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,8 @@ class Reading:
 class StateReader:
     """Reads pieces of text with a target, those that it has read before from a file.
 
-    pieces: token ids. file: None reads every piece anew.
+    pieces: token ids. file: None reads every piece anew. States are rounded to bfloat16 either way,
+    so that a training does not depend on it.
     """
 
     def __init__(
@@ -56,7 +58,9 @@ class StateReader:
             most = max(1, MOST_LOGITS // (longest * self.target.vocab_size))
             lacking, part = lacking[:-most], lacking[-most:]
             for number, states in zip(part, self._states(part), strict=True):
-                known[number] = file.put(number, states) if file else states
+                known[number] = states.to(_KEPT_AS)
+                if file:
+                    file.put(number, known[number])
         return self._together(numbers, [known[number] for number in numbers])
 
     def _states(self, numbers: Sequence[int]) -> list[torch.Tensor]:
@@ -112,12 +116,11 @@ class StateFile:
         kept = self._states[start : start + self._copies * length]
         return kept.view(self._copies, length, -1) if length else None
 
-    def put(self, number: int, states: torch.Tensor) -> torch.Tensor:
-        """Keep the states [copies, T, H] of a piece; return them as `get` will."""
-        flat, start = states.flatten(0, 1).to(_KEPT_AS), self._starts[number]
+    def put(self, number: int, states: torch.Tensor) -> None:
+        """Keep the states [copies, T, H] of a piece."""
+        flat, start = states.flatten(0, 1), self._starts[number]
         self._states[start : start + len(flat)] = flat
         self._known[number] = states.shape[1]  # last: it says that they are whole
-        return flat.view(states.shape)
 
 
 def drop_states(folder: Path) -> None:
@@ -132,8 +135,8 @@ def _take_room(path: Path, size: int) -> None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if shutil.disk_usage(path.parent).free < size:
-            raise OSError("the disk has too little room")
+        if shutil.disk_usage(path.parent).free < SHARE * size:
+            raise OSError("they would take more than a quarter of the room that is left")
         with path.open("wb") as stream:
             if hasattr(os, "posix_fallocate"):  # a sparse file would end the program when it fills
                 os.posix_fallocate(stream.fileno(), 0, size)
@@ -142,6 +145,6 @@ def _take_room(path: Path, size: int) -> None:
     except OSError as error:
         path.unlink(missing_ok=True)
         raise StoreError(
-            f"the states of the texts cannot be kept in {path.parent} ({error}); expected room for "
-            f"{size / 1e9:.2f} GB. Without them every epoch reads all texts anew."
+            f"the states of the texts, {size / 1e9:.2f} GB, cannot be kept in {path.parent} "
+            f"({error}); expected {SHARE} times as much room. Every epoch will read the texts anew."
         ) from error

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ragspec.drafters.eagle.batches import SHORTEST, Batches, seeded
-from ragspec.drafters.eagle.head import FeatureHead, check_head
+from ragspec.drafters.eagle.head import FeatureHead, check_head, weights_print
 from ragspec.drafters.eagle.loss import frozen_output, head_loss
 from ragspec.drafters.eagle.states import StateFile, StateReader
 from ragspec.drafters.eagle.vocabulary import frequent_tokens
@@ -85,7 +85,8 @@ def _reaches(given: Any, least: float, kind: Any) -> bool:
 class Progress:
     """One step of the training.
 
-    agreement: how often the head's best token is the target's. part: of the run, after the step.
+    agreement: how often the head's best token is the target's, among those that it may draft. part:
+    of the run, after the step.
     """
 
     step: int
@@ -120,7 +121,8 @@ def train_head(
 class HeadTrainer:
     """A training that can be left at any step and gone on with, to the same head.
 
-    steps: those that were taken. See `train_head` for the rest and for what it raises.
+    The same where steps end it; time would give another rate. steps: those that were taken. See
+    `train_head` for the rest and for what it raises.
     """
 
     def __init__(
@@ -169,9 +171,10 @@ class HeadTrainer:
         Raises StoreError where the disk has no room for them; then they are read anew every time.
         """
         if self.settings.steps > len(self.batches):
-            name, lengths = self.batches.digest(), list(map(len, self.batches.pieces))
-            name = hashlib.sha256((name + self.head.config.target).encode()).hexdigest()
+            lengths = list(map(len, self.batches.pieces))
             sizes = self.target.copies, self.head.config.hidden_size
+            name = f"{self.batches.digest()} {self._begins()} {weights_print(self.target)}"
+            name = hashlib.sha256(name.encode()).hexdigest()
             file = StateFile(folder, name, lengths, *sizes)
             self._reader = StateReader(self.target, self.batches.pieces, file)
 
@@ -228,13 +231,22 @@ class HeadTrainer:
                 "texts, model and settings (steps and minutes may differ). Name another folder."
             )
         self.head.load_state_dict(state["head"])
+        self._output = frozen_output(self.target, self.head.tokens)  # of the tokens it came with
         self.optimizer.load_state_dict(state["optimizer"])
         self.steps, self._spent = int(state["steps"]), float(state["spent"])
 
     def _marks(self) -> dict[str, Any]:
         """Return what has to be the same when a run goes on; the end may be put elsewhere."""
         kept = {n: v for n, v in asdict(self.settings).items() if n not in ("steps", "seconds")}
-        return {**kept, "texts": self.batches.digest(), "model": asdict(self.head.config)}
+        texts = {"texts": self.batches.digest(), "conditions": self._begins()}
+        return {**kept, **texts, "model": asdict(self.head.config)}
+
+    def _begins(self) -> str:
+        """Return a hash of what is embedded of first tokens: ids of conditions say nothing."""
+        first = sorted({piece[0] for piece in self.batches.pieces})
+        with torch.no_grad():
+            read = self.target.embed(torch.tensor([first], device=self.target.device))
+        return hashlib.sha256(read.float().cpu().numpy().tobytes()).hexdigest()
 
 
 def _schedule(part: float) -> float:

@@ -21,14 +21,15 @@ def frequent_tokens(texts: Sequence[Sequence[int]], size: int, vocab_size: int) 
     """Return the `size` most frequent tokens of texts, in the order of their ids.
 
     Where texts hold fewer, the lowest ids fill up: merges come first that were frequent when the
-    tokenizer was made. Raises InputError where the vocabulary has not so many.
+    tokenizer was made. Ids that can be read but not written do not count. Raises InputError where
+    the vocabulary has not so many.
     """
     if not 1 <= size <= vocab_size:
         raise InputError(
             f"got a head's vocabulary of {size} tokens; expected 1 to {vocab_size}, all that the "
             "model has."
         )
-    counts = Counter(chain.from_iterable(texts))
+    counts = Counter(token for token in chain.from_iterable(texts) if token < vocab_size)
     ranked = sorted(counts, key=lambda token: (-counts[token], token))
     fill = (token for token in range(vocab_size) if token not in counts)
     return tuple(sorted(token for _, token in zip(range(size), chain(ranked, fill), strict=False)))

@@ -63,8 +63,11 @@ def test_padding_changes_no_loss(target: CausalTarget, depth: int) -> None:
     assert losses[0][1] == pytest.approx((19 * losses[1][1] + 8 * losses[2][1]) / 27)
 
 
-def test_no_gradient_reaches_the_targets_head(target: CausalTarget) -> None:
-    head = FeatureHead.fresh(target, seeded(0, 0, 0), tokens=[3, 5, 8])
+@pytest.mark.parametrize("tokens", [None, [3, 5, 8]])
+def test_no_gradient_reaches_the_targets_head(
+    target: CausalTarget, tokens: list[int] | None
+) -> None:
+    head = FeatureHead.fresh(target, seeded(0, 0, 0), tokens=tokens)
     read = StateReader(target, [text(20, 1)]).read([0])
     loss, _ = head_loss(head, frozen_output(target, head.tokens), read, laws=0.1, depth=2)
     loss.backward()  # type: ignore[no-untyped-call]

@@ -30,7 +30,8 @@ def test_states_are_the_targets_own_and_padding_is_told(target: CausalTarget) ->
         text = MIXED[number]
         real = read.real[row]
         assert real.tolist() == [True] * len(text) + [False] * (24 - len(text))
-        torch.testing.assert_close(read.states[row, real], heads.states(target, text)[0])
+        rounded = heads.states(target, text)[0].bfloat16().float()
+        torch.testing.assert_close(read.states[row, real], rounded, atol=1e-6, rtol=1e-2)
         embedded = target.embed(torch.tensor(text))
         torch.testing.assert_close(read.embedded[row, real], embedded)
 
@@ -44,7 +45,8 @@ def test_copies_are_rows_of_their_own(scale: float) -> None:
     assert len(read.states) == 3 * made.copies
     for row, text in enumerate(prompts):
         here = slice(row * made.copies, (row + 1) * made.copies)
-        torch.testing.assert_close(read.states[here], heads.states(made, text))
+        rounded = heads.states(made, text).bfloat16().float()
+        torch.testing.assert_close(read.states[here], rounded, atol=1e-6, rtol=1e-2)
         torch.testing.assert_close(read.embedded[here], made.embed(torch.tensor([text])))
 
 
@@ -59,10 +61,10 @@ def test_texts_with_too_many_logits_are_read_in_parts(
     whole = StateReader(target, pieces).read(range(4))
     limit(2 * 24)
     parts = StateReader(target, pieces).read(range(4))
-    torch.testing.assert_close(parts.states, whole.states)
+    torch.testing.assert_close(parts.states, whole.states, atol=1e-6, rtol=1e-2)
     limit(6)
     ends = StateReader(target, pieces).read(range(4))
-    torch.testing.assert_close(ends.states, whole.states[:, -6:])
+    torch.testing.assert_close(ends.states, whole.states[:, -6:], atol=1e-6, rtol=1e-2)
     torch.testing.assert_close(ends.embedded, whole.embedded[:, -6:])
 
 
@@ -75,8 +77,8 @@ def test_what_is_in_the_file_is_not_read_again(target: CausalTarget, tmp_path: P
     again = StateReader(target, MIXED, kept_in(tmp_path))
     again._states = None  # type: ignore[assignment,method-assign]
     read = again.read([2, 0])
-    assert torch.equal(read.states[0, :5], first.states[2, :5].bfloat16().float())
-    assert torch.equal(read.states[1], first.states[0, :9].bfloat16().float())
+    assert torch.equal(read.states[0, :5], first.states[2, :5])
+    assert torch.equal(read.states[1], first.states[0, :9])
     assert torch.equal(read.embedded[1], first.embedded[0, :9])
 
 
@@ -97,6 +99,8 @@ def test_a_disk_without_room_is_told_before_anything_is_written(
 ) -> None:
     usage = SimpleNamespace(total=10, used=9, free=1)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(StoreError, match=r"too little room\); expected room for 0.00 GB"):
+    with pytest.raises(
+        StoreError, match=r"0.00 GB, cannot be kept .*a quarter of the room.*expected 4 times"
+    ):
         kept_in(tmp_path)
     assert not any(tmp_path.iterdir())

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from ragspec.drafters.eagle.batches import seeded
 from ragspec.drafters.eagle.head import FeatureHead
 from ragspec.drafters.eagle.loss import agreement as agreement_of
 from ragspec.drafters.eagle.loss import rounds
@@ -67,8 +68,7 @@ def test_rounds_teach_the_head_to_go_on_from_its_own_guesses(depth: int) -> None
     assert last_round(train_head(made, given, replace(settings, depth=depth))) < once
 
 
-def test_states_that_are_kept_give_about_the_head_that_reading_anew_gives(tmp_path: Path) -> None:
-    """They are kept in bfloat16, and read once."""
+def test_states_that_are_kept_give_the_head_that_reading_anew_gives(tmp_path: Path) -> None:
     anew, kept = (HeadTrainer(target(), texts(), FEW) for _ in range(2))
     kept.keep_states(tmp_path)
     read = list[int]()
@@ -78,11 +78,37 @@ def test_states_that_are_kept_give_about_the_head_that_reading_anew_gives(tmp_pa
         list(trainer.run())
     assert sorted(read) == list(range(12))
     torch.testing.assert_close(kept.head.fc.weight, anew.head.fc.weight, atol=2e-3, rtol=0.05)
+    assert kept.steps == anew.steps == 6
     again = HeadTrainer(target(), texts(), FEW)
     again.keep_states(tmp_path)
     again._reader._states = None  # type: ignore[assignment,method-assign]
     list(again.run())
     assert torch.equal(again.head.fc.weight, kept.head.fc.weight)
+
+
+def test_states_of_another_model_or_of_other_conditions_are_not_taken(tmp_path: Path) -> None:
+    trainer = HeadTrainer(target(), texts(), FEW)
+    trainer.keep_states(tmp_path)
+    (mine,) = tmp_path.iterdir()
+    made: Any = copy.deepcopy(heads.model(torch.float32))
+    made.model.layers[0].mlp.up_proj.weight.data.mul_(1.5)
+    other = HeadTrainer(CausalTarget(made), texts(), FEW)
+    assert other.head.config.target == trainer.head.config.target
+    other.keep_states(tmp_path)
+    (theirs,) = tmp_path.iterdir()
+    assert theirs != mine
+
+
+def test_a_training_goes_on_with_the_tokens_of_its_head(tmp_path: Path) -> None:
+    start = FeatureHead.fresh(target(), seeded(0, 0, 0), tokens=[2, 5, 11])
+    settings = replace(FEW, draft_vocab_size=3)
+    left = HeadTrainer(target(), texts(), settings, head=start).state()
+    again = HeadTrainer(target(), texts(), settings)
+    assert again.head.tokens is not None and again.head.tokens.tolist() != [2, 5, 11]
+    again.go_on(left)
+    states = torch.randn(4, 32, generator=seeded(1, 0, 0))
+    whole = target().output_head(states)
+    torch.testing.assert_close(again._output(states), whole[:, [2, 5, 11]])
 
 
 def test_states_are_not_kept_where_each_is_read_once(tmp_path: Path) -> None:

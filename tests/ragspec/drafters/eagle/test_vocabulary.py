@@ -28,6 +28,7 @@ def test_frequent_tokens_come_first_and_low_ids_fill_up() -> None:
     assert frequent_tokens(texts, 2, 12) == (7, 9)
     assert frequent_tokens(texts, 5, 12) == (0, 1, 5, 7, 9)
     assert frequent_tokens(texts, 12, 12) == tuple(range(12))
+    assert frequent_tokens([[14, 14, 3]], 2, 12) == (0, 3)  # 14 can only be read
     with pytest.raises(InputError, match="vocabulary of 13 tokens; expected 1 to 12"):
         frequent_tokens(texts, 13, 12)
 
