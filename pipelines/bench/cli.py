@@ -73,7 +73,8 @@ def text(
     modes: Annotated[
         str,
         typer.Option(
-            help=f"Comma-separated, of {', '.join(PEERS)}, plain, and `ragspec drafters`'."
+            help=f"Comma-separated, of {', '.join(PEERS)}, plain, `ragspec drafters`' and folders "
+            "of heads; a plus sign joins drafters."
         ),
     ] = ",".join(MODES),
     store: Annotated[

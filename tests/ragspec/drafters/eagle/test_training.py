@@ -99,6 +99,22 @@ def test_states_of_another_model_or_of_other_conditions_are_not_taken(tmp_path: 
     assert theirs != mine
 
 
+def test_a_training_of_other_conditions_is_not_gone_on_with(tmp_path: Path) -> None:
+    """Their ids are the same: they only number the conditions."""
+    one, other = picture(1.0), picture(1.0)
+    other._conditions = other._conditions + 1.0
+    prompts = [[*one.prompt(row), *codes] for row, codes in enumerate(texts(3, 15))]
+    settings = HeadTraining(steps=6, batch_size=3, length=16)
+    first, second = (HeadTrainer(made, prompts, settings) for made in (one, other))
+    with pytest.raises(InputError, match="differs in conditions"):
+        second.go_on(first.state())
+    first.keep_states(tmp_path)
+    (mine,) = tmp_path.iterdir()
+    second.keep_states(tmp_path)
+    (theirs,) = tmp_path.iterdir()
+    assert theirs != mine
+
+
 def test_a_training_goes_on_with_the_tokens_of_its_head(tmp_path: Path) -> None:
     start = FeatureHead.fresh(target(), seeded(0, 0, 0), tokens=[2, 5, 11])
     settings = replace(FEW, draft_vocab_size=3)
