@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -86,14 +87,7 @@ def main() -> None:
         draft_vocab_size=args.vocabulary,
     )
     stage(args, texts, args.work / "first", both)
-    own = HeadTraining(
-        steps=ENDLESS,
-        seconds=60.0 * args.minutes[1],
-        batch_size=4,
-        length=320,
-        depth=args.depth,
-        draft_vocab_size=args.vocabulary,
-    )
+    own = replace(both, seconds=60.0 * args.minutes[1], depth=args.depth)
     stage(args, texts / CHATS, args.work / "second", own)
     FeatureHead.load(args.work / "second").save(args.out, torch.bfloat16)
 

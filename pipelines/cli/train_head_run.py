@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
-from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,8 +112,7 @@ class Judge:
 
         if not self._read:
             self._read = [self._reader.read([n]) for n in range(len(self._reader.pieces))]
-        found = [agreement(head, self.target, read) for read in self._read]
-        return sum(found) / len(found) if found else nan
+        return agreement(head, self.target, self._read)
 
 
 class Course:

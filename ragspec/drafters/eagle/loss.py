@@ -8,7 +8,8 @@ EAGLE-3 (2503.01840) do. All rounds are one forward under a mask.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import nan
 
 import torch
 from torch.func import functional_call
@@ -108,10 +109,17 @@ def round_mask(n: int, count: int, device: torch.device | str = "cpu") -> torch.
 
 
 @torch.no_grad()
-def agreement(head: FeatureHead, target: CausalTarget, read: Reading) -> float:
-    """Return in what share of places the head's best token is the best of all the target's."""
-    ours = frozen_output(target, head.tokens)(head(read.embedded[:, 1:], read.states[:, :-1]))
-    theirs = frozen_output(target, None)(read.states[:, 1:])
-    best = ours.argmax(-1) if head.tokens is None else head.tokens[ours.argmax(-1)]
-    real = read.real[:, 1:]
-    return float(((best == theirs.argmax(-1)) & real).sum() / real.sum().clamp(min=1))
+def agreement(head: FeatureHead, target: CausalTarget, reads: Sequence[Reading]) -> float:
+    """Return in what share of places the head's best token is the best of all the target's.
+
+    The mean over readings, each of one text or more; nan where there are none.
+    """
+    ours, theirs = (frozen_output(target, tokens) for tokens in (head.tokens, None))
+    found = []
+    for read in reads:
+        best = ours(head(read.embedded[:, 1:], read.states[:, :-1])).argmax(-1)
+        best = best if head.tokens is None else head.tokens[best]
+        real = read.real[:, 1:]
+        hits = (best == theirs(read.states[:, 1:]).argmax(-1)) & real
+        found.append(float(hits.sum() / real.sum().clamp(min=1)))
+    return sum(found) / len(found) if found else nan

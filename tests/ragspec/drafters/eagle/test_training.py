@@ -36,7 +36,7 @@ def texts(count: int = 12, length: int = 24, vocab: int = heads.VOCAB) -> list[l
 def agreement(head: FeatureHead) -> float:
     """Return how often the head's best token is the target's, on texts that it never saw."""
     made = target()
-    return agreement_of(head, made, StateReader(made, texts(8, 40)).read(range(8)))
+    return agreement_of(head, made, [StateReader(made, texts(8, 40)).read(range(8))])
 
 
 def test_a_head_learns_what_the_target_will_say() -> None:
