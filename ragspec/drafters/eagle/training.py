@@ -141,7 +141,7 @@ class HeadTrainer:
         if head is not None and size not in (None, head.config.draft_vocab_size):
             raise InputError(
                 f"got draft_vocab_size={size} and a head of {head.config.draft_vocab_size}; "
-                "expected the same, for a trained head keeps its tokens. Leave one out."
+                "expected the same, for a trained head keeps its tokens. Leave --vocabulary out."
             )
         first = seeded(settings.seed, 0, 0)
         self.head = head or FeatureHead.fresh(target, first, tokens=tokens)
