@@ -24,6 +24,7 @@ from ragspec.trees.draft_tree import DRAWN, DraftTree
 
 EDGES = (0.1, 0.3, 0.5, 0.7, 0.85, 0.93, 0.97)  # of claims; near 1 they tell long copies apart
 RANKS = 3  # siblings that are told apart: the first, the second, all others
+KINDS = tuple(rank * (len(EDGES) + 1) for rank in range(RANKS))  # the first key of each rank
 AFTER = RANKS * (len(EDGES) + 1)  # the first key of a token before, behind those of each kind
 MOST_RATIOS = 8192  # kept for a source
 PRIOR = 3.0  # observations that a claim itself is worth; twice as many after a token
@@ -70,14 +71,16 @@ class Ratio:
 class Appraisal:
     """A proposed tree with its corrected reach [N], kept until its outcome is known.
 
-    ratios: of each node that of its kind, the claim, that of the token before (None: not asked),
-    and the claim as the kind corrects it.
+    claims: of each node the table of its source, the key of its kind, the claim, the key of the
+    token before (None: not asked), and the claim as the kind corrects it.
     """
 
     tokens: list[int]
     parents: list[int]
     reach: list[float] = field(default_factory=list)
-    ratios: list[tuple[Ratio, float, Ratio | None, float]] = field(default_factory=list)
+    claims: list[tuple[dict[int, Ratio], int, float, int | None, float]] = field(
+        default_factory=list
+    )
 
 
 @dataclass(slots=True)
@@ -95,23 +98,24 @@ class Calibration:
         tables = [self.tables.setdefault(name, {}) for name in tree.sources]
         claimed = tree.reach.tolist()
         new = Appraisal(tree.tokens.tolist(), tree.parents.tolist())
-        reach, drawn = new.reach, tree.kind in DRAWN
+        tokens, reach, claims, drawn = new.tokens, new.reach, new.claims, tree.kind in DRAWN
         ranks = [0] * (len(claimed) + 1)  # the last entry is that of the root, -1
         for parent, claim, source in zip(new.parents, claimed, tree.source.tolist(), strict=True):
             above, before, rank, table = 1.0, root, ranks[parent], tables[source]
             if parent >= 0:
-                above, before = reach[parent], new.tokens[parent]
+                above, before = reach[parent], tokens[parent]
                 claim = claim / claimed[parent] if claimed[parent] > 0.0 else 0.0
             ranks[parent] = rank + 1
             if not 0.0 <= claim < 1.0:  # NaN too: a claim of nothing
                 claim = 1.0 if claim >= 1.0 else 0.0
-            key = min(rank, RANKS - 1) * (len(EDGES) + 1) + bisect_right(EDGES, claim)
-            kind, end = _ratio(table, key), None
-            value = corrected = kind.apply(claim)
+            key = KINDS[rank if rank < RANKS else -1] + bisect_right(EDGES, claim)
+            known, end = table.get(key), None
+            value = corrected = known.apply(claim) if known else claim
             if rank == 0 and before >= 0 and (parent < 0 or not drawn):
-                end = _ratio(table, AFTER + before)
-                corrected = end.apply(value)
-            new.ratios.append((kind, claim, end, value))
+                end = AFTER + before
+                known = table.get(end)
+                corrected = known.apply(value) if known else value
+            claims.append((table, key, claim, end, value))
             reach.append(above * corrected)
         return new
 
@@ -120,28 +124,29 @@ class Calibration:
 
         Returns how many nodes of the proposal the text followed.
         """
-        visited = {-1: 0}
-        children = zip(appraisal.parents, appraisal.tokens, strict=True)
-        for node, (parent, token) in enumerate(children):
-            depth = visited.get(parent)
-            if depth is None or depth >= len(tokens):
+        visited, most = {-1: 0}, len(tokens)
+        for node, parent in enumerate(appraisal.parents):
+            depth = visited.get(parent, most)
+            if depth >= most:
                 continue
-            hit = token == tokens[depth]
+            hit = appraisal.tokens[node] == tokens[depth]
             if hit:
                 visited[node] = depth + 1
-            kind, claim, end, value = appraisal.ratios[node]
-            kind.learn(claim, hit, PRIOR)
+            table, key, claim, end, value = appraisal.claims[node]
+            _learn(table, key, claim, hit, PRIOR)
             if end is not None:
-                end.learn(value, hit, 2.0 * PRIOR)
+                _learn(table, end, value, hit, 2.0 * PRIOR)
         return len(visited) - 1
 
 
-def _ratio(table: dict[int, Ratio], key: int) -> Ratio:
-    """Return the ratio of a key; where there is no room for another, one that is not kept.
+def _learn(table: dict[int, Ratio], key: int, claim: float, hit: bool, prior: float) -> None:
+    """Add one outcome to the ratio of a key; where there is no room for a new one, to none.
 
     Texts at once must share one, so the first that is set stays.
     """
     known = table.get(key)
-    if known is None and len(table) < MOST_RATIOS:
+    if known is None:
+        if len(table) >= MOST_RATIOS:
+            return
         known = table.setdefault(key, Ratio())
-    return known or Ratio()
+    known.learn(claim, hit, prior)

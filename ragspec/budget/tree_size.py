@@ -103,7 +103,7 @@ class GoodputSession:
             if self._last is not None:
                 self._learn_times(*self._last)
             rows, verify = len(step.tree) + 1, step.milliseconds.get("verify", 0.0)
-            self._last = step, 1000.0 * self.cost.seconds(rows, length), asked, self.adviser.extra
+            self._last = step, 1000.0 * at(self._line, rows), asked, self.adviser.extra
             self.cost.refine(rows, length, verify / 1000.0)
 
     def _learn_times(self, step: Step, forward: float, asked: int, extra: float) -> None:
