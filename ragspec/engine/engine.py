@@ -163,7 +163,7 @@ class Engine:
     def on_finish(self, callback: Callable[[Generation], None]) -> Callable[[], None]:
         """Call `callback` with every text that comes to its end; returns what ends that.
 
-        Texts that were cancelled are left out. What the callback raises becomes a RuntimeWarning
+        Texts that were cancelled or have paused are left out. What the callback raises becomes a RuntimeWarning
         and never reaches the caller of `generate` or `stream`.
         """
         key = object()
@@ -182,7 +182,7 @@ class Engine:
         if not listeners:
             return
         for generation in (each for texts in run.results() for each in texts):
-            if generation.finish_reason == "cancelled":
+            if generation.finish_reason in ("cancelled", "paused"):
                 continue
             for listener in listeners:
                 try:

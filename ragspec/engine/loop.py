@@ -198,7 +198,7 @@ def _emit(row: Row, tree: DraftTree, verdict: Verdict, spent: dict[str, float]) 
             break
     row.context.tokens.extend(tokens)
     row.context.remaining -= len(tokens)
-    del row.scored[row.stop.count :]  # of accepted tokens behind the one that ended the text
+    del row.scored[row.stop.fresh :]  # of accepted tokens behind the one that ended the text
     row.pending = tokens[-1:]
     excess = verdict.excess[: len(tokens)]
     step = Step(tree, verdict.path[: len(tokens)], tuple(tokens), spent, excess=excess)

@@ -29,7 +29,8 @@ class RowSettings:
     logprobs: None, or the number of alternatives to keep. extra: transformers processors. spans,
     texts: see `DraftRequest`. predictions: one for each prompt of the call, or none at all. alone:
     whether the call has a single row, which then needs no processors of its own. defaults: the
-    model's generation config, None for none. kept: what was read before. on_read: see `Options`.
+    model's generation config, None for none. kept: what was read before. on_read, written: see
+    `Options`.
     """
 
     sampling: Sampling
@@ -43,6 +44,7 @@ class RowSettings:
     defaults: Any = None
     kept: KeptContext | None = None
     on_read: Callable[[int, int], None] | None = None
+    written: Sequence[int] = ()
 
     def stop_of(self, row: int) -> StopRule:
         """Return what ends row number `row` of the call, with the criteria of that row."""
@@ -88,7 +90,11 @@ class Options(TypedDict, total=False):
     read by the call before is not read again; one prompt, one sample. on_read: called with how many
     tokens have been read and of how many, while a prompt is read that takes several forwards
     (`CausalTarget.piece`): with 0 at first and then after each; of several prompts the longest
-    counts.
+    counts. pause: tokens after which the call returns, with the finish reason "paused". written:
+    tokens of the text that earlier calls gave: it goes on after them as if it had never paused, its
+    noise, penalties, stop strings and limits count them, and `Generation.tokens` has them, too;
+    log-probabilities, steps and report are those of this call. One prompt, one sample; the prompt
+    may be another one.
     """
 
     max_new_tokens: int | None
@@ -104,6 +110,8 @@ class Options(TypedDict, total=False):
     prediction: Any
     kept: KeptContext | None
     on_read: Callable[[int, int], None] | None
+    pause: int | None
+    written: Sequence[int] | None
 
 
 def read_options(
@@ -139,6 +147,7 @@ def read_options(
         new,
         _stop_strings(options.get("stop", ()), has_text),
         _callables("stopping_criteria", options.get("stopping_criteria")),
+        _pause(options.get("pause")),
     )
     _check_bad_words(sampling, rule.ends)
     alone = len(prompts) * sampling.n == 1
@@ -154,6 +163,7 @@ def read_options(
         defaults=defaults,
         kept=_kept(options.get("kept"), alone),
         on_read=_on_read(options.get("on_read")),
+        written=_written(options.get("written"), alone, new, vocab_size),
     )
 
 
@@ -164,6 +174,35 @@ def _on_read(given: Any) -> Callable[[int, int], None] | None:
         raise InputError(f"on_read is {given!r}; expected a function of two numbers, or None")
     told: Callable[[int, int], None] = given
     return told
+
+
+def _pause(given: int | None) -> int | None:
+    if given is not None and (not isinstance(given, Integral) or given < 1):
+        raise InputError(f"pause is {given!r}; expected a whole number, at least 1, or None")
+    return given
+
+
+def _written(
+    given: Sequence[int] | None, alone: bool, new: int, vocab_size: int
+) -> tuple[int, ...]:
+    """Return the tokens that a text goes on after."""
+    if given is None:
+        return ()
+    if not alone:
+        raise InputError("got written= with several texts; expected one prompt and n=1.")
+    tokens = tuple(given)
+    wrong = [t for t in tokens if not isinstance(t, Integral) or not 0 <= int(t) < vocab_size]
+    if wrong:
+        raise InputError(
+            f"written has {wrong[0]!r}; expected token ids from 0 to {vocab_size - 1}, as "
+            "Generation.tokens has them"
+        )
+    if len(tokens) >= new:
+        raise InputError(
+            f"written has {len(tokens)} tokens and max_new_tokens is {new}, which counts them; "
+            "expected more. Ask for a higher number."
+        )
+    return tuple(map(int, tokens))
 
 
 def _kept(given: KeptContext | None, alone: bool) -> KeptContext | None:

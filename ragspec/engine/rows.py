@@ -127,7 +127,7 @@ class Run:
         seconds = (row.finished - row.started) if row.finished else self.seconds
         budget, drafter = row.budget, row.drafter
         report = row.report.build(
-            tokens,
+            tokens[len(self.settings.written) :],
             seconds,
             row.stop.reason or "cancelled",
             budget=self.parts.budget.name if budget is not None else "none",
@@ -170,18 +170,21 @@ class Run:
             settings.extra_of(place, (target.model, parts.tokenizer)),
             settings.own_of(ids, target.vocab_size),
         )
+        before = [*prompt, *settings.written]
         row = Row(
-            context=DraftContext(list(prompt), len(prompt), settings.stop.max_new_tokens),
+            context=DraftContext(
+                list(before), len(prompt), settings.stop.room(len(settings.written))
+            ),
             law=law,
-            stop=settings.stop_of(place).open(parts.tokenizer, prompt),
+            stop=settings.stop_of(place).open(parts.tokenizer, prompt, settings.written),
             report=ReportBuilder(parts.rule.label, seed, len(prompt), self._rounded),
             logprobs=settings.logprobs,
-            pending=list(prompt),
+            pending=list(before),
             started=self.began,
         )
         if self.drafter is not None:
             request = DraftRequest(
-                prompt=tuple(prompt),
+                prompt=tuple(before),
                 vocab_size=parts.target.vocab_size,
                 spans=tuple(settings.spans),
                 texts=settings.texts_of(number),

@@ -27,7 +27,8 @@ class Stream:
         self._text = TextStream(tokenizer)
         self._held = max((len(stop) for stop in stops), default=1) - 1
         self._cancelled = threading.Event()
-        self._given = 0
+        self._text.push(run.settings.written)
+        self._given = len(self._text.text)
         self._ended = False
 
     def __iter__(self) -> Self:

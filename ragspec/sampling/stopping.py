@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+from ragspec.errors import InputError
+
 Criterion = Callable[[torch.Tensor, torch.Tensor], Any]
 
 _REPLACEMENT = "�"
@@ -71,49 +73,85 @@ class TextStream:
 class StopRule:
     """What ends a text: end tokens, strings (not part of the text), a number of new tokens.
 
-    criteria: transformers stopping criteria, asked after every emitted token.
+    criteria: transformers stopping criteria, asked after every emitted token. pause: tokens after
+    which a call returns though the text has not ended, None for never.
     """
 
     ends: frozenset[int]
     max_new_tokens: int
     strings: tuple[str, ...] = ()
     criteria: tuple[Criterion, ...] = ()
+    pause: int | None = None
 
-    def open(self, tokenizer: Tokenizer | None, prompt: Sequence[int] = ()) -> StopState:
-        """Return the state for one row; `prompt` is what criteria see before the new tokens."""
+    def open(
+        self,
+        tokenizer: Tokenizer | None,
+        prompt: Sequence[int] = (),
+        written: Sequence[int] = (),
+    ) -> StopState:
+        """Return the state for one row; `prompt` is what criteria see before the new tokens.
+
+        written: tokens of the text that are there already. Raises InputError where it has ended
+        with them.
+        """
         stream = TextStream(tokenizer) if self.strings and tokenizer else None
-        return StopState(self, stream, prompt)
+        return StopState(self, stream, prompt, written)
+
+    def room(self, written: int = 0) -> int:
+        """Return how many tokens may follow so many before the text ends or pauses."""
+        left = self.max_new_tokens - written
+        return left if self.pause is None else min(left, self.pause)
 
 
 class StopState:
-    """Follows one row and says where it ends."""
+    """Follows one row and says where it ends.
+
+    count: tokens of its text, those of before this call included.
+    """
 
     def __init__(
-        self, rule: StopRule, stream: TextStream | None, prompt: Sequence[int] = ()
+        self,
+        rule: StopRule,
+        stream: TextStream | None,
+        prompt: Sequence[int] = (),
+        written: Sequence[int] = (),
     ) -> None:
         self.rule = rule
-        self.count = 0
-        self._tokens = list(prompt) if rule.criteria else []
+        self.count = self._before = len(written)
+        self.last = self.count + rule.room(self.count)
+        self._tokens = [*prompt, *written] if rule.criteria else []
         self.reason: str | None = None
         self.cut: int | None = None
         self._stream = stream
+        if any(token in rule.ends or self._completes_string(token) for token in written):
+            raise InputError(
+                "the tokens in written= end with an end token or a stop string; expected a text "
+                "that goes on. Its finish_reason is not 'paused'."
+            )
+
+    @property
+    def fresh(self) -> int:
+        """Tokens of this call."""
+        return self.count - self._before
 
     def push(self, token: int) -> bool:
         """Take one emitted token; return whether the text ends with it.
 
-        Afterwards `reason` is "stop" or "length", and `cut` the length of the text before a stop
-        string, where one ended it.
+        Afterwards `reason` is "stop", "length" or "paused", and `cut` the length of the text before
+        a stop string, where one ended it.
         """
         self.count += 1
         if token in self.rule.ends or self._completes_string(token) or self._meets(token):
             self.reason = "stop"
         elif self.count >= self.rule.max_new_tokens:
             self.reason = "length"
+        elif self.count >= self.last:
+            self.reason = "paused"
         return self.reason is not None
 
     def peek(self, tokens: Sequence[int]) -> bool:
         """Return whether the text would end at or before the last of these tokens."""
-        if self.count + len(tokens) >= self.rule.max_new_tokens:
+        if self.count + len(tokens) >= self.last:
             return True
         if any(token in self.rule.ends for token in tokens):
             return True

@@ -1,0 +1,138 @@
+"""A text that pauses and goes on is the text that never paused."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.engine.engine import Engine
+from ragspec.engine.kept import KeptContext
+from ragspec.engine.output import Generation
+from ragspec.errors import InputError
+from ragspec.sampling.settings import Sampling
+from tests.support import tiny
+
+SETTINGS = [
+    Sampling(),
+    Sampling(temperature=0.9, seed=4),
+    Sampling(temperature=1.1, top_k=20, min_p=0.01, min_new_tokens=11, seed=2),
+    Sampling(temperature=0.7, repetition_penalty=1.3, frequency_penalty=0.4, top_p=0.8, seed=9),
+    Sampling(presence_penalty=0.6, no_repeat_ngram_size=3),
+]
+
+
+def engine(drafter: Any = None) -> Engine:
+    target = tiny.model(dtype=torch.float64)
+    if drafter == "model":
+        return Engine(target, tiny.tokenizer(), None, tiny.model(seed=1, dtype=torch.float64))
+    return Engine(target, tiny.tokenizer(), drafter)
+
+
+def in_strides(
+    asked: Engine, prompt: list[int], sampling: Sampling, strides: random.Random, **options: Any
+) -> list[Generation]:
+    """Write a text in strides of random lengths; returns them all."""
+    found = [asked.generate(prompt, sampling, pause=strides.randint(1, 6), **options)]
+    while found[-1].finish_reason == "paused":
+        pause = strides.randint(1, 6)
+        written = found[-1].tokens
+        found.append(asked.generate(prompt, sampling, written=written, pause=pause, **options))
+    return found
+
+
+@pytest.mark.parametrize("sampling", SETTINGS)
+@pytest.mark.parametrize("drafter", [None, "context", "auto", "model"])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_strides_equal_one_call(drafter: Any, sampling: Sampling, keeps: bool) -> None:
+    asked = engine(drafter)
+    for seed in range(3):
+        prompt = tiny.prompt(12 + seed, seed=seed)
+        options: dict[str, Any] = {"max_new_tokens": 30, "logprobs": 2}
+        whole = asked.generate(prompt, sampling, **options)
+        if seed == 2:  # ended by a string that lies across strides
+            options["stop"] = asked.tokenizer.decode(whole.tokens[17:20]) or "e"
+        whole = asked.generate(prompt, sampling, **options)
+        kept = KeptContext() if keeps else None
+        parts = in_strides(asked, prompt, sampling, random.Random(seed), kept=kept, **options)
+        assert parts[-1].tokens == whole.tokens
+        assert parts[-1].text == whole.text
+        assert parts[-1].finish_reason == whole.finish_reason
+        assert [len(part.logprobs or ()) for part in parts] == [p.report.tokens for p in parts]
+        told = [item.token for part in parts for item in part.logprobs or ()]
+        assert told == whole.tokens
+        assert all(whole.tokens[: len(part.tokens)] == part.tokens for part in parts)
+
+
+def test_a_stride_has_as_many_tokens_as_were_asked_for() -> None:
+    asked = engine("auto")
+    first = asked.generate(tiny.prompt(), pause=4, max_new_tokens=20, ignore_eos=True)
+    assert (len(first.tokens), first.finish_reason) == (4, "paused")
+    second = asked.generate(
+        tiny.prompt(), written=first.tokens, pause=5, max_new_tokens=20, ignore_eos=True
+    )
+    assert (len(second.tokens), second.report.tokens) == (9, 5)
+    last = asked.generate(
+        tiny.prompt(), written=second.tokens, pause=11, max_new_tokens=20, ignore_eos=True
+    )
+    assert (len(last.tokens), last.finish_reason) == (20, "length")
+
+
+def test_the_prompt_may_change_and_the_noise_still_goes_by_what_was_written() -> None:
+    asked, sampling = engine(), Sampling(temperature=1.2, seed=5)
+    begun = asked.generate(tiny.prompt(10), sampling, pause=6, max_new_tokens=24, ignore_eos=True)
+    other = tiny.prompt(17, seed=3)
+    options: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
+    went_on = asked.generate(other, sampling, written=begun.tokens, **options)
+    assert went_on.tokens[:6] == begun.tokens
+    # As the law of the other prompt has it, token by token.
+    tokens = list(begun.tokens)
+    while len(tokens) < 24:
+        tokens = asked.generate(other, sampling, written=tokens, pause=1, **options).tokens
+    assert tokens == went_on.tokens
+    # Were what was written taken for prompt, the noise would begin anew: this test could tell.
+    anew = asked.generate(
+        [*other, *begun.tokens], sampling, max_new_tokens=18, ignore_eos=True
+    ).tokens
+    assert anew != went_on.tokens[6:]
+
+
+def test_a_streamed_stride_gives_what_is_new() -> None:
+    asked = engine("context")
+    first = asked.generate(tiny.prompt(), pause=5, max_new_tokens=20, ignore_eos=True)
+    options: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
+    pieces = asked.stream(tiny.prompt(), written=first.tokens, **options)
+    rest = "".join(pieces)
+    assert first.text + rest == pieces.result.text
+    assert pieces.result.tokens == asked.generate(tiny.prompt(), **options).tokens
+
+
+def test_listeners_hear_of_whole_texts_alone() -> None:
+    asked, heard = engine(), list[Generation]()
+    asked.on_finish(heard.append)
+    parts = in_strides(asked, tiny.prompt(), Sampling(), random.Random(1), max_new_tokens=12)
+    assert len(parts) > 1
+    assert [each.tokens for each in heard] == [parts[-1].tokens]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"pause": 0}, "pause is 0; expected a whole number"),
+        ({"pause": 1.5}, "pause is 1.5; expected a whole number"),
+        ({"written": [1, 999]}, "written has 999; expected token ids"),
+        ({"written": [3, "a"]}, "written has 'a'; expected token ids"),
+        ({"written": [4] * 8, "max_new_tokens": 8}, "written has 8 tokens and max_new_tokens is 8"),
+        ({"written": [4, 7], "stop_token_ids": [7]}, "expected a text that goes on"),
+    ],
+)
+def test_what_cannot_go_on_is_refused(options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        engine().generate(tiny.prompt(), **options)
+
+
+def test_several_texts_cannot_go_on() -> None:
+    with pytest.raises(InputError, match="written= with several texts"):
+        engine().generate([tiny.prompt(), tiny.prompt(seed=1)], written=[4])
