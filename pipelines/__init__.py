@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from ragspec.pipelines.docqa.docqa import DocQA as DocQA
     from ragspec.pipelines.docqa.prompt import Prompt as Prompt
     from ragspec.pipelines.docqa.prompt import build_prompt as build_prompt
+    from ragspec.pipelines.iterative.rag import IterativeRag as IterativeRag
 
 _WHERE = {
     "Answer": "ragspec.pipelines.docqa.docqa",
     "Citation": "ragspec.pipelines.docqa.citations",
     "DocQA": "ragspec.pipelines.docqa.docqa",
+    "IterativeRag": "ragspec.pipelines.iterative.rag",
     "Prompt": "ragspec.pipelines.docqa.prompt",
     "build_prompt": "ragspec.pipelines.docqa.prompt",
 }

@@ -24,6 +24,7 @@ EXTRAS = MappingProxyType(
         "gguf": "gguf",
         "peft": "adapters",
         "torchao": "int8",
+        "faiss": "cpu",
     }
 )
 

@@ -92,10 +92,16 @@ def render(
     special = special_of(tokenizer)
     passages = passages_of(hits, special)
     prompt = placed(tokenizer, wording.write(tokenizer, disarm(question, special), passages), hits)
+    return laid_out(tokenizer, prompt, wording)
+
+
+def laid_out(tokenizer: Any, prompt: Prompt, wording: Wording) -> Prompt:
+    """Return the prompt with the words around the answer that its wording asks for, if any."""
     if not wording.two_lines:
         return prompt
     opening = wording.opening if is_chat(tokenizer) else ""
-    return replace(prompt, layout=_layout(tokenizer, prompt.token_ids, len(hits), opening))
+    layout = _layout(tokenizer, prompt.token_ids, len(prompt.hits), opening)
+    return replace(prompt, layout=layout)
 
 
 def placed(tokenizer: Any, text: str, hits: Sequence[Hit]) -> Prompt:

@@ -163,8 +163,8 @@ class Engine:
     def on_finish(self, callback: Callable[[Generation], None]) -> Callable[[], None]:
         """Call `callback` with every text that comes to its end; returns what ends that.
 
-        Texts that were cancelled or have paused are left out. What the callback raises becomes a RuntimeWarning
-        and never reaches the caller of `generate` or `stream`.
+        Texts that were cancelled or have paused are left out. What the callback raises becomes a
+        RuntimeWarning and never reaches the caller of `generate` or `stream`.
         """
         key = object()
         with self._listening:

@@ -18,6 +18,7 @@ import numpy as np
 from ragspec.acceptance.base import Step
 from ragspec.errors import InputError
 from ragspec.reports.label import label_of
+from ragspec.reports.retrieval import Retrieval
 from ragspec.reports.sources import kept_of, sources_of
 
 STAGES = ("retrieve", "prefill", "draft", "verify", "commit", "host")
@@ -50,7 +51,8 @@ class Report:
     of the policy; budget_sizes: tree size -> number of steps. reason: why speculation gave
     no token, None where it did. rested: by source, for how many steps it was not asked, or told of
     none, and why. tv_excess: mean total variation per token that a relaxed rule may
-    have added; 0 under exact rules, None under rules that do not measure it.
+    have added; 0 under exact rules, None under rules that do not measure it. retrieval: the
+    searches of a text that looks passages up while it is written, None for any other.
     """
 
     tokens: int
@@ -80,6 +82,7 @@ class Report:
     tv_excess: float | None = None
     prefill_tokens: int = 1
     kept_tokens: int = 0
+    retrieval: Retrieval | None = None
 
     @property
     def forward_passes(self) -> int:
@@ -137,6 +140,7 @@ class Report:
             del facts[name]
         facts["budget_sizes"] = {str(size): n for size, n in sorted(self.budget_sizes.items())}
         facts["milliseconds"] = {k: round(v, 4) for k, v in self.milliseconds.items()}
+        facts["retrieval"] = None if self.retrieval is None else self.retrieval.to_dict()
         facts |= {name: getattr(self, name) for name in DERIVED}
         facts["speculative_decoding"] = self._vllm()
         return facts
@@ -151,6 +155,8 @@ class Report:
         known = {item.name: data[item.name] for item in fields(cls) if item.name in data}
         known["per_step_drafted"] = tuple(steps.get("per_step_drafted", ()))
         known["per_step_accepted"] = tuple(steps.get("per_step_accepted", ()))
+        if data.get("retrieval") is not None:
+            known["retrieval"] = Retrieval.from_dict(data["retrieval"])
         known["budget_sizes"] = {int(k): n for k, n in data.get("budget_sizes", {}).items()}
         try:
             return cls(**known)

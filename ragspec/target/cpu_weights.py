@@ -10,8 +10,6 @@ find them as they were.
 from __future__ import annotations
 
 import math
-import os
-import platform
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
@@ -23,9 +21,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ragspec.models.packed import MOST_SHARE, available, free_memory, halves, packed, product
 from ragspec.target.tree_attention import Configs, in_view, lease
 
-MOST_SHARE = 0.25  # of the memory that is free, for the second copy
 LEAST_WORK = 5 << 17  # multiplications in float32 below which a call costs more than it saves
 PACKED_FOR = 16  # positions of the forward that the layout is chosen for; it serves all
 
@@ -51,21 +49,6 @@ _borrowers: list[Packed] = []
 _lending = threading.Lock()  # not `_lock`: a forward must not wait while another model is packed
 
 
-def available() -> bool:
-    """Tell whether this machine's kernels take packed weights: oneDNN on x86."""
-    return (
-        platform.machine().lower() in ("x86_64", "amd64")
-        and bool(torch.backends.mkldnn.enabled)
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    )
-
-
-def halves() -> bool:
-    """Tell whether this CPU multiplies bfloat16 fast: without AVX-512 it is emulated."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
 def pack(model: nn.Module) -> list[nn.Linear]:
     """Bring the packs of a model up to date and return the modules that have one.
 
@@ -80,7 +63,7 @@ def pack(model: nn.Module) -> list[nn.Linear]:
         stale = [module for module in modules if not _is_fresh(module)]
         for module in stale:
             _packs.pop(id(module), None)
-        if stale and sum(module.weight.nbytes for module in stale) <= MOST_SHARE * _free_memory():
+        if stale and sum(module.weight.nbytes for module in stale) <= MOST_SHARE * free_memory():
             for module in stale:
                 _remember(module)
         return [module for module in modules if id(module) in _packs]
@@ -135,10 +118,7 @@ def forward(module: nn.Linear, states: torch.Tensor) -> torch.Tensor:
     pack = _packs.get(id(module))
     if pack is None or not in_view() or not _fits(pack, states):
         return functional.linear(states, module.weight, module.bias)
-    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-        states, pack.weight, module.bias, "none", [], ""
-    )
-    return out
+    return product(states, pack.weight, module.bias)
 
 
 def _is_lent(found: object) -> bool:
@@ -182,7 +162,7 @@ def _remember(module: nn.Linear) -> None:
     key, weight = id(module), module.weight.detach()
     weakref.finalize(module, _packs.pop, key, None).atexit = False
     _packs[key] = Pack(
-        torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR),
+        packed(weight, PACKED_FOR),
         weight.numel(),
         LEAST_WORK if weight.dtype == torch.float32 else 0,  # halves go through oneDNN anyway
         weight.dtype,
@@ -212,14 +192,3 @@ def _stride(rows: int, columns: int) -> int:
     while math.gcd(step, columns) > 1:
         step -= 1
     return step
-
-
-def _free_memory() -> int:
-    """Return the bytes that can be had without pushing anything out."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            found = dict(line.split(":", 1) for line in lines)
-        return int(found["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        pages = os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
-        return pages * os.sysconf("SC_PAGE_SIZE") // 2 if pages > 0 else 0

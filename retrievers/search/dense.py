@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from ragspec.errors import InputError, ModelError
 from ragspec.models.resolve import Origin, fingerprint, resolve_model
 from ragspec.retrievers.search.documents import Told
+from ragspec.retrievers.search.nearest import FLAT, Exact, Floats, Nearest, Numbers, build_nearest
 from ragspec.storage.manifest import sha256_file
-
-Floats = NDArray[np.float32]
 
 DEFAULT_EMBEDDER = "starter-embedder"
 BATCH = 256
@@ -204,12 +203,15 @@ def is_static(folder: Path) -> bool:
 
 
 class DenseIndex:
-    """Unit vectors f32 [P, dimensions] of P passages, searched exactly by one matrix product."""
+    """Unit vectors f32 [P, dimensions] of P passages.
 
-    def __init__(self, vectors: Floats, embedder: Embedder) -> None:
-        self.vectors = vectors
+    nearest: names the candidates of a search, which are then scored in float64; None: exactly.
+    """
+
+    def __init__(self, vectors: Floats, embedder: Embedder, nearest: Nearest | None = None) -> None:
+        self.vectors = np.ascontiguousarray(vectors)
         self.embedder = embedder
-        self._matrix = torch.from_numpy(np.ascontiguousarray(vectors))
+        self.nearest = nearest or Exact(self.vectors)
 
     @classmethod
     def build(
@@ -217,10 +219,15 @@ class DenseIndex:
         texts: Sequence[str],
         embedder: Embedder,
         *,
+        kind: str = FLAT,
         known: Mapping[str, Floats] = MappingProxyType({}),
         told: Told = lambda what, done, total: None,
     ) -> DenseIndex:
-        """Embed the passages' texts; known: vectors of texts that need not be embedded again."""
+        """Embed the passages' texts and index their vectors.
+
+        kind: one of `nearest.KINDS`. known: vectors of texts that need not be embedded again.
+        Raises InputError for another kind, and where faiss is missing that it needs.
+        """
         new = list(dict.fromkeys(text for text in texts if text not in known))
         made = dict(known)
         for start in range(0, len(new), ROUND):
@@ -229,7 +236,9 @@ class DenseIndex:
             made.update(zip(some, embedder.encode(some), strict=True))
         if not texts:
             return cls(embedder.encode([]), embedder)
-        return cls(np.stack([made[text] for text in texts]), embedder)
+        vectors = np.stack([made[text] for text in texts])
+        told("indexing vectors", 0, len(vectors))
+        return cls(vectors, embedder, build_nearest(vectors, kind))
 
     def search(self, query: str, k: int) -> list[tuple[int, float]]:
         """Return the k best (passage number, cosine), best first."""
@@ -237,12 +246,36 @@ class DenseIndex:
 
     def search_many(self, queries: Sequence[str], k: int) -> list[list[tuple[int, float]]]:
         """Return the k best (passage number, cosine) of each query, best first."""
-        vectors = torch.from_numpy(self.embedder.encode(queries, query=True))
-        if vectors.shape[1] != self._matrix.shape[1]:
+        return self.search_vectors(self.embed(queries), k)
+
+    def embed(self, queries: Sequence[str]) -> Floats:
+        """Return the vectors of queries f32 [Q, dimensions]; raises InputError for other sizes."""
+        vectors = self.embedder.encode(queries, query=True)
+        if vectors.shape[1] != self.vectors.shape[1]:
             raise InputError(
                 f"The embedder gives {vectors.shape[1]} dimensions, the index has "
-                f"{self._matrix.shape[1]}; use the embedder that the index was built with."
+                f"{self.vectors.shape[1]}; use the embedder that the index was built with."
             )
-        scores, found = (vectors @ self._matrix.T).topk(min(k, len(self._matrix)), dim=1)
-        rows = zip(found.tolist(), scores.tolist(), strict=True)
-        return [list(zip(numbers, values, strict=True)) for numbers, values in rows]
+        return vectors
+
+    def search_vectors(self, queries: Floats, k: int) -> list[list[tuple[int, float]]]:
+        """Return the k best (passage number, cosine) for each vector, best first.
+
+        All candidates are scored again, so an answer hangs neither on the other queries nor on k;
+        of equal scores the lower number comes first.
+        """
+        named = self.nearest.candidates(queries, k)
+        return [
+            self._best(query, numbers, k) for query, numbers in zip(queries, named, strict=True)
+        ]
+
+    def _best(self, query: Floats, numbers: Numbers, k: int) -> list[tuple[int, float]]:
+        scores = self.scores(query, numbers)
+        order = np.lexsort((numbers, -scores))[:k]
+        return list(zip(numbers[order].tolist(), scores[order].tolist(), strict=True))
+
+    def scores(self, query: Floats, numbers: Sequence[int] | Numbers) -> NDArray[np.float64]:
+        """Return the cosines of a vector with those of some passages, the same in any company."""
+        rows = self.vectors[np.asarray(numbers, np.int64)].astype(np.float64)
+        cosines: NDArray[np.float64] = (rows * query.astype(np.float64)).sum(axis=1)
+        return cosines

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -30,6 +30,14 @@ from ragspec.retrievers.search.fusion import (
     SearchMode,
     fuse_rankings,
 )
+from ragspec.retrievers.search.nearest import (
+    FLAT,
+    KINDS,
+    Approximate,
+    Exact,
+    Floats,
+    Nearest,
+)
 from ragspec.retrievers.search.passages import WORDS, Passage, split_documents
 from ragspec.retrievers.search.sparse import SparseIndex
 from ragspec.retrievers.search.support import Support
@@ -37,6 +45,16 @@ from ragspec.storage.manifest import Contents, Verify
 from ragspec.storage.store import OpenStore, is_store, open_store, publish
 
 KIND = "passages"
+NEAREST = "nearest.faiss"
+Ranked = tuple[int, float, dict[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A text that is searched for, embedded once; vector f32 [dimensions], None without dense."""
+
+    text: str
+    vector: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +111,7 @@ class PassageIndex:
         *,
         words: int = WORDS,
         embedder: str | Path | Embedder | None = DEFAULT_EMBEDDER,
+        dense: str = FLAT,
         sparse: bool = True,
         fusion: Fusion | None = None,
         paths: Iterable[str | os.PathLike[str]] = (),
@@ -101,21 +120,25 @@ class PassageIndex:
         """Cut documents into passages of about `words` words and index them.
 
         fusion: how both rankings are joined, None for what suits the embedder. embedder None
-        leaves dense search out, sparse=False leaves BM25 out. paths: what was read, recorded for
+        leaves dense search out, sparse=False leaves BM25 out. dense: "exact", or "hnsw" or "ivf",
+        approximate indexes of faiss for many passages. paths: what was read, recorded for
         `upkeep.refresh`. told: hears how far it is. Raises InputError where nothing is left to
         search with or to search in, and the errors of `load_embedder`.
         """
+        if dense not in KINDS:
+            raise InputError(f"dense is {dense!r}; expected one of {', '.join(KINDS)}.")
         documents = tuple(documents)
         passages = split_documents(documents, words)
         texts = [searched_text(documents[p.document], p) for p in passages]
-        dense = None
+        by_meaning = None
         if embedder is not None:
-            dense = DenseIndex.build(texts, load_embedder(embedder), told=told)
+            model = load_embedder(embedder)
+            by_meaning = DenseIndex.build(texts, model, kind=dense, told=told)
         told("indexing words", 0, len(texts))
         return cls(
             documents,
             passages,
-            dense=dense,
+            dense=by_meaning,
             sparse=SparseIndex.build(texts) if sparse and texts else None,
             fusion=fusion,
             origin=Origin(tuple(os.path.abspath(path) for path in paths), words=words),
@@ -135,7 +158,8 @@ class PassageIndex:
         if self.dense is not None:
             old = [searched_text(self.documents[p.document], p) for p in self.passages]
             known = dict(zip(old, self.dense.vectors, strict=True))
-            dense = DenseIndex.build(texts, self.dense.embedder, known=known, told=told)
+            model, kind = self.dense.embedder, self.dense.nearest.kind
+            dense = DenseIndex.build(texts, model, kind=kind, known=known, told=told)
         told("indexing words", 0, len(texts))
         sparse = SparseIndex.build(texts) if self.sparse is not None and texts else None
         return PassageIndex(
@@ -153,12 +177,64 @@ class PassageIndex:
         """Return the k best passages for a query; raises InputError for an empty query or k < 1."""
         if not query.strip():
             raise InputError("The query is empty; ask something.")
+        chosen = SearchMode(mode or self.mode)
+        ranked = self.ranked([self.query(query, chosen)], k, chosen)[0]
+        return [hit for _, hit in self.hits(ranked)]
+
+    def check(self, mode: SearchMode) -> None:
+        """Raise InputError where the index lacks a part that a mode needs."""
+        if mode is not SearchMode.SPARSE:
+            _ = self._dense
+        if mode is not SearchMode.DENSE:
+            _ = self._sparse
+
+    def query(self, text: str, mode: SearchMode) -> Query:
+        """Return a text ready to be searched for."""
+        if mode is SearchMode.SPARSE:
+            return Query(text)
+        return Query(text, self._dense.embed([text])[0])
+
+    def ranked(self, queries: Sequence[Query], k: int, mode: SearchMode) -> list[list[Ranked]]:
+        """Return the k best passages of each query as (number, score, rank in each list).
+
+        What is found for a query depends on no other query and on no larger k. Raises InputError
+        for k < 1, and where the index lacks a part that the mode needs.
+        """
         if k < 1:
             raise InputError(f"{k} passages were asked for, expected at least 1.")
-        ranked = fuse_rankings(self.rankings(query, k, SearchMode(mode or self.mode)), self.fusion)
+        depth = max(k, CANDIDATES) if mode is SearchMode.FUSED else k
+        lists: list[dict[str, Ranking]] = [{} for _ in queries]
+        if mode is not SearchMode.SPARSE:
+            vectors = [query.vector for query in queries if query.vector is not None]
+            for own, ranking in zip(
+                lists, self._dense.search_vectors(np.stack(vectors), depth), strict=True
+            ):
+                own["dense"] = ranking
+        if mode is not SearchMode.DENSE:
+            for own, query in zip(lists, queries, strict=True):
+                own["sparse"] = self._sparse.search(query.text, depth)
+        return [fuse_rankings(own, self.fusion)[:k] for own in lists]
+
+    def best_of(self, query: Query, numbers: Sequence[int], mode: SearchMode) -> int | None:
+        """Return the best of some passages (ascending numbers) by the scores of a search.
+
+        None where a search would find none of them.
+        """
+        own: dict[str, Ranking] = {}
+        if mode is not SearchMode.SPARSE and query.vector is not None:
+            own["dense"] = _ordered(numbers, self._dense.scores(query.vector, numbers).tolist())
+        if mode is not SearchMode.DENSE:
+            ranking = _ordered(numbers, self._sparse.scores(query.text, numbers))
+            own["sparse"] = [(number, score) for number, score in ranking if score > 0]
+        best = fuse_rankings(own, self.fusion)[:1]
+        return best[0][0] if best else None
+
+    def hits(self, ranked: Sequence[Ranked]) -> list[tuple[int, Hit]]:
+        """Return what was ranked, as (number, hit)."""
         return [
-            Hit(self.documents[self.passages[number].document], self.passages[number], score, ranks)
-            for number, score, ranks in ranked[:k]
+            (number, Hit(self.documents[passage.document], passage, score, ranks))
+            for number, score, ranks in ranked
+            for passage in (self.passages[number],)
         ]
 
     def support(self, query: str, hits: Sequence[Hit] | None = None) -> Support:
@@ -172,22 +248,18 @@ class PassageIndex:
             cosine = max((score for _, score in self.dense.search(query, 1)), default=0.0)
         return Support(coverage, cosine)
 
-    def rankings(self, query: str, k: int, mode: SearchMode) -> dict[str, Ranking]:
-        """Return the lists that a search of this mode joins."""
-        depth = max(k, CANDIDATES) if mode is SearchMode.FUSED else k
-        found: dict[str, Ranking] = {}
-        if mode is not SearchMode.SPARSE:
-            found["dense"] = self._part(self.dense, "dense").search(query, depth)
-        if mode is not SearchMode.DENSE:
-            found["sparse"] = self._part(self.sparse, "sparse").search(query, depth)
-        return found
+    @property
+    def _dense(self) -> DenseIndex:
+        return self.dense or self._lacks("dense")
 
-    def _part(self, part: Any, name: str) -> Any:
-        if part is None:
-            raise InputError(
-                f"This index has no {name} part; build it with one, or search {self.mode}."
-            )
-        return part
+    @property
+    def _sparse(self) -> SparseIndex:
+        return self.sparse or self._lacks("sparse")
+
+    def _lacks(self, name: str) -> NoReturn:
+        raise InputError(
+            f"This index has no {name} part; build it with one, or search {self.mode}."
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the index to a folder, as a whole or not at all; raises StoreError."""
@@ -206,6 +278,7 @@ class PassageIndex:
             "documents": len(self.documents),
             "passages": len(self.passages),
             "embedder": self.dense.embedder.name if self.dense else None,
+            "dense": _described(self.dense),
             "sparse": self.sparse is not None,
             "fusion": asdict(self.fusion),
             "origin": asdict(self.origin),
@@ -221,6 +294,8 @@ class PassageIndex:
         write_lines(folder / "titles.jsonl", [passage.title for passage in self.passages])
         if self.dense is not None:
             np.save(folder / "vectors.npy", self.dense.vectors, allow_pickle=False)
+            if isinstance(self.dense.nearest, Approximate):
+                self.dense.nearest.save(folder / NEAREST)
         if self.sparse is not None:
             self.sparse.save(folder / "sparse")
 
@@ -260,10 +335,37 @@ class PassageIndex:
         if parameters["embedder"] is not None:
             model = load_embedder(embedder or parameters["embedder"])
             store.expect("embedder", model.fingerprint)
-            dense = DenseIndex(np.load(store.file("vectors.npy"), allow_pickle=False), model)
+            vectors = np.load(store.file("vectors.npy"), allow_pickle=False)
+            dense = DenseIndex(vectors, model, _nearest(store, vectors))
         sparse = SparseIndex.load(store.path / "sparse") if parameters["sparse"] else None
         origin = Origin.of(parameters.get("origin", {}))
         return cls(documents, passages, dense=dense, sparse=sparse, fusion=fusion, origin=origin)
+
+
+def _described(dense: DenseIndex | None) -> dict[str, Any] | None:
+    """Return what a manifest says of the index over the vectors."""
+    if dense is None:
+        return None
+    return {"kind": dense.nearest.kind, **dense.nearest.parameters}
+
+
+def _nearest(store: OpenStore, vectors: Floats) -> Nearest:
+    """Return the index over the vectors of a store; those of before are searched exactly."""
+    said = dict(store.manifest.parameters.get("dense") or {"kind": FLAT})
+    kind = said.pop("kind")
+    if kind not in KINDS:
+        raise StoreError(
+            f"{store.path} has a dense index of kind {kind!r}, expected one of {', '.join(KINDS)}; "
+            "it may be of a later ragspec. Build it again."
+        )
+    if kind == FLAT:
+        return Exact(np.ascontiguousarray(vectors))
+    return Approximate.load(store.file(NEAREST), kind, said, vectors)
+
+
+def _ordered(numbers: Sequence[int], scores: Sequence[float]) -> Ranking:
+    """Return numbers with their scores, best first, of equal ones the lower number."""
+    return sorted(zip(numbers, scores, strict=True), key=lambda pair: (-pair[1], pair[0]))
 
 
 def open_index(path: Path, verify: Verify) -> OpenStore:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 WORD = re.compile(r"[^\W_]+")
 _STOP_WORDS = (
@@ -38,6 +39,15 @@ def stem(word: str) -> str:
     return word
 
 
+def largest(scores: NDArray[Any], k: int) -> NDArray[np.int64]:
+    """Return the places of the k largest of scores [P], best first; of equal ones the earlier."""
+    k = min(k, len(scores))
+    least = np.partition(scores, len(scores) - k)[len(scores) - k]
+    above = np.flatnonzero(scores > least)
+    best = np.concatenate([above, np.flatnonzero(scores == least)[: k - len(above)]])
+    return best[np.lexsort((best, -scores[best]))]
+
+
 class SparseIndex:
     """BM25 scores of every word in every passage, looked up for the words of a query."""
 
@@ -62,10 +72,24 @@ class SparseIndex:
         if not words:
             return []
         scores = self._scorer.get_scores(words)
-        k = min(k, len(scores))
-        best = np.argpartition(-scores, k - 1)[:k]
-        best = best[np.lexsort((best, -scores[best]))]
+        best = largest(scores, k)
         return [(int(number), float(scores[number])) for number in best if scores[number] > 0]
+
+    def scores(self, query: str, numbers: Sequence[int]) -> list[float]:
+        """Return the scores of some passages (ascending numbers), bit for bit those of `search`."""
+        wanted, known = np.asarray(numbers, np.int64), self._scorer.vocab_dict
+        total = np.zeros(len(wanted), np.float32)
+        parts = self._scorer.scores
+        for word in words_of(query):
+            number = known.get(word)
+            if number is None:
+                continue
+            have = slice(parts["indptr"][number], parts["indptr"][number + 1])
+            passages, added = parts["indices"][have], parts["data"][have]
+            places = np.minimum(np.searchsorted(passages, wanted), max(len(passages) - 1, 0))
+            found = passages[places] == wanted if len(passages) else np.zeros(len(wanted), bool)
+            total[found] += added[places[found]]
+        return [float(score) for score in total]
 
     def coverage(self, query: str, texts: Sequence[str]) -> float:
         """Return the share of the query's words, by rarity, that the best of some texts has.

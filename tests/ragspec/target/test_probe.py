@@ -13,8 +13,9 @@ import torch
 
 import ragspec.target.causal as target_module
 from ragspec.errors import UnsupportedModelError
+from ragspec.models.packed import available
 from ragspec.target.causal import CausalTarget
-from ragspec.target.cpu_weights import available, lend
+from ragspec.target.cpu_weights import lend
 from ragspec.target.kv_cache import SlotCache
 from ragspec.target.path_rows import PathTarget
 from ragspec.target.probe import cached, probe, probe_target

@@ -16,9 +16,9 @@ import pytest
 
 from ragspec.errors import DocumentError, InputError, StoreError
 from ragspec.pipelines.docqa.docqa import DocQA
-from ragspec.retrievers.search import dense
 from ragspec.retrievers.search.dense import StaticEmbedder
 from ragspec.retrievers.search.documents import Document
+from ragspec.retrievers.search.nearest import Floats
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.search.upkeep import add, described, refresh, remove
 from tests.support.toy_embedder import make_embedder
@@ -108,7 +108,7 @@ def test_only_what_is_new_is_embedded_and_nothing_is_written_where_nothing_chang
     embedded: list[str] = []
     encode = StaticEmbedder.encode
 
-    def counted(self: StaticEmbedder, texts: Sequence[str], *, query: bool = False) -> dense.Floats:
+    def counted(self: StaticEmbedder, texts: Sequence[str], *, query: bool = False) -> Floats:
         embedded.extend(texts)
         return encode(self, texts, query=query)
 
@@ -192,7 +192,8 @@ def test_progress_is_told_with_counts(folder: Path, embedder: Path, tmp_path: Pa
     hear: Callable[[str, int, int], None] = lambda *given: told.append(given)  # noqa: E731
     DocQA.from_documents(folder, embedder=embedder, told=hear).save(tmp_path / "idx")
     assert ("reading documents", 5, 6) in told
-    assert [what for what, _, _ in told][-2:] == ["embedding passages", "indexing words"]
+    last = [what for what, _, _ in told][-3:]
+    assert last == ["embedding passages", "indexing vectors", "indexing words"]
     assert all(done <= total for _, done, total in told)
 
 

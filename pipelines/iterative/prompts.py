@@ -1,0 +1,78 @@
+"""The prompts of one question over one passage each, whose beginning is the passage's alone.
+
+What stands before the question depends on the passage and on no question, and is tokenised apart:
+so its keys and values serve every question that meets the passage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ragspec.drafters.base import SourceText
+from ragspec.pipelines.docqa.prompt import (
+    Prompt,
+    Span,
+    disarm,
+    laid_out,
+    passages_of,
+    placed,
+    special_of,
+)
+from ragspec.pipelines.docqa.wording import Wording
+from ragspec.retrievers.search.fusion import Hit
+from ragspec.retrievers.speculation.passages import Found
+
+
+@dataclass(frozen=True, slots=True)
+class StridePrompt:
+    """A question over a passage: ids [T], of which the first `prefix` are the passage's alone."""
+
+    text: str
+    ids: tuple[int, ...]
+    prefix: int
+    spans: tuple[Span, ...]
+    layout: tuple[SourceText, ...]
+
+
+@dataclass(slots=True)
+class StridePrompts:
+    """Writes each passage's prompt once for a question. seen: the prompts by passage."""
+
+    tokenizer: Any
+    question: str
+    wording: Wording
+    seen: dict[Found, StridePrompt] = field(default_factory=dict)
+
+    def of(self, found: Found) -> StridePrompt:
+        """Return the prompt over a passage."""
+        if found not in self.seen:
+            self.seen[found] = self._write(found.hit)
+        return self.seen[found]
+
+    def words(self, written: Sequence[int], count: int) -> str:
+        """Return the last `count` tokens of question and text, as text; never blank."""
+        ids = [*self._ids(self.question), *written][-count:]
+        text = str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        return text if text.strip() else self.question
+
+    def _write(self, hit: Hit) -> StridePrompt:
+        special = special_of(self.tokenizer)
+        passages = passages_of([hit], special)
+        text = self.wording.write(self.tokenizer, disarm(self.question, special), passages)
+        at = text.find("\n" + passages[0][1])
+        end = at + 1 + len(passages[0][1]) if at >= 0 else 0
+        if not end:  # a template that changed the passage: all of it is read as one
+            whole = placed(self.tokenizer, text, [hit])
+            return StridePrompt(text, whole.token_ids, 0, whole.spans, self._layout(whole))
+        prefix = placed(self.tokenizer, text[:end], [hit])
+        ids = (*prefix.token_ids, *self._ids(text[end:]))
+        layout = self._layout(Prompt(text, ids, (hit,), (), ()))
+        return StridePrompt(text, ids, len(prefix.token_ids), prefix.spans, layout)
+
+    def _layout(self, prompt: Prompt) -> tuple[SourceText, ...]:
+        return laid_out(self.tokenizer, prompt, self.wording).layout
+
+    def _ids(self, text: str) -> list[int]:
+        return [int(i) for i in self.tokenizer(text, add_special_tokens=False)["input_ids"]]

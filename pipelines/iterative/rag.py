@@ -1,0 +1,276 @@
+"""Iterative RAG: the passage in the prompt is looked up anew every few tokens of the answer.
+
+In-context RALM (Ram et al. 2023, arXiv 2302.00083): the last tokens of question and answer are the
+query, and the best passage takes the place of the one before. Asking the index so often is what
+speculation hides (RaLMSpec, arXiv 2401.14021; see `retrievers.speculation.loop`): the text stays
+that of asking it every time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ragspec.engine.kept import KeptContext
+from ragspec.engine.options import refuse_unknown
+from ragspec.engine.output import Generation
+from ragspec.errors import InputError
+from ragspec.pipelines.docqa.citations import cite
+from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer
+from ragspec.pipelines.docqa.prompt import Prompt
+from ragspec.pipelines.docqa.wording import Wording, suited, wording
+from ragspec.pipelines.iterative.prompts import StridePrompts
+from ragspec.reports.join import joined
+from ragspec.retrievers.search.fusion import (
+    Retriever,
+    SearchFunction,
+    SearchMode,
+    as_retriever,
+)
+from ragspec.retrievers.search.passage_index import PassageIndex
+from ragspec.retrievers.speculation.loop import Searcher, SpeculativeRetrieval
+from ragspec.retrievers.speculation.passages import Found, IndexSearcher, RetrieverSearcher
+from ragspec.retrievers.speculation.schedule import MOST, Schedule
+from ragspec.sampling.noise import fresh_seed
+from ragspec.sampling.repetition import EndRepetition
+from ragspec.sampling.settings import Sampling
+
+if TYPE_CHECKING:
+    from ragspec.engine.engine import Engine
+
+EVERY, QUERY_TOKENS, PREFETCH = 4, 32, 20
+
+
+@dataclass(frozen=True, slots=True)
+class Stride:
+    """Some tokens of an answer, and the generation that ends with them."""
+
+    tokens: tuple[int, ...]
+    generation: Generation
+
+
+class IterativeRag:
+    """Answers questions over a passage that is looked up anew every few tokens.
+
+    retriever: a `PassageIndex`, any `Retriever`, or a bare function as `DocQA` takes it. every:
+    tokens between two searches. query_tokens: of question and answer, that make a query. search:
+    "dense", "sparse" or "fused", None for the best that the index can do. speculate: "auto", "off",
+    or a number of strides that are written on guesses; it changes the time and never the text.
+    prefetch: passages that a search brings for later guesses. overlap: whether the next stride is
+    written while a search runs, None for where it pays. prompt, system: see `DocQA.ask`. What is
+    learned about times and guesses serves the next question. Raises InputError.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        retriever: Retriever | SearchFunction,
+        *,
+        every: int = EVERY,
+        query_tokens: int = QUERY_TOKENS,
+        search: SearchMode | str | None = None,
+        speculate: str | int = "auto",
+        prefetch: int = PREFETCH,
+        overlap: bool | None = None,
+        prompt: str | Path | Wording | None = None,
+        system: str | None = None,
+    ) -> None:
+        if engine.tokenizer is None:
+            raise InputError("The engine has no tokenizer; questions over documents need one.")
+        for name, value in (("every", every), ("query_tokens", query_tokens)):
+            if value < 1:
+                raise InputError(f"{name} is {value}; expected at least 1 token.")
+        self.engine = engine
+        self.retriever = as_retriever(retriever)
+        self.every = every
+        self.query_tokens = query_tokens
+        self.mode = self._mode(search)
+        self.schedule = _schedule(speculate, overlap)
+        self.prefetch = 1 if speculate == "off" else max(1, prefetch)
+        self.wording = wording(suited(engine.tokenizer) if prompt is None else prompt, system)
+
+    def _mode(self, search: SearchMode | str | None) -> SearchMode:
+        """Return how the index is searched; raises InputError where it cannot be."""
+        if not isinstance(self.retriever, PassageIndex):
+            if search is not None:
+                raise InputError(
+                    f"got search={search!r} with a {type(self.retriever).__name__}, which searches "
+                    "in its own way; expected none. It is for a PassageIndex."
+                )
+            return SearchMode.FUSED
+        known = [mode.value for mode in SearchMode]
+        if search is not None and search not in known:
+            raise InputError(f"search is {search!r}; expected one of {', '.join(known)}.")
+        mode = SearchMode(search or self.retriever.mode)
+        self.retriever.check(mode)
+        return mode
+
+    def ask(
+        self,
+        question: str,
+        sampling: Sampling | None = None,
+        *,
+        max_new_tokens: int = NEW_TOKENS,
+        stream: Callable[[str], None] | None = None,
+        **options: Any,
+    ) -> Answer:
+        """Answer a question; `passages` has one for each stride, `report.retrieval` the searches.
+
+        stream: called with text that will not be taken back; an interrupt then ends the text and
+        keeps what was written. options: further arguments of `Engine.generate`. Raises InputError
+        for an empty question, n > 1 or where nothing is found, PromptTooLongError where a passage
+        does not fit the context, and what the retriever raises.
+        """
+        refuse_unknown(options)
+        sampling = _seeded(sampling or Sampling())
+        if not isinstance(question, str) or not question.strip():
+            raise InputError(f"The question is empty or no text ({question!r}); ask something.")
+        began = time.perf_counter()
+        prompts = StridePrompts(self.engine.tokenizer, " ".join(question.split()), self.wording)
+        options = {"stop": self.wording.stop, **options, "max_new_tokens": max_new_tokens}
+        shown = Shown(stream, options["stop"])
+        loop = SpeculativeRetrieval(
+            Writer(self, prompts, sampling, options),
+            self._searcher(prompts),
+            self.schedule,
+            prefetch=self.prefetch,
+            kept=shown.push,
+        )
+        try:
+            loop.run()
+        except KeyboardInterrupt:
+            if stream is None or not loop.cut():
+                raise
+        shown.end()
+        return self._answer(question, prompts, loop, time.perf_counter() - began)
+
+    def _searcher(self, prompts: StridePrompts) -> Searcher[Any, Found, Stride]:
+        def words(before: Sequence[Stride]) -> str:
+            return prompts.words(_tokens(before), self.query_tokens)
+
+        if isinstance(self.retriever, PassageIndex):
+            return IndexSearcher(self.retriever, words, self.mode)
+        return RetrieverSearcher(self.retriever, words)
+
+    def _answer(
+        self,
+        question: str,
+        prompts: StridePrompts,
+        loop: SpeculativeRetrieval[Any, Found, Stride],
+        seconds: float,
+    ) -> Answer:
+        strides, last = loop.strides, loop.strides[-1].generation
+        hits = tuple(found.hit for found in loop.answers)
+        final = prompts.of(loop.answers[-1])
+        prompt = Prompt(final.text, final.ids, hits, (), ())
+        report = joined([each.generation.report for each in strides], last.tokens, seconds)
+        searching = sum(e.milliseconds for e in loop.report.events if e.what in ("search", "guess"))
+        report = replace(
+            report,
+            retrieval=loop.report,
+            milliseconds={**report.milliseconds, "retrieve": searching},
+        )
+        evidence, short = self.wording.parts(last.text)
+        return Answer(
+            question=question,
+            text=last.text,
+            evidence=last.text[slice(*evidence)] if evidence else "",
+            short=last.text[slice(*short)] if short else "",
+            citations=tuple(cite(last.text, prompt, (), lambda tokens: "", short)),
+            passages=hits,
+            report=report,
+            label=last.label,
+            generation=replace(
+                last,
+                report=report,
+                steps=[step for each in strides for step in each.generation.steps],
+                logprobs=_logprobs(strides),
+            ),
+            prompt=prompt,
+        )
+
+
+@dataclass(slots=True)
+class Writer:
+    """Writes the strides of one answer over one cache."""
+
+    rag: IterativeRag
+    prompts: StridePrompts
+    sampling: Sampling
+    options: dict[str, Any]
+    kept: KeptContext = field(default_factory=KeptContext)
+
+    def write(self, answer: Found, before: Sequence[Stride]) -> tuple[Stride, bool]:
+        """Return the next stride over a passage, and whether the answer ends with it."""
+        prompt, written = self.prompts.of(answer), _tokens(before)
+        options = {
+            "stopping_criteria": [EndRepetition(len(prompt.ids))],
+            **self.options,
+            "spans": prompt.spans,
+            "texts": (*prompt.layout, *self.options.get("texts", ())),
+            "kept": self.kept,
+            "written": written,
+            "pause": self.rag.every,
+        }
+        generation = self.rag.engine.generate(list(prompt.ids), self.sampling, **options)
+        stride = Stride(tuple(generation.tokens[len(written) :]), generation)
+        return stride, generation.finish_reason != "paused"
+
+
+@dataclass(slots=True)
+class Shown:
+    """Hands on text that stays, but for what may be the beginning of a stop string."""
+
+    stream: Callable[[str], None] | None
+    stops: Sequence[str] | str
+    text: str = ""
+    given: int = 0
+
+    def push(self, stride: Stride) -> None:
+        """Take a stride that will not be taken back."""
+        self.text = stride.generation.text
+        ends = stride.generation.finish_reason != "paused"
+        stops = (self.stops,) if isinstance(self.stops, str) else self.stops
+        held = 0 if ends else max((len(stop) for stop in stops), default=1) - 1
+        self._give(len(self.text) if ends else len(self.text.rstrip("�")) - held)
+
+    def end(self) -> None:
+        """Hand on what was held back."""
+        self._give(len(self.text))
+
+    def _give(self, end: int) -> None:
+        if self.stream is not None and end > self.given:
+            self.stream(self.text[self.given : end])
+            self.given = end
+
+
+def _tokens(strides: Sequence[Stride]) -> list[int]:
+    return [token for stride in strides for token in stride.tokens]
+
+
+def _logprobs(strides: Sequence[Stride]) -> list[Any] | None:
+    kept = [stride.generation.logprobs for stride in strides]
+    return None if kept[0] is None else [item for each in kept for item in each or ()]
+
+
+def _seeded(sampling: Sampling) -> Sampling:
+    """Return the sampling of one text with a seed of its own, for all strides share their noise."""
+    if sampling.n != 1:
+        raise InputError(f"ask() gives one answer, got n={sampling.n}; use Engine.generate.")
+    return sampling if sampling.seed is not None else replace(sampling, seed=fresh_seed())
+
+
+def _schedule(speculate: str | int, overlap: bool | None) -> Schedule:
+    """Return how many strides are written on guesses; raises InputError."""
+    if speculate == "off":
+        return Schedule(fixed=1, overlap=False)
+    if speculate == "auto":
+        return Schedule(overlap=overlap)
+    if isinstance(speculate, int) and not isinstance(speculate, bool) and 1 <= speculate <= MOST:
+        return Schedule(fixed=speculate, overlap=overlap)
+    raise InputError(
+        f"speculate is {speculate!r}; expected 'auto', 'off', or strides from 1 to {MOST}."
+    )

@@ -1,0 +1,236 @@
+"""The nearest of many vectors: exactly, or by an approximate index of faiss.
+
+Both only name candidates; `DenseIndex` scores them again by one routine in float64, so that what is
+found hangs neither on how many queries were asked at once nor on threads or kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ragspec.errors import InputError, StoreError
+from ragspec.models.packed import MOST_SHARE, available, free_memory, halves, packed, product
+from ragspec.registry import for_extra
+
+Floats = NDArray[np.float32]
+Numbers = NDArray[np.int64]
+
+PACKED_FOR = 8  # queries that the packed copy is laid out for; it serves any number
+BLOCK = 1 << 15  # vectors of one product
+LEAST_HALVES = 1 << 14  # vectors from which on a copy in bfloat16 is worth its memory
+GROUP = 512  # scores of which the largest stands for all when a threshold is looked for
+NARROW = 4096  # candidates above which float32 narrows them further
+# Rounding of products of unit vectors: inputs to 8 bits and once more the result; sums in float32.
+HALF_ERROR = 2.0**-8 + 2.0**-9 + 2.0**-16
+FLAT, KINDS = "exact", ("exact", "hnsw", "ivf")
+SEARCHED = 128  # candidates that an approximate index looks at, at least, whatever k is
+HNSW_LINKS, HNSW_BUILT = 32, 200
+IVF_SHARE = 16  # one list in so many is searched
+IVF_TRAINED = 64  # vectors for each list that the lists are learned from
+SEED = 1234
+
+
+class Nearest(Protocol):
+    """Names candidates for searches: the vectors of the largest inner products, and some more."""
+
+    @property
+    def kind(self) -> str:
+        """One of KINDS."""
+        ...
+
+    @property
+    def parameters(self) -> Mapping[str, int]:
+        """What it was built with and searches with."""
+        ...
+
+    def candidates(self, queries: Floats, k: int) -> list[Numbers]:
+        """Return positions for each query f32 [Q, dimensions], the k nearest among them."""
+        ...
+
+
+class Exact:
+    """All inner products: candidates are whatever may be among the k largest, by an error bound.
+
+    A pass over all vectors in lower precision gives scores that are off by at most e; the k-th
+    largest of them less 2 e bounds what can be among the k best from below. On CPUs that multiply
+    bfloat16 a packed copy in it (half the memory of the vectors) is read in half the time, and
+    eight queries take hardly longer than one; elsewhere float32 does the same.
+    """
+
+    kind = FLAT
+    parameters: Mapping[str, int] = MappingProxyType({})
+
+    def __init__(self, vectors: Floats) -> None:
+        self._vectors = torch.from_numpy(vectors)
+        self._packed: list[torch.Tensor] | None = None
+        norms = (float(block.norm(dim=1).max()) for block in self._blocks() if len(block))
+        self._longest = max(norms, default=0.0)
+
+    def candidates(self, queries: Floats, k: int) -> list[Numbers]:
+        """Return the positions that may be among the k best of each query."""
+        wanted = torch.from_numpy(np.ascontiguousarray(queries))
+        if not len(self._vectors):
+            return [np.zeros(0, np.int64) for _ in queries]
+        if self._uses_halves():
+            scores, error = self._halves(wanted), HALF_ERROR
+        else:
+            scores, error = self._floats(wanted), self._float_error
+        lengths = wanted.norm(dim=1).tolist()
+        return [
+            self._narrowed(query, _above(own, k, 2.0 * error * length * self._longest), k)
+            for own, query, length in zip(scores, wanted, lengths, strict=True)
+        ]
+
+    @property
+    def _float_error(self) -> float:
+        return (self._vectors.shape[1] + 2) * 2.0**-24
+
+    def _blocks(self) -> Iterator[torch.Tensor]:
+        for start in range(0, len(self._vectors), BLOCK):
+            yield self._vectors[start : start + BLOCK]
+
+    def _floats(self, queries: torch.Tensor) -> torch.Tensor:
+        """Return all products f32 [Q, P]. The vectors stand left: BLAS is twice as fast so."""
+        # And two queries take less time than one, which would be a product with a vector.
+        wanted = queries if len(queries) > 1 else queries.repeat(2, 1)
+        return torch.cat([block @ wanted.T for block in self._blocks()]).T[: len(queries)]
+
+    def _uses_halves(self) -> bool:
+        """Tell whether the copy in bfloat16 is there, made at the first search with room for it."""
+        if self._packed is None:
+            room = self._vectors.numel() * 2 <= MOST_SHARE * free_memory()
+            wanted = len(self._vectors) >= LEAST_HALVES and available() and halves()
+            self._packed = [
+                packed(block.bfloat16(), PACKED_FOR)
+                for block in (self._blocks() if wanted and room else ())
+            ]
+        return bool(self._packed)
+
+    def _halves(self, queries: torch.Tensor) -> torch.Tensor:
+        """Return all products bf16 [Q, P]."""
+        rounded = queries.bfloat16()
+        return torch.cat([product(rounded, block) for block in self._packed or ()], dim=1)
+
+    def _narrowed(self, query: torch.Tensor, numbers: torch.Tensor, k: int) -> Numbers:
+        """Return fewer of many candidates, by products in float32."""
+        if len(numbers) > NARROW:
+            parts = [self._vectors[part] @ query for part in torch.split(numbers, BLOCK)]
+            slack = 2.0 * self._float_error * float(query.norm()) * self._longest
+            numbers = numbers[_above(torch.cat(parts), k, slack)]
+        return np.asarray(numbers.numpy(), np.int64)
+
+
+def _above(scores: torch.Tensor, k: int, slack: float) -> torch.Tensor:
+    """Return the places of scores [P] of at least the k-th largest less the slack, and maybe more.
+
+    Of groups of scores the k-th largest maximum bounds the k-th largest score from below, and only
+    groups whose maximum comes so far are looked into.
+    """
+    whole = len(scores) // GROUP * GROUP
+    if k > whole // GROUP:
+        least = float(scores.float().topk(min(k, len(scores))).values[-1]) - slack
+        return (scores.float() >= least).nonzero()[:, 0]
+    groups = scores[:whole].view(-1, GROUP)
+    largest = groups.amax(1).float()
+    least = float(largest.topk(k).values[-1]) - slack
+    chosen = (largest >= least).nonzero()[:, 0]
+    row, column = (groups[chosen].float() >= least).nonzero(as_tuple=True)
+    rest = (scores[whole:].float() >= least).nonzero()[:, 0] + whole
+    return torch.cat([chosen[row] * GROUP + column, rest])
+
+
+class Approximate:
+    """An index of faiss over the same vectors: HNSW (a graph) or IVF (lists around centres).
+
+    It looks at the same vectors for every k up to SEARCHED, so a larger k moves no answer.
+    """
+
+    def __init__(self, kind: str, index: Any, parameters: Mapping[str, int]) -> None:
+        self.kind = kind
+        self.parameters = MappingProxyType(dict(parameters))
+        self._index = index
+
+    @classmethod
+    def build(cls, vectors: Floats, kind: str) -> Self:
+        """Index vectors; raises MissingExtraError where faiss is missing."""
+        faiss = _faiss()
+        count, width = vectors.shape
+        if kind == "hnsw":
+            index = faiss.IndexHNSWFlat(width, HNSW_LINKS, faiss.METRIC_INNER_PRODUCT)
+            index.hnsw.efConstruction = HNSW_BUILT
+            parameters = {"links": HNSW_LINKS, "built": HNSW_BUILT, "searched": SEARCHED}
+        else:
+            lists = max(1, min(round(4 * math.sqrt(count)), count // 4))
+            centres = faiss.IndexFlatIP(width)
+            index = faiss.IndexIVFFlat(centres, width, lists, faiss.METRIC_INNER_PRODUCT)
+            index.own_fields = True
+            centres.this.disown()
+            index.cp.seed = SEED
+            index.cp.min_points_per_centroid = 1  # no remark on small collections
+            index.train(_sample(vectors, lists * IVF_TRAINED))
+            parameters = {"lists": lists, "searched": max(1, lists // IVF_SHARE), "seed": SEED}
+        index.add(vectors)
+        return cls(kind, index, parameters)
+
+    def candidates(self, queries: Floats, k: int) -> list[Numbers]:
+        """Return the positions that the index finds; fewer where it reaches fewer."""
+        faiss, most = _faiss(), max(k, SEARCHED)
+        if self.kind == "hnsw":
+            options = faiss.SearchParametersHNSW(efSearch=most)
+        else:
+            options = faiss.SearchParametersIVF(nprobe=self.parameters["searched"])
+        _, found = self._index.search(queries, min(most, self._index.ntotal), params=options)
+        return [row[row >= 0] for row in found]
+
+    def save(self, path: Path) -> None:
+        """Write the index to a file."""
+        _faiss().write_index(self._index, str(path))
+
+    @classmethod
+    def load(cls, path: Path, kind: str, parameters: Mapping[str, int], vectors: Floats) -> Self:
+        """Read what `save` wrote over these vectors; raises StoreError for anything else."""
+        faiss = _faiss()
+        try:
+            index = faiss.read_index(str(path))
+        except RuntimeError as error:
+            raise StoreError(
+                f"{path.name} cannot be read by faiss ({error}); build the index again."
+            ) from error
+        if (index.ntotal, index.d) != vectors.shape:
+            raise StoreError(
+                f"{path.name} has {index.ntotal} vectors of {index.d} dimensions, expected "
+                f"{vectors.shape[0]} of {vectors.shape[1]}; build the index again."
+            )
+        return cls(kind, index, parameters)
+
+
+def build_nearest(vectors: Floats, kind: str) -> Nearest:
+    """Return what searches vectors, by its kind; raises InputError for an unknown one."""
+    if kind not in KINDS:
+        raise InputError(f"dense is {kind!r}; expected one of {', '.join(KINDS)}.")
+    return Exact(vectors) if kind == FLAT else Approximate.build(vectors, kind)
+
+
+def _faiss() -> Any:
+    """Import faiss; raises MissingExtraError where it is missing."""
+    try:
+        import faiss
+    except ModuleNotFoundError as error:
+        raise for_extra(error) from error
+    return faiss
+
+
+def _sample(vectors: Floats, most: int) -> Floats:
+    """Return some of the vectors, always the same ones."""
+    if len(vectors) <= most:
+        return vectors
+    chosen = np.random.default_rng(SEED).choice(len(vectors), most, replace=False)
+    return vectors[np.sort(chosen)]

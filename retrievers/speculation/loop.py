@@ -1,0 +1,241 @@
+"""Speculative retrieval: text is written on guesses of what a search would find, then checked.
+
+RaLMSpec (Zhang et al. 2024, arXiv 2401.14021, algorithm 1). Text is written in strides, each over
+what the search finds for the text before it. Instead of waiting for the search, the writer goes on
+over the best of what earlier searches found; after some strides all their queries are searched at
+once, and the text goes back to the first stride that stood on a wrong guess. So a stride is kept
+only where its answer is the one that the search gives for a query of kept text alone: the text is
+that of a search before every stride, whatever is guessed.
+
+This file knows no model, no index and no text: a `Writer` writes and a `Searcher` searches. Where
+we deviate: how many strides and whether the search overlaps them, see `schedule`; a stride that
+ends the text is checked like any other; a query that finds nothing leaves the answer as it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from ragspec.errors import InputError
+from ragspec.reports.retrieval import Event, Retrieval
+from ragspec.retrievers.speculation.schedule import Plan, Schedule
+
+Query = TypeVar("Query")
+Found = TypeVar("Found", bound=Hashable)
+Written = TypeVar("Written")
+Answer = TypeVar("Answer", contravariant=True)
+Text = TypeVar("Text", contravariant=True)
+
+
+class Writer(Protocol[Answer, Written]):
+    """Writes a text stride by stride: a function of the answer and the text before, no more."""
+
+    def write(self, answer: Answer, before: Sequence[Written]) -> tuple[Written, bool]:
+        """Return the next stride over an answer, and whether the text ends with it.
+
+        before: the strides of the text so far, of which later ones may have been taken back.
+        """
+        ...
+
+
+class Searcher(Protocol[Query, Found, Text]):
+    """Finds answers for queries; whatever it finds depends on the query alone."""
+
+    def query(self, before: Sequence[Text]) -> Query:
+        """Return what to search for after these strides."""
+        ...
+
+    def search(self, queries: Sequence[Query], k: int) -> list[list[Found]]:
+        """Return at most k answers to each query, best first; equal ones compare equal."""
+        ...
+
+    def guess(self, query: Query, known: Sequence[Found]) -> Found | None:
+        """Return the best of the known answers, None where none is any good."""
+        ...
+
+
+@dataclass(slots=True)
+class Guess(Generic[Query, Found]):
+    """A stride's query, asked after `end` strides of the text, and the answer that was guessed."""
+
+    end: int
+    query: Query
+    answer: Found
+
+
+@dataclass(slots=True)
+class SpeculativeRetrieval(Generic[Query, Found, Written]):
+    """One text on its way.
+
+    prefetch: answers that each search brings for later guesses. kept: called with every stride that
+    has become part of the text.
+    """
+
+    writer: Writer[Found, Written]
+    searcher: Searcher[Query, Found, Written]
+    schedule: Schedule
+    prefetch: int = 20
+    kept: Callable[[Written], None] = lambda stride: None
+    report: Retrieval = field(default_factory=Retrieval)
+    strides: list[Written] = field(default_factory=list)
+    answers: list[Found] = field(default_factory=list)
+    _known: dict[Found, None] = field(default_factory=dict)
+    _began: float = field(default_factory=time.perf_counter)
+    _told: int = 0
+    _plans: list[Plan] = field(default_factory=list)
+
+    def run(self) -> list[Written]:
+        """Write the text to its end and return its strides; `answers` has one for each of them.
+
+        Raises InputError where the first search finds nothing, and whatever writer and searcher
+        raise.
+        """
+        found = self._search([self.searcher.query(())])[0]
+        if not found:
+            raise InputError("The search found nothing for the question; put it in other words.")
+        with ThreadPoolExecutor(1, "ragspec-search") as worker:
+            answer, ahead = found[0], None
+            while True:
+                answer, ahead, ended = self._round(answer, ahead, worker)
+                self._tell(len(self.strides))
+                if ended:
+                    break
+        self._settle()
+        return self.strides
+
+    def cut(self) -> bool:
+        """Keep what was not to be taken back, after an interrupt; returns whether there is any."""
+        del self.strides[self._told :], self.answers[self._told :]
+        self._settle()
+        return bool(self.strides)
+
+    def _round(
+        self, answer: Found, ahead: tuple[Written, bool] | None, worker: Executor
+    ) -> tuple[Found, tuple[Written, bool] | None, bool]:
+        """Write some strides, the first over a checked answer, and check the others.
+
+        ahead: the first one where it was written while the round before was checked. Returns the
+        answer that comes next, a stride over it if there is one, and whether the text has ended.
+        """
+        plan, start = self.schedule.next(), len(self.strides)
+        guesses, ended = self._write(plan, answer, ahead)
+        self._tell(start + 1)
+        if not guesses:
+            return answer, None, True
+        overlapped = plan.overlapped and not ended
+        found, ahead = self._check(guesses, worker if overlapped else None)
+        right = 0
+        for guess, answers in zip(guesses, found, strict=True):
+            truth = answers[0] if answers else answer
+            self._known.update(dict.fromkeys(answers))
+            if truth != guess.answer:
+                self._count(plan, right, wrong=True)
+                self._take_back(guess.end, ahead)
+                return truth, None, False
+            answer, right = truth, right + 1
+        self._count(plan, right, wrong=False)
+        return answer, ahead, ended
+
+    def _write(
+        self, plan: Plan, answer: Found, ahead: tuple[Written, bool] | None
+    ) -> tuple[list[Guess[Query, Found]], bool]:
+        """Write the strides of a round; return what they stand on, and whether the text ended.
+
+        The last guess is that of the stride that would follow.
+        """
+        guesses: list[Guess[Query, Found]] = []
+        for _ in range(plan.strides):
+            stride, ended = self._stride(answer) if ahead is None else ahead
+            ahead = None
+            self.strides.append(stride)
+            self.answers.append(answer)
+            if ended:
+                return guesses, True
+            began = time.perf_counter()
+            query = self.searcher.query(self.strides)
+            best = self.searcher.guess(query, tuple(self._known)) if plan.guesses else None
+            answer = answer if best is None else best
+            guesses.append(Guess(len(self.strides), query, answer))
+            self._note("guess", began)
+        return guesses, False
+
+    def _stride(self, answer: Found) -> tuple[Written, bool]:
+        began = time.perf_counter()
+        written = self.writer.write(answer, self.strides)
+        self.schedule.strides.append(self._note("write", began))
+        return written
+
+    def _check(
+        self, guesses: Sequence[Guess[Query, Found]], worker: Executor | None
+    ) -> tuple[list[list[Found]], tuple[Written, bool] | None]:
+        """Search for all queries of a round; with a worker the next stride is written meanwhile."""
+        queries = [guess.query for guess in guesses]
+        if worker is None:
+            return self._search(queries), None
+        began = time.perf_counter()
+        searching: Future[list[list[Found]]] = worker.submit(self._timed, queries)
+        before = time.perf_counter()
+        try:
+            ahead = self.writer.write(guesses[-1].answer, self.strides)
+            self._note("ahead", before)
+        finally:  # also where the writer fails: no search goes on behind the caller's back
+            found = searching.result()
+        both, schedule = 1000.0 * (time.perf_counter() - began), self.schedule
+        if len(queries) not in schedule.search.times:  # better than a line, though not alone
+            schedule.search.line.learn(len(queries), both)
+        schedule.learn_overlap(schedule.stride_ms, schedule.search.of(len(queries)), both)
+        return found, ahead
+
+    def _search(self, queries: Sequence[Query]) -> list[list[Found]]:
+        began = time.perf_counter()
+        found = self._timed(queries)
+        self.schedule.search.learn(len(queries), 1000.0 * (time.perf_counter() - began))
+        for answers in found[:1] if not self.strides else ():
+            self._known.update(dict.fromkeys(answers))
+        return found
+
+    def _timed(self, queries: Sequence[Query]) -> list[list[Found]]:
+        began = time.perf_counter()
+        found = self.searcher.search(queries, max(1, self.prefetch))
+        self._note("search", began, len(queries))
+        self.report.calls += 1
+        self.report.queries += len(queries)
+        return found
+
+    def _count(self, plan: Plan, right: int, *, wrong: bool) -> None:
+        if plan.guesses:
+            self.schedule.learn_guesses(right, wrong)
+            self.report.hits += right
+            self.report.rollbacks += wrong
+        self.report.rounds += 1
+        self.report.gated += plan.strides == 1 and not plan.overlapped
+        self._plans.append(plan)
+
+    def _settle(self) -> None:
+        """Note what is known at the end of the text."""
+        report, schedule = self.report, self.schedule
+        report.strides = len(self.strides)
+        report.stride_ms, report.chance = schedule.stride_ms, schedule.chance
+        report.search_ms = schedule.search.to_dict()
+        report.predicted = schedule.predicted(self._plans)
+
+    def _take_back(self, end: int, ahead: tuple[Written, bool] | None) -> None:
+        """Forget the strides that stood on a wrong guess."""
+        self.report.wasted += len(self.strides) - end + (ahead is not None)
+        del self.strides[end:], self.answers[end:]
+
+    def _tell(self, end: int) -> None:
+        """Hand on what will not be taken back."""
+        while self._told < end:
+            self.kept(self.strides[self._told])
+            self._told += 1
+
+    def _note(self, what: str, began: float, queries: int = 1) -> float:
+        """Note what was done since; returns its milliseconds."""
+        start, milliseconds = 1000.0 * (began - self._began), 1000.0 * (time.perf_counter() - began)
+        self.report.events.append(Event(what, start, milliseconds, queries))
+        return milliseconds

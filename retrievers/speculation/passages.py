@@ -1,0 +1,102 @@
+"""What a text in strides searches: a passage index, or whatever finds passages.
+
+The best of the passages that earlier searches found is told by the measure of the search itself: a
+passage that the search would put first, and that is among them, is guessed right. Ranks among the
+known ones are not ranks in the index, so a fused guess may be wrong where both its parts are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Generic, TypeVar
+
+from ragspec.retrievers.search.fusion import Hit, Retriever, SearchMode
+from ragspec.retrievers.search.passage_index import PassageIndex, Query
+from ragspec.retrievers.search.sparse import SparseIndex
+
+Text = TypeVar("Text")
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """A passage that was found; equal to another where both are the same place."""
+
+    hit: Hit
+    number: int = -1
+
+    @cached_property
+    def place(self) -> tuple[int, str, int, str]:
+        """What tells passages apart."""
+        passage = self.hit.passage
+        return self.number, self.hit.document.name, passage.start, passage.text
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Found) and self.place == other.place
+
+    def __hash__(self) -> int:
+        return hash(self.place)
+
+
+@dataclass(slots=True)
+class IndexSearcher(Generic[Text]):
+    """Searches a passage index; each query is embedded once. words: what to ask after a text."""
+
+    index: PassageIndex
+    words: Callable[[Sequence[Text]], str]
+    mode: SearchMode
+
+    def query(self, before: Sequence[Text]) -> Query:
+        """Return the query after these strides."""
+        return self.index.query(self.words(before), self.mode)
+
+    def search(self, queries: Sequence[Query], k: int) -> list[list[Found]]:
+        """Return the k best passages of each query."""
+        ranked = self.index.ranked(queries, k, self.mode)
+        return [[Found(hit, number) for number, hit in self.index.hits(each)] for each in ranked]
+
+    def guess(self, query: Query, known: Sequence[Found]) -> Found | None:
+        """Return the known passage that the measure of the search puts first."""
+        by_number = {found.number: found for found in known}
+        best = self.index.best_of(query, sorted(by_number), self.mode)
+        return None if best is None else by_number[best]
+
+
+@dataclass(slots=True)
+class RetrieverSearcher(Generic[Text]):
+    """Searches by any `Retriever`, queries of a batch in threads; guesses by BM25 over known texts.
+
+    So a service far away is asked for all guesses of a round in the time of one.
+    """
+
+    retriever: Retriever
+    words: Callable[[Sequence[Text]], str]
+    workers: int = 8
+    _seen: tuple[Found, ...] = ()
+    _scorer: SparseIndex | None = field(default=None)
+
+    def query(self, before: Sequence[Text]) -> str:
+        """Return the query after these strides."""
+        return self.words(before)
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Found]]:
+        """Return at most k passages of each query."""
+        if len(queries) == 1:
+            return [self._search(queries[0], k)]
+        with ThreadPoolExecutor(min(self.workers, len(queries))) as pool:
+            return list(pool.map(lambda query: self._search(query, k), queries))
+
+    def _search(self, query: str, k: int) -> list[Found]:
+        return [Found(hit) for hit in self.retriever.search(query, k)]
+
+    def guess(self, query: str, known: Sequence[Found]) -> Found | None:
+        """Return the known passage with the best BM25 score, None where none shares a word."""
+        if not known:
+            return None
+        if self._scorer is None or self._seen != known:
+            self._seen = tuple(known)
+            self._scorer = SparseIndex.build([found.hit.passage.text for found in known])
+        best = self._scorer.search(query, 1)
+        return self._seen[best[0][0]] if best else None

@@ -1,0 +1,156 @@
+"""How many strides to write on guesses before they are checked, and whether while they are.
+
+OS3, the optimal speculation stride of RaLMSpec (Zhang et al. 2024, arXiv 2401.14021, section 4):
+with a milliseconds for a stride, b(s) for checking s of them at once and g the chance of a guess,
+a round of s strides is expected to keep (1 - g^s) / (1 - g) of them in s * a + b(s), or, where the
+next stride is written while the search runs, in less by what the two share. Where we deviate:
+- b grows with the batch as it was seen to, and is not one number: an approximate or sparse index
+  takes s times as long for s queries, so that nothing is won by asking them together.
+- g is the mean of a Beta posterior that fades; the paper cuts it at 0.6, which forbids what pays
+  most where a search takes many strides. The best s is looked up among all up to 16.
+- Of the shorter of both times only the share that was seen to be hidden counts: on a machine of few
+  cores search and model slow each other.
+- The gate: where less than 5 % are to be had, every stride is checked before the next one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from ragspec.budget.gains import DraftCost
+
+MOST = 16  # strides of a round
+LEAST_GAIN = 1.05  # over checking each stride, else it is not worth the risk
+RECENT = 9  # times of which the median counts
+FADING = 0.97  # weight of the past at every guess
+SHARED = 0.7  # of the shorter time is taken to be hidden, until it is seen; 0 on a single core
+SHARED_RATE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the next round does: so many strides, and whether the next is begun meanwhile.
+
+    guesses: whether the answer after the last one is guessed, too, if only to learn how often a
+    guess is right.
+    """
+
+    strides: int = 1
+    overlapped: bool = False
+    guesses: bool = True
+
+
+@dataclass(slots=True)
+class SearchCost:
+    """Milliseconds of a search by the number of queries: medians, and a line where none is known.
+
+    A single query may take another path than a batch, so what was measured comes first.
+    """
+
+    line: DraftCost = field(default_factory=DraftCost)
+    times: dict[int, deque[float]] = field(default_factory=dict)
+
+    def learn(self, queries: int, milliseconds: float) -> None:
+        """Add the time of one search."""
+        self.line.learn(queries, milliseconds)
+        self.times.setdefault(queries, deque(maxlen=RECENT)).append(milliseconds)
+
+    def of(self, queries: int) -> float:
+        """Return the milliseconds expected for so many queries at once."""
+        known = self.times.get(queries)
+        return median(known) if known else self.line.of(queries)
+
+    def to_dict(self) -> dict[int, float]:
+        """Return the medians that were measured, by the number of queries."""
+        return {queries: median(times) for queries, times in sorted(self.times.items())}
+
+
+@dataclass(slots=True)
+class Schedule:
+    """Chooses the strides of each round, and learns from it. One for all requests of a pipeline.
+
+    fixed: the strides of every round, None to choose. overlap: None for where it pays.
+    """
+
+    fixed: int | None = None
+    overlap: bool | None = None
+    search: SearchCost = field(default_factory=SearchCost)
+    strides: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    shared: float = field(default_factory=lambda: SHARED if _cores() > 1 else 0.0)
+    hits: float = 0.0
+    guesses: float = 0.0
+
+    @property
+    def chance(self) -> float:
+        """The chance of a guess: the mean of its posterior, half before anything was seen."""
+        return (self.hits + 1.0) / (self.guesses + 2.0)
+
+    @property
+    def stride_ms(self) -> float:
+        """Milliseconds of a stride; 0 before the first."""
+        return median(self.strides) if self.strides else 0.0
+
+    @property
+    def known(self) -> bool:
+        """Whether strides and searches have been timed."""
+        return bool(self.strides and self.search.times)
+
+    def rate(self, plan: Plan) -> float:
+        """Return the strides that a round is expected to keep in a millisecond."""
+        kept, milliseconds = self._expected(plan)
+        return kept / max(milliseconds, 1e-9)
+
+    def _expected(self, plan: Plan) -> tuple[float, float]:
+        """Return the strides that a round is expected to keep, and its milliseconds."""
+        chance, s, a, b = self.chance, plan.strides, self.stride_ms, self.search.of(plan.strides)
+        kept = (1.0 - chance**s) / (1.0 - chance)
+        hidden = chance**s * self.shared * min(a, b) if plan.overlapped else 0.0
+        return kept, s * a + b - hidden
+
+    def predicted(self, plans: Sequence[Plan]) -> float:
+        """Return by what factor rounds of these plans are faster than as many single strides."""
+        rounds = [self._expected(plan) for plan in plans]
+        kept, milliseconds = sum(each for each, _ in rounds), sum(each for _, each in rounds)
+        single = self.rate(Plan())
+        return kept / (single * milliseconds) if milliseconds > 0.0 else 1.0
+
+    def gain(self, plan: Plan) -> float:
+        """Return by what factor a plan is expected to be faster than checking each stride."""
+        return self.rate(plan) / self.rate(Plan())
+
+    def next(self) -> Plan:
+        """Return the plan of most strides a millisecond; one stride where little is to be had."""
+        if self.fixed is not None:
+            overlapped = bool(self.overlap)
+            return Plan(self.fixed, overlapped, guesses=self.fixed > 1 or overlapped)
+        if not self.known:
+            return Plan()
+        ways = (False, True) if self.overlap is None else (self.overlap,)
+        plans = [Plan(strides, way) for way in ways for strides in range(1, MOST + 1)]
+        best = max(plans, key=self.rate)
+        return best if self.gain(best) >= LEAST_GAIN else Plan()
+
+    def learn_guesses(self, right: int, wrong: bool) -> None:
+        """Count the guesses of a round up to the first wrong one."""
+        for hit in [1.0] * right + [0.0] * wrong:
+            self.hits = self.hits * FADING + hit
+            self.guesses = self.guesses * FADING + 1.0
+
+    def learn_overlap(self, stride: float, search: float, both: float) -> None:
+        """Learn what share of the shorter time was hidden; all in milliseconds.
+
+        stride, search: what they take alone. both: what they took together.
+        """
+        shorter = min(stride, search)
+        if shorter > 0.0:
+            share = min(max((stride + search - both) / shorter, 0.0), 1.0)
+            self.shared += SHARED_RATE * (share - self.shared)
+
+
+def _cores() -> int:
+    """Return the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

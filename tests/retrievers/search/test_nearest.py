@@ -1,0 +1,161 @@
+"""What searches name as candidates, and that answers hang on nothing but the query."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.errors import InputError, MissingExtraError, StoreError
+from ragspec.models import packed
+from ragspec.retrievers.search import nearest
+from ragspec.retrievers.search.dense import DenseIndex, Embedder
+from ragspec.retrievers.search.nearest import (
+    Approximate,
+    Exact,
+    Floats,
+    Nearest,
+    build_nearest,
+)
+
+WIDTH = 24
+FAST = packed.available() and packed.halves()
+
+
+def unit(count: int, seed: int, spread: float = 1.0) -> Floats:
+    """Return unit vectors, the closer together the smaller the spread; a tenth of them twice."""
+    drawn = np.random.default_rng(seed)
+    vectors = drawn.normal(size=WIDTH) + spread * drawn.normal(size=(count, WIDTH))
+    vectors[: count // 10] = vectors[-(count // 10) or count :][: count // 10]
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors.astype(np.float32)
+
+
+def index(vectors: Floats, found: Nearest | None = None) -> DenseIndex:
+    embedder: Any = None
+    embedding: Embedder = embedder
+    return DenseIndex(vectors, embedding, found)
+
+
+def truth(vectors: Floats, query: Floats, k: int) -> list[int]:
+    """Return the k best by float64 products over all, of equal ones the earlier."""
+    scores = (vectors.astype(np.float64) * query.astype(np.float64)).sum(axis=1)
+    return [int(number) for number in np.lexsort((np.arange(len(vectors)), -scores))[:k]]
+
+
+@pytest.fixture(params=["floats", "halves"])
+def precision(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Have scores first read in float32, or in bfloat16 where the CPU has it."""
+    if request.param == "halves" and not FAST:
+        pytest.skip("this CPU has no fast bfloat16")
+    least = 1 if request.param == "halves" else 1 << 40
+    monkeypatch.setattr(nearest, "LEAST_HALVES", least)
+    monkeypatch.setattr(nearest, "BLOCK", 700)
+    monkeypatch.setattr(nearest, "GROUP", 16)
+    monkeypatch.setattr(nearest, "NARROW", 50)
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("precision")
+@pytest.mark.parametrize("spread", [1.0, 0.05, 0.001])
+@pytest.mark.parametrize("count", [1, 9, 500, 3000])
+def test_exact_search_is_exact_whatever_else_is_asked(count: int, spread: float) -> None:
+    vectors, queries = unit(count, 1, spread), unit(64, 2, spread)
+    made = index(vectors)
+    for k in (1, 7, 20, count, count + 5):
+        alone = [made.search_vectors(query[None], k)[0] for query in queries]
+        assert [[n for n, _ in found] for found in alone] == [
+            truth(vectors, query, k) for query in queries
+        ]
+        for batch in (2, 5, 64):
+            assert made.search_vectors(queries[:batch], k) == alone[:batch]
+        assert alone == [found[:k] for found in made.search_vectors(queries, k + 3)]
+
+
+@pytest.mark.usefixtures("precision")
+def test_threads_move_no_answer() -> None:
+    vectors, queries = unit(2500, 3, 0.05), unit(8, 4, 0.05)
+    found = index(vectors).search_vectors(queries, 10)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert index(vectors).search_vectors(queries, 10) == found
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("precision")
+@pytest.mark.parametrize("length", [0.0, 1e-3, 50.0])
+def test_vectors_need_not_be_of_length_one(length: float) -> None:
+    drawn = np.random.default_rng(7)
+    vectors = (length * drawn.normal(size=(900, WIDTH))).astype(np.float32)
+    query = drawn.normal(size=WIDTH).astype(np.float32)
+    found = index(vectors).search_vectors(query[None], 12)[0]
+    assert [number for number, _ in found] == truth(vectors, query, 12)
+
+
+@pytest.mark.skipif(not FAST, reason="needs a CPU with bfloat16")
+def test_without_its_error_bound_the_fast_pass_misses_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nearest, "LEAST_HALVES", 1)
+    monkeypatch.setattr(nearest, "HALF_ERROR", 0.0)
+    vectors, queries = unit(3000, 1, 0.05), unit(64, 2, 0.05)
+    found = [[n for n, _ in row] for row in index(vectors).search_vectors(queries, 7)]
+    assert found != [truth(vectors, query, 7) for query in queries]
+
+
+def test_candidates_are_few() -> None:
+    named = Exact(unit(20_000, 5)).candidates(unit(4, 6), 10)
+    assert all(10 <= len(numbers) < 2000 for numbers in named)
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "ivf"])
+def test_approximate_indexes_find_most_and_the_same_for_every_k_and_batch(kind: str) -> None:
+    pytest.importorskip("faiss")
+    vectors, queries = unit(4000, 1), unit(40, 2)
+    made = index(vectors, build_nearest(vectors, kind))
+    alone = [made.search_vectors(query[None], 10)[0] for query in queries]
+    assert made.search_vectors(queries, 10) == alone
+    assert [found[:1] for found in alone] == made.search_vectors(queries, 1)
+    right = [truth(vectors, query, 10) for query in queries]
+    hit = [len({n for n, _ in a} & set(b)) for a, b in zip(alone, right, strict=True)]
+    assert sum(hit) > 0.6 * 10 * len(queries)
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "ivf"])
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_small_collections_can_be_indexed(kind: str, count: int) -> None:
+    pytest.importorskip("faiss")
+    vectors = unit(count, 1)
+    found = index(vectors, build_nearest(vectors, kind)).search_vectors(vectors[:1], 2)[0]
+    assert found[0][1] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "ivf"])
+def test_a_saved_index_answers_alike_and_a_foreign_one_is_refused(
+    kind: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("faiss")
+    vectors, queries = unit(600, 1), unit(8, 2)
+    made = build_nearest(vectors, kind)
+    assert isinstance(made, Approximate)
+    made.save(tmp_path / "n")
+    again = Approximate.load(tmp_path / "n", kind, made.parameters, vectors)
+    assert index(vectors, again).search_vectors(queries, 5) == index(vectors, made).search_vectors(
+        queries, 5
+    )
+    with pytest.raises(StoreError, match="600 vectors of 24 dimensions, expected 599 of 24"):
+        Approximate.load(tmp_path / "n", kind, made.parameters, vectors[1:])
+    (tmp_path / "n").write_bytes(b"nothing of faiss's")
+    with pytest.raises(StoreError, match="cannot be read by faiss"):
+        Approximate.load(tmp_path / "n", kind, made.parameters, vectors)
+
+
+def test_unknown_kinds_and_a_missing_faiss_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="dense is 'flat'; expected one of exact, hnsw, ivf"):
+        build_nearest(unit(5, 1), "flat")
+    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'ragspec\[cpu\]'"):
+        build_nearest(unit(5, 1), "hnsw")

@@ -1,0 +1,224 @@
+"""What is written on guesses is what is written after every search."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from ragspec.errors import InputError
+from ragspec.retrievers.speculation.loop import SpeculativeRetrieval
+from ragspec.retrievers.speculation.schedule import Plan, Schedule
+
+Stride = tuple[int, ...]
+
+
+@dataclass
+class World:
+    """A toy: what follows hangs on the answer and all text before, answers on the last tokens."""
+
+    seed: int
+    answers: int = 4
+    length: int = 40
+    every: int = 4
+    silent: float = 0.0  # share of queries, but the first, that find nothing
+    guess_right: float | None = None  # None: by what is known
+    written: int = 0
+    asked: list[int] = field(default_factory=list)
+
+    def _drawn(self, *what: object) -> random.Random:
+        return random.Random(repr((self.seed, *what)))
+
+    def write(self, answer: int, before: Sequence[Stride]) -> tuple[Stride, bool]:
+        self.written += 1
+        text = [token for stride in before for token in stride]
+        for _ in range(min(self.every, self.length - len(text))):
+            text.append(self._drawn("token", answer, tuple(text[-6:])).randrange(50))
+            if self._drawn("end", len(text), text[-1]).random() < 0.01:
+                return tuple(text[len(text) - len(text) % self.every or -self.every :]), True
+        start = sum(map(len, before))
+        return tuple(text[start:]), len(text) >= self.length
+
+    def query(self, before: Sequence[Stride]) -> tuple[int, ...]:
+        return tuple(token for stride in before for token in stride)[-8:]
+
+    def truth(self, query: tuple[int, ...]) -> list[int]:
+        drawn = self._drawn("search", query[-3:])
+        if query and drawn.random() < self.silent:
+            return []
+        return drawn.sample(range(self.answers), self.answers)
+
+    def search(self, queries: Sequence[tuple[int, ...]], k: int) -> list[list[int]]:
+        self.asked.append(len(queries))
+        return [self.truth(query)[:k] for query in queries]
+
+    def guess(self, query: tuple[int, ...], known: Sequence[int]) -> int | None:
+        right = next(iter(self.truth(query)), None)
+        if self.guess_right is not None:
+            if self._drawn("guess", query).random() < self.guess_right:
+                return right
+            return self._drawn("wrong", query).choice([a for a in range(9) if a != right])
+        ranked = [answer for answer in self.truth(query) if answer in known]
+        return ranked[0] if ranked else None
+
+
+def plain(world: World) -> tuple[list[Stride], list[int]]:
+    """Search before every stride, in the plainest way."""
+    strides: list[Stride] = []
+    answers: list[int] = []
+    answer = world.truth(())[0]
+    while True:
+        stride, ended = world.write(answer, strides)
+        strides.append(stride)
+        answers.append(answer)
+        if ended:
+            return strides, answers
+        answer = (world.truth(world.query(strides)) or [answer])[0]
+
+
+def schedules(drawn: random.Random) -> Schedule:
+    fixed = drawn.choice([None, None, 1, 2, 3, 5, 16])
+    return Schedule(fixed, drawn.choice([None, True, False]))
+
+
+@pytest.mark.parametrize("seed", range(0, 1500, 50))
+def test_the_text_is_that_of_a_search_before_every_stride(seed: int) -> None:
+    for case in range(seed, seed + 50):
+        drawn = random.Random(case)
+        options = {
+            "answers": drawn.choice([1, 2, 5]),
+            "length": drawn.randint(1, 60),
+            "every": drawn.choice([1, 2, 4, 7]),
+            "silent": drawn.choice([0.0, 0.2]),
+            "guess_right": drawn.choice([None, None, 0.0, 0.6, 1.0]),
+        }
+        world, kept = World(case, **options), list[Stride]()  # type: ignore[arg-type]
+        loop = SpeculativeRetrieval(
+            world, world, schedules(drawn), prefetch=drawn.choice([1, 3, 20]), kept=kept.append
+        )
+        strides, answers = plain(World(case, **options))  # type: ignore[arg-type]
+        assert loop.run() == strides
+        assert (loop.answers, kept) == (answers, strides)
+        report = loop.report
+        assert report.strides == len(strides)
+        assert world.written == len(strides) + report.wasted
+        assert (report.calls, report.queries) == (len(world.asked), sum(world.asked))
+
+
+def test_a_guess_that_is_kept_is_seen_by_the_test_above(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SpeculativeRetrieval, "_take_back", lambda self, end, ahead: None)
+    with pytest.raises(AssertionError):
+        test_the_text_is_that_of_a_search_before_every_stride(0)
+
+
+def run(world: World, schedule: Schedule) -> SpeculativeRetrieval[tuple[int, ...], int, Stride]:
+    loop = SpeculativeRetrieval(world, world, schedule)
+    loop.run()
+    return loop
+
+
+def test_right_guesses_save_searches_and_wrong_ones_cost_strides() -> None:
+    right = run(World(3, guess_right=1.0), Schedule(4, overlap=False))
+    strides = right.report.strides
+    assert strides == 10
+    assert right.report.calls == 1 + 3  # of 4, 4 and 2 strides, of which the last needs no search
+    assert (right.report.hits, right.report.rollbacks, right.report.wasted) == (9, 0, 0)
+    wrong = run(World(3, guess_right=0.0), Schedule(4, overlap=False))
+    assert wrong.report.hits == 0
+    assert wrong.report.rollbacks == wrong.report.strides - 1
+    assert wrong.report.wasted > 0
+    off = run(World(3), Schedule(1, overlap=False))
+    assert (off.report.calls, off.report.wasted, off.report.gated) == (10, 0, 9)
+    assert off.schedule.guesses == 0
+
+
+def test_a_search_overlaps_the_stride_that_follows() -> None:
+    """The search of a round waits until the next stride has begun: only an overlap gets there."""
+    begun = threading.Event()
+
+    class Waiting(World):
+        def write(self, answer: int, before: Sequence[Stride]) -> tuple[Stride, bool]:
+            if self.asked:
+                begun.set()
+            return super().write(answer, before)
+
+        def search(self, queries: Sequence[tuple[int, ...]], k: int) -> list[list[int]]:
+            if self.asked:
+                assert begun.wait(20)
+            return super().search(queries, k)
+
+    loop = run(Waiting(5, guess_right=1.0), Schedule(1, overlap=True))
+    assert loop.strides == plain(World(5))[0]
+    assert sum(event.what == "ahead" for event in loop.report.events) > 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("fails", ["write", "search", "guess"])
+def test_what_fails_is_heard_of(fails: str, overlap: bool) -> None:
+    class Failing(World):
+        pass
+
+    def failing(self: World, *given: object) -> object:
+        if self.written >= 3:
+            raise OSError("the service is away")
+        return getattr(World, fails)(self, *given)
+
+    setattr(Failing, fails, failing)
+    threads = threading.active_count()
+    with pytest.raises(OSError, match="the service is away"):
+        run(Failing(2), Schedule(3, overlap=overlap))
+    assert threading.active_count() == threads
+
+
+def test_a_first_search_without_answers_is_refused() -> None:
+    class Empty(World):
+        def truth(self, query: tuple[int, ...]) -> list[int]:
+            return []
+
+    with pytest.raises(InputError, match="found nothing"):
+        run(Empty(1), Schedule())
+
+
+def test_an_interrupt_keeps_what_would_not_have_been_taken_back() -> None:
+    class Interrupted(World):
+        def write(self, answer: int, before: Sequence[Stride]) -> tuple[Stride, bool]:
+            if len(before) == 6:
+                raise KeyboardInterrupt
+            return super().write(answer, before)
+
+    loop = SpeculativeRetrieval(Interrupted(3), Interrupted(3), Schedule(4, overlap=False))
+    with pytest.raises(KeyboardInterrupt):
+        loop.run()
+    assert loop.cut()
+    strides, _ = plain(World(3))
+    assert loop.strides == strides[: len(loop.strides)]
+    assert len(loop.answers) == len(loop.strides) == loop.report.strides > 0
+
+
+def test_a_slow_search_is_asked_less_often_and_a_fast_one_every_time() -> None:
+    """On a clock of sleeps: ratios of 100, so that no noise of a machine turns them round."""
+
+    class Slow(World):
+        def write(self, answer: int, before: Sequence[Stride]) -> tuple[Stride, bool]:
+            time.sleep(self.stride)
+            return super().write(answer, before)
+
+        def search(self, queries: Sequence[tuple[int, ...]], k: int) -> list[list[int]]:
+            time.sleep(self.lookup)
+            return super().search(queries, k)
+
+        stride, lookup = 0.0, 0.0
+
+    slow = Slow(3, guess_right=1.0, length=80)
+    slow.stride, slow.lookup = 0.0005, 0.05
+    loop = run(slow, Schedule())
+    assert loop.report.calls <= 7 < loop.report.strides == 20
+    fast = Slow(3, guess_right=1.0, length=80)
+    fast.stride, fast.lookup = 0.02, 0.0
+    loop = run(fast, Schedule())
+    assert loop.report.gated == loop.report.rounds == 19
+    assert loop.schedule.next() == Plan()

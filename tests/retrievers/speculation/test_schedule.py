@@ -1,0 +1,110 @@
+"""The strides of a round: where they pay, and that they do not where they cannot."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ragspec.retrievers.speculation.schedule import LEAST_GAIN, MOST, Plan, Schedule
+
+
+def schedule(
+    stride: float, single: float, more: float, chance: float, **options: bool | None
+) -> Schedule:
+    """Return one that has seen a stride, a search, what each further query adds, and guesses."""
+    made = Schedule(**options)  # type: ignore[arg-type]
+    for _ in range(4):
+        made.strides.append(stride)
+        for queries in range(1, MOST + 1):
+            made.search.learn(queries, single + more * (queries - 1))
+    made.hits, made.guesses = 1000.0 * chance, 1000.0
+    made.shared = 1.0
+    return made
+
+
+def simulated(plan: Plan, stride: float, single: float, more: float, chance: float) -> float:
+    """Return strides a millisecond of many rounds, drawn one by one."""
+    drawn, kept, spent = random.Random(1), 0, 0.0
+    for _ in range(40_000):
+        right = 0
+        while right < plan.strides and drawn.random() < chance:
+            right += 1
+        search = single + more * (plan.strides - 1)
+        kept += min(right + 1, plan.strides)
+        spent += plan.strides * stride + search
+        if plan.overlapped and right == plan.strides:
+            spent -= min(stride, search)
+    return kept / spent
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize("strides", [1, 3, 8])
+def test_the_rate_is_that_of_simulated_rounds(strides: int, overlapped: bool) -> None:
+    plan = Plan(strides, overlapped)
+    found = schedule(20.0, 30.0, 4.0, 0.8).rate(plan)
+    assert found == pytest.approx(simulated(plan, 20.0, 30.0, 4.0, 0.8), rel=0.02)
+
+
+def test_the_plan_is_the_best_of_all() -> None:
+    drawn = random.Random(3)
+    for _ in range(300):
+        stride, chance = drawn.uniform(5, 50), drawn.uniform(0.05, 0.97)
+        single = stride * drawn.choice([0.01, 0.3, 1, 5, 20])
+        made = schedule(stride, single, single * drawn.choice([0.0, 0.2, 1.0]), chance)
+        plans = [Plan(s, way) for s in range(1, MOST + 1) for way in (False, True)]
+        best = max(map(made.gain, plans))
+        assert made.next() == Plan() if best < LEAST_GAIN else made.gain(made.next()) == best
+
+
+@pytest.mark.parametrize(("chance", "most"), [(0.99, MOST), (0.9, 13), (0.6, 7)])
+def test_strides_grow_with_the_chance_and_the_search(chance: float, most: int) -> None:
+    lengths = [
+        schedule(10.0, single, 0.0, chance, overlap=False).next().strides
+        for single in (0.1, 5.0, 20.0, 100.0, 1000.0)
+    ]
+    assert lengths == sorted(lengths)
+    assert lengths[0] == 1
+    assert lengths[-2] <= most
+    assert lengths[-1] > 3
+
+
+def test_a_search_that_takes_as_long_for_each_query_is_not_worth_a_batch() -> None:
+    assert schedule(20.0, 20.0, 20.0, 0.8, overlap=False).next() == Plan()
+    assert schedule(20.0, 20.0, 0.0, 0.8, overlap=False).next().strides > 1
+
+
+def test_nothing_is_risked_before_anything_was_timed() -> None:
+    assert Schedule().next() == Plan()
+    assert Schedule(fixed=1, overlap=False).next() == Plan(1, guesses=False)
+    assert Schedule(fixed=5).next() == Plan(5)
+
+
+def test_outliers_and_old_guesses_fade() -> None:
+    made = schedule(10.0, 50.0, 0.0, 0.9)
+    before = made.next()
+    made.strides.append(4000.0)
+    made.search.learn(1, 9000.0)
+    assert made.next() == before
+    for _ in range(200):
+        made.learn_guesses(0, True)
+    assert made.chance < 0.1
+    assert made.next().strides <= 2
+
+
+def test_what_overlaps_is_learned() -> None:
+    made = schedule(20.0, 30.0, 0.0, 0.9)
+    for _ in range(30):
+        made.learn_overlap(20.0, 30.0, 50.0)
+    assert made.shared < 0.01
+    for _ in range(30):
+        made.learn_overlap(20.0, 30.0, 30.0)
+    assert made.shared > 0.95
+    made.learn_overlap(0.0, 30.0, 30.0)
+
+
+def test_the_prediction_is_the_gain_of_rounds_of_one_kind() -> None:
+    made = schedule(20.0, 60.0, 3.0, 0.85)
+    for plan in (Plan(4), Plan(7, overlapped=True)):
+        assert made.predicted([plan] * 5) == pytest.approx(made.gain(plan))
+    assert made.predicted([]) == 1.0
