@@ -154,9 +154,24 @@ def ask(
     trace: o.TraceOption = None,
     no_stream: o.NoStreamOption = False,
     prediction: o.PredictionOption = None,
+    iterative: Annotated[
+        bool,
+        typer.Option("--iterative", help="Look the passage up anew every few tokens (RaLMSpec)."),
+    ] = False,
+    every: Annotated[int, typer.Option(min=1, help="With --iterative: tokens between two.")] = 4,
+    search: Annotated[
+        str | None, typer.Option(help="With --iterative: dense, sparse or fused.")
+    ] = None,
+    speculate: Annotated[
+        str,
+        typer.Option(
+            help="With --iterative: auto, off (wait for every search), or how many strides are "
+            "written on guesses before they are checked. The text stays the same."
+        ),
+    ] = "auto",
 ) -> None:
     """Answer a question from documents, with citations."""
-    from ragspec.pipelines.cli.ask import Asking, answer_question
+    from ragspec.pipelines.cli.ask import Asking, Iterative, answer_question
 
     if bool(docs) == bool(index):
         raise InputError(
@@ -181,7 +196,9 @@ def ask(
         system=system,
         refuse=not answer_anyway,
         as_configured=as_configured,
+        iterative=Iterative(every, search, o.strides_of(speculate)) if iterative else None,
     )
+    o.check_iterative(iterative, search, speculate, top_passages, follow_up)
     text = o.checked_text(question)
     if follow_up:
         converse(text, docs or [], index, top_passages, asking, embedder)

@@ -17,10 +17,34 @@ if TYPE_CHECKING:
     from ragspec.engine.output import Generation
     from ragspec.pipelines.cli.compare import Comparison
     from ragspec.pipelines.docqa.docqa import Answer, DocQA
+    from ragspec.pipelines.iterative.rag import IterativeRag
     from ragspec.reports.report import Report
 
 WARM_UP_TOKENS = 8
 OnRead = Callable[[int, int], None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Iterative:
+    """How the passage is looked up anew while an answer is written; see `IterativeRag`."""
+
+    every: int
+    search: str | None
+    speculate: str | int
+
+    def rag(self, qa: DocQA, engine: Engine, asking: Asking, *, plain: bool) -> IterativeRag:
+        """Return the pipeline over the same documents; plain: every search is waited for."""
+        from ragspec.pipelines.iterative.rag import IterativeRag as AnyRag
+
+        return AnyRag(
+            engine,
+            qa.retriever,
+            every=self.every,
+            search=self.search,
+            speculate="off" if plain else self.speculate,
+            prompt=asking.prompt,
+            system=asking.system,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +63,7 @@ class Asking:
     system: str | None = None
     refuse: bool = True
     as_configured: bool = False
+    iterative: Iterative | None = None
 
     def chosen(self, engine: Engine) -> Sampling:
         """Return the sampling: that of the options, or of the model's own generation config."""
@@ -158,19 +183,18 @@ def answer_question(
         stream: Callable[[str], None] | None,
         on_read: OnRead = None,
     ) -> Answer:
-        asked, limit = over(qa, engine), asking.max_new_tokens or NEW_TOKENS
-        return asked.ask(
-            question,
-            sampling,
-            max_new_tokens=limit,
-            top_k=passages,
-            prompt=asking.prompt,
-            system=asking.system,
-            refuse=asking.refuse,
-            stream=stream,
-            on_read=on_read,
+        options: dict[str, Any] = {
+            "max_new_tokens": asking.max_new_tokens or NEW_TOKENS,
+            "refuse": asking.refuse,
+            "stream": stream,
+            "on_read": on_read,
             **asking.options,
-        )
+        }
+        if asking.iterative is not None:
+            rag = asking.iterative.rag(qa, engine, asking, plain=engine.drafter is None)
+            return rag.ask(question, sampling, **options)
+        options |= {"prompt": asking.prompt, "system": asking.system, "top_k": passages}
+        return over(qa, engine).ask(question, sampling, **options)
 
     if asking.compare:
         over(qa, engine).ask(

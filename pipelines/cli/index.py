@@ -44,6 +44,10 @@ def build(
     paths: Annotated[list[Path], typer.Argument(help="Folders and files.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the index is written.")],
     embedder: o.EmbedderOption = None,
+    dense: Annotated[
+        str,
+        typer.Option(help="How meanings are searched: exact; hnsw or ivf (faiss), approximate."),
+    ] = "exact",
     replace: Annotated[
         bool, typer.Option("--replace", help="Put it in the place of the index that is there.")
     ] = False,
@@ -62,7 +66,9 @@ def build(
         o.be_quiet()
     terminal = Terminal()
     with progress(terminal, "reading documents") as told:
-        qa = DocQA.from_documents(paths, embedder=embedder or DEFAULT_EMBEDDER, told=told)
+        qa = DocQA.from_documents(
+            paths, embedder=embedder or DEFAULT_EMBEDDER, dense=dense, told=told
+        )
         qa.save(out)
     for skipped in qa.skipped:
         terminal.note(f"not read: {skipped.path} {skipped.reason}")
@@ -115,7 +121,7 @@ def info(index: IndexArgument, json: o.JsonOption = False) -> None:
         f"{len(found['documents'])} documents in {found['passages']} passages of about "
         f"{found['words']} words, {found['bytes'] / 2**20:.1f} MiB"
     )
-    parts = [f"meaning ({found['embedder']})"] if found["embedder"] else []
+    parts = [f"meaning ({found['embedder']}, {found['dense']})"] if found["embedder"] else []
     terminal.line(f"searched by {' and '.join([*parts, *['words'] * found['sparse']])}")
     for path in found["paths"]:
         terminal.line(f"read from {path}")

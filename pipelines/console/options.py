@@ -206,6 +206,30 @@ def prediction_of(
         ) from error
 
 
+def strides_of(text: str) -> str | int:
+    """Return what `--speculate` names: auto, off, or a number of strides."""
+    return int(text) if text.isdecimal() else text
+
+
+def check_iterative(
+    iterative: bool, search: str | None, speculate: str, passages: int | None, follow_up: bool
+) -> None:
+    """Raise InputError for options that do not go together with `--iterative`, or without it."""
+    if not iterative and (search is not None or speculate != "auto"):
+        name = "--speculate" if search is None else "--search"
+        raise InputError(f"got {name} without --iterative; expected both, or neither.")
+    if iterative and passages not in (None, 1):
+        raise InputError(
+            f"got --iterative with --top-passages {passages}; expected one passage at a time. "
+            "Leave --top-passages out."
+        )
+    if iterative and follow_up:
+        raise InputError(
+            "got --iterative with --follow-up; expected one of them: a conversation keeps its "
+            "passages."
+        )
+
+
 def drafter_of(text: str) -> Any:
     """Return what the engine takes as a drafter: None, a name, or a list of names."""
     names = [name.strip() for name in text.split(",") if name.strip()]

@@ -19,6 +19,7 @@ from ragspec.reports.report import ReportBuilder
 from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER, Embedder
 from ragspec.retrievers.search.documents import Document, Skipped, Told, load_documents
 from ragspec.retrievers.search.fusion import Hit, Retriever, SearchFunction, as_retriever
+from ragspec.retrievers.search.nearest import FLAT
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.search.passages import WORDS
 from ragspec.retrievers.search.support import LEAST_COVERAGE
@@ -142,6 +143,7 @@ class DocQA:
         engine: Engine | None = None,
         words: int = WORDS,
         embedder: str | Path | Embedder | None = DEFAULT_EMBEDDER,
+        dense: str = FLAT,
         sparse: bool = True,
         told: Told = lambda what, done, total: None,
     ) -> DocQA:
@@ -155,6 +157,7 @@ class DocQA:
             found.documents,
             words=words,
             embedder=embedder,
+            dense=dense,
             sparse=sparse,
             paths=absolute,
             told=told,
@@ -276,7 +279,7 @@ class DocQA:
         hits, refused = self.search(question, self._passages(top_k))
         if refused is not None and refuse:
             milliseconds = (time.perf_counter() - began) * 1000
-            return self._refusal(question, hits, refused, milliseconds)
+            return self.refusal(question, hits, refused, milliseconds)
         made = self._prompt(question, hits, asked, max_new_tokens)
         milliseconds = (time.perf_counter() - began) * 1000
         options = {
@@ -318,8 +321,9 @@ class DocQA:
             prompt=prompt,
         )
 
-    def _refusal(self, question: str, hits: Sequence[Hit], why: str, milliseconds: float) -> Answer:
-        """Return the answer that stands in for the model's."""
+    @staticmethod
+    def refusal(question: str, hits: Sequence[Hit], why: str, milliseconds: float) -> Answer:
+        """Return the answer that stands in for the model's, after a search of so long."""
         generation = refusal(milliseconds)
         return Answer(
             question=question,

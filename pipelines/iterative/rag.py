@@ -19,7 +19,7 @@ from ragspec.engine.options import refuse_unknown
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError
 from ragspec.pipelines.docqa.citations import cite
-from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer
+from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer, DocQA
 from ragspec.pipelines.docqa.prompt import Prompt
 from ragspec.pipelines.docqa.wording import Wording, suited, wording
 from ragspec.pipelines.iterative.prompts import StridePrompts
@@ -50,6 +50,13 @@ class Stride:
 
     tokens: tuple[int, ...]
     generation: Generation
+
+    def cancelled(self) -> Stride:
+        """Return the stride as the last of a text that was interrupted."""
+        report = replace(self.generation.report, finish_reason="cancelled")
+        return Stride(
+            self.tokens, replace(self.generation, report=report, finish_reason="cancelled")
+        )
 
 
 class IterativeRag:
@@ -85,6 +92,7 @@ class IterativeRag:
                 raise InputError(f"{name} is {value}; expected at least 1 token.")
         self.engine = engine
         self.retriever = as_retriever(retriever)
+        self._documents = DocQA(self.retriever, engine=engine)
         self.every = every
         self.query_tokens = query_tokens
         self.mode = self._mode(search)
@@ -114,21 +122,26 @@ class IterativeRag:
         sampling: Sampling | None = None,
         *,
         max_new_tokens: int = NEW_TOKENS,
+        refuse: bool = True,
         stream: Callable[[str], None] | None = None,
         **options: Any,
     ) -> Answer:
         """Answer a question; `passages` has one for each stride, `report.retrieval` the searches.
 
-        stream: called with text that will not be taken back; an interrupt then ends the text and
-        keeps what was written. options: further arguments of `Engine.generate`. Raises InputError
-        for an empty question, n > 1 or where nothing is found, PromptTooLongError where a passage
-        does not fit the context, and what the retriever raises.
+        refuse: see `DocQA.ask`. stream: called with text that will not be taken back; an interrupt
+        then ends the text and keeps what was written. options: further arguments of
+        `Engine.generate`. Raises InputError for an empty question, n > 1 or where nothing is found,
+        PromptTooLongError where a passage does not fit the context, and what the retriever raises.
         """
         refuse_unknown(options)
         sampling = _seeded(sampling or Sampling())
-        if not isinstance(question, str) or not question.strip():
-            raise InputError(f"The question is empty or no text ({question!r}); ask something.")
         began = time.perf_counter()
+        if isinstance(self.retriever, PassageIndex):
+            hits, why = self._documents.search(question, 1)
+            if why is not None and refuse:
+                return DocQA.refusal(question, hits, why, 1000 * (time.perf_counter() - began))
+        elif not isinstance(question, str) or not question.strip():
+            raise InputError(f"The question is empty or no text ({question!r}); ask something.")
         prompts = StridePrompts(self.engine.tokenizer, " ".join(question.split()), self.wording)
         options = {"stop": self.wording.stop, **options, "max_new_tokens": max_new_tokens}
         shown = Shown(stream, options["stop"])
@@ -144,6 +157,7 @@ class IterativeRag:
         except KeyboardInterrupt:
             if stream is None or not loop.cut():
                 raise
+            loop.strides[-1] = loop.strides[-1].cancelled()
         shown.end()
         return self._answer(question, prompts, loop, time.perf_counter() - began)
 

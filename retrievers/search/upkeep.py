@@ -27,6 +27,7 @@ from ragspec.retrievers.search.documents import (
     load_documents,
     with_unique_names,
 )
+from ragspec.retrievers.search.nearest import FLAT
 from ragspec.retrievers.search.passage_index import (
     KIND,
     Origin,
@@ -192,6 +193,7 @@ def described(path: str | os.PathLike[str]) -> dict[str, Any]:
         "passages": len(spans),
         "words": origin.words,
         "embedder": parameters["embedder"],
+        "dense": (parameters.get("dense") or {"kind": FLAT})["kind"],
         "sparse": parameters["sparse"],
         "paths": list(origin.paths),
         "removed": list(origin.removed),

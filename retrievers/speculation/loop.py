@@ -136,6 +136,8 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
                 self._count(plan, right, wrong=True)
                 self._take_back(guess.end, ahead)
                 return truth, None, False
+            if guess.end < len(self.answers):
+                self.answers[guess.end] = truth  # with what this search says of it
             answer, right = truth, right + 1
         self._count(plan, right, wrong=False)
         return answer, ahead, ended

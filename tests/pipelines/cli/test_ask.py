@@ -64,6 +64,37 @@ def test_answer_is_one_object_with_the_promised_fields(
     assert "compare" not in found
 
 
+@pytest.mark.parametrize("speculate", ["auto", "off", "4"])
+def test_a_passage_that_is_looked_up_anew_tells_its_searches(
+    index: str, model: str, capsys: Capture, speculate: str
+) -> None:
+    options = ("--iterative", "--every", "5", "--search", "sparse", "--speculate", speculate)
+    found = ask(capsys, index, model, *options, "--seed", "3", "-t", "0.7", "--compare")
+    told = found["report"]["retrieval"]
+    assert told["strides"] == len(found["passages"]) == -(-found["report"]["tokens"] // 5)
+    assert found["compare"]["equal"]
+    if speculate == "off":
+        assert told["calls"] == told["strides"] and told["hits"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--speculate", "4"], "got --speculate without --iterative"),
+        (["--search", "dense"], "got --search without --iterative"),
+        (["--iterative", "--top-passages", "3"], "--iterative with --top-passages 3"),
+        (["--iterative", "--follow-up"], "--iterative with --follow-up"),
+        (["--iterative", "--search", "dense"], "no dense part"),
+        (["--iterative", "--speculate", "much"], "speculate is 'much'"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
+    index: str, model: str, capsys: Capture, options: list[str], expected: str
+) -> None:
+    assert main(["ask", "What?", "--index", index, "--model", model, *options]) != 0
+    assert expected in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_prompt_of_ones_own_is_asked_and_what_was_not_quoted_is_said(
     index: str, model: str, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -68,3 +68,20 @@ def test_info_says_what_it_holds(made: tuple[str, Path, str], capsys: Capture) -
     assert main(["index", "info", str(folder)]) != 0
     assert main(["index", "--help"]) == 0
     assert "refresh" in capsys.readouterr().out
+
+
+def test_an_approximate_index_is_named_and_refreshed_as_such(
+    made: tuple[str, Path, str], capsys: Capture
+) -> None:
+    pytest.importorskip("faiss")
+    out, folder, embedder = made
+    again = ["index", str(folder), "--out", out, "--embedder", embedder, "--replace"]
+    assert main([*again, "--dense", "ivf"]) == 0
+    assert main(["index", "info", out, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["dense"] == "ivf"
+    (folder / "pets.txt").write_text("The cat sleeps.")
+    assert main(["index", "refresh", out]) == 0
+    dense = PassageIndex.open(out).dense
+    assert dense is not None and dense.nearest.kind == "ivf"
+    assert main([*again, "--dense", "flat"]) == 2
+    assert "expected one of exact, hnsw, ivf" in capsys.readouterr().err

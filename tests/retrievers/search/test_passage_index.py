@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,9 @@ import pytest
 
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.search.documents import Document
-from ragspec.retrievers.search.fusion import STATIC
+from ragspec.retrievers.search.fusion import STATIC, SearchMode
 from ragspec.retrievers.search.passage_index import PassageIndex, searched_text
+from ragspec.storage.store import publish
 from tests.support.toy_embedder import make_embedder
 
 DOCUMENTS = [
@@ -111,6 +113,61 @@ def test_file_made_by_somebody_else_under_a_right_manifest_is_refused(
     publish(tmp_path / "idx", "passages", write, parameters=parameters)
     with pytest.raises(StoreError, match="build it again"):
         PassageIndex.open(tmp_path / "idx")
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "ivf"])
+def test_no_flipped_byte_of_an_approximate_index_is_served(
+    kind: str, embedder: Path, tmp_path: Path
+) -> None:
+    """faiss reads most flipped files without a word; the store's hashes do not."""
+    pytest.importorskip("faiss")
+    index = PassageIndex.build(DOCUMENTS, embedder=embedder, dense=kind)
+    index.save(tmp_path / "idx")
+    again = PassageIndex.open(tmp_path / "idx")
+    assert again.search("train wheel", 2, "dense") == index.search("train wheel", 2, "dense")
+    assert again.dense is not None and again.dense.nearest.kind == kind
+    (file,) = (tmp_path / "idx").rglob("nearest.faiss")
+    whole, drawn = file.read_bytes(), random.Random(1)
+    for case in range(200):
+        data = bytearray(whole)
+        data[drawn.randrange(len(data))] ^= 1 << drawn.randrange(8)
+        file.write_bytes(data[: drawn.randrange(len(data))] if case % 10 == 0 else data)
+        with pytest.raises(StoreError):
+            PassageIndex.open(tmp_path / "idx")
+    file.unlink()
+    with pytest.raises(StoreError):
+        PassageIndex.open(tmp_path / "idx")
+
+
+def test_an_index_of_before_is_searched_exactly(index: PassageIndex, tmp_path: Path) -> None:
+    contents = index.contents()
+    parameters = {name: value for name, value in contents.parameters.items() if name != "dense"}
+    prints = contents.fingerprints
+    publish(tmp_path / "old", "passages", index.write, parameters=parameters, fingerprints=prints)
+    again = PassageIndex.open(tmp_path / "old")
+    assert again.dense is not None and again.dense.nearest.kind == "exact"
+    assert again.search("train wheel", 2) == index.search("train wheel", 2)
+
+
+def test_what_is_found_hangs_on_the_query_alone(embedder: Path) -> None:
+    drawn, words = (
+        random.Random(4),
+        ["cat", "dog", "train", "wheel", "draft", "token", "tree", "pet", "rail", "model"],
+    )
+    texts = [" ".join(drawn.choices(words, k=6)) for _ in range(60)]
+    texts[7], texts[31], texts[50] = texts[3], texts[3], texts[3]
+    made = [Document(f"{i}.txt", f"{i % 3}", text) for i, text in enumerate(texts)]
+    index = PassageIndex.build(made, embedder=embedder)
+    asked = [" ".join(drawn.choices(words, k=4)) for _ in range(64)]
+    for mode in SearchMode:
+        queries = [index.query(text, mode) for text in asked]
+        alone = [index.ranked([query], 60, mode)[0] for query in queries]
+        for batch in (2, 7, 64):
+            assert index.ranked(queries[:batch], 60, mode) == alone[:batch]
+        for k in (1, 2, 5, 17):
+            assert index.ranked(queries, k, mode) == [found[:k] for found in alone]
+        for query, found in zip(queries, alone, strict=True):
+            assert index.best_of(query, range(60), mode) == found[0][0]
 
 
 def test_titles_are_searched_once(index: PassageIndex) -> None:

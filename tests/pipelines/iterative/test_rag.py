@@ -1,0 +1,337 @@
+"""Answers whose passage is looked up anew: the same text however it is sped up."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.engine.engine import Engine
+from ragspec.errors import InputError, PromptTooLongError
+from ragspec.pipelines.docqa.docqa import Answer
+from ragspec.pipelines.iterative.rag import IterativeRag, Writer
+from ragspec.retrievers.search.documents import Document
+from ragspec.retrievers.search.fusion import Hit
+from ragspec.retrievers.search.passage_index import PassageIndex
+from ragspec.retrievers.speculation.passages import IndexSearcher
+from ragspec.sampling.settings import Sampling
+from tests.support import tiny
+from tests.support.toy_embedder import make_embedder
+
+ASKED = ("walk", "tree", "token", "draft", "target", "rule")
+WORDS = [*ASKED, *(f"{a}{b}" for a in "bdfglmnprst" for b in ("an", "or", "el", "ig", "um"))]
+SAMPLINGS = [
+    Sampling(),
+    Sampling(temperature=0.9, seed=3),
+    Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.2, frequency_penalty=0.3, seed=8),
+    Sampling(presence_penalty=0.5, no_repeat_ngram_size=4),
+]
+
+
+def words() -> Any:
+    """Return a tokenizer of whole words, so that random text shares some with the documents."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {word: i for i, word in enumerate([*WORDS, "[unk]"])}
+    vocabulary |= {f"z{i}": i for i in range(len(vocabulary), tiny.VOCAB - 1)}
+    vocabulary[tiny.EOS] = tiny.VOCAB - 1
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[unk]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=tiny.EOS)
+
+
+def documents(count: int = 14, twice: bool = True) -> list[Document]:
+    """Return short documents of few words, some of them twice."""
+    drawn = random.Random(2)
+    texts = [" ".join(drawn.choices(WORDS, k=25)) + "." for _ in range(count)]
+    if twice:
+        texts[5], texts[9] = texts[1], texts[1]
+    return [Document(f"d{i}.txt", f"d{i}", text) for i, text in enumerate(texts)]
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> PassageIndex:
+    folder = make_embedder(tmp_path_factory.mktemp("embedder"))
+    return PassageIndex.build(documents(), embedder=folder)
+
+
+@pytest.fixture(scope="module")
+def approximate(index: PassageIndex) -> Iterator[PassageIndex]:
+    pytest.importorskip("faiss")
+    assert index.dense is not None
+    yield PassageIndex.build(documents(), embedder=index.dense.embedder, dense="hnsw")
+
+
+def engine(drafter: Any = "auto", **model: Any) -> Engine:
+    return Engine(tiny.model(dtype=torch.float64, **model), words(), drafter)
+
+
+QUESTION = "walk tree token target"
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("search", ["dense", "sparse", "fused"])
+def test_the_text_is_that_of_asking_every_time(
+    index: PassageIndex, search: str, sampling: Sampling
+) -> None:
+    asked, drawn = engine(), random.Random(1)
+    for every in (1, 4, 7):
+        options: dict[str, Any] = {"every": every, "search": search, "query_tokens": 10}
+        length = drawn.randint(9, 26)
+        given: dict[str, Any] = {"max_new_tokens": length, "refuse": False}
+        off = IterativeRag(asked, index, speculate="off", **options)
+        plain = off.ask(QUESTION, sampling, **given)
+        # The passage does change on the way, else nothing is shown here.
+        assert every == 7 or len({hit.passage.text for hit in plain.passages}) > 1
+        stop = plain.text[5:9] if every == 4 and len(plain.text) > 8 else ()
+        if stop:
+            given["stop"] = stop
+            plain = off.ask(QUESTION, sampling, **given)
+        for speculate, overlap in (("auto", None), (3, False), (5, True)):
+            rag = IterativeRag(asked, index, speculate=speculate, overlap=overlap, **options)
+            for _ in range(2):
+                found = rag.ask(QUESTION, sampling, **given)
+                assert found.generation.tokens == plain.generation.tokens
+                assert found.text == plain.text
+                assert found.passages == plain.passages
+
+
+def test_without_drafts_and_by_an_approximate_index_too(approximate: PassageIndex) -> None:
+    texts = {
+        speculate: IterativeRag(
+            engine(drafter), approximate, speculate=speculate, search="dense", query_tokens=8
+        )
+        .ask(QUESTION, max_new_tokens=24, refuse=False)
+        .generation.tokens
+        for drafter, speculate in ((None, "off"), ("auto", 4), ("context", "auto"))
+    }
+    assert len({tuple(tokens) for tokens in texts.values()}) == 1
+
+
+def test_the_strides_are_those_of_calls_by_hand(index: PassageIndex) -> None:
+    """The definition, in the plainest way: no kept keys, no resumed text, no speculation."""
+    asked, sampling = engine(None), Sampling(temperature=0.9, seed=3)
+    rag = IterativeRag(asked, index, every=3, search="sparse", query_tokens=9)
+    found = rag.ask(QUESTION, sampling, max_new_tokens=17, refuse=False)
+    tokenizer, tokens, places = asked.tokenizer, list[int](), list[int]()
+    words = tokenizer(QUESTION, add_special_tokens=False)["input_ids"]
+    hits: list[Hit] = []
+    while len(tokens) < 17:
+        query = tokenizer.decode([*words, *tokens][-9:], skip_special_tokens=True)
+        hits = index.search(query, 1, "sparse") or hits
+        places.append(hits[0].passage.document)
+        text = f"Context:\n[1] {hits[0].passage.title}\n{hits[0].passage.text}"
+        rest = f"\n\nQuestion: {QUESTION}\nEvidence:"
+        prompt = [*tokenizer(text)["input_ids"]]
+        prompt += tokenizer(rest, add_special_tokens=False)["input_ids"]
+        tokens = asked.generate(prompt, sampling, written=tokens, pause=3, max_new_tokens=17).tokens
+    assert found.generation.tokens == tokens
+    assert [hit.passage.document for hit in found.passages] == places
+
+
+@pytest.mark.parametrize("mutant", ["noise", "rank"])
+def test_what_would_change_the_text_is_seen(
+    mutant: str, index: PassageIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if mutant == "noise":  # other noise once strides are written on guesses
+        write = Writer.write
+
+        def anew(self: Writer, answer: Any, before: Sequence[Any]) -> Any:
+            if before and self.rag.schedule.fixed != 1:
+                self.sampling = Sampling(temperature=0.9, seed=77)
+            return write(self, answer, before)
+
+        monkeypatch.setattr(Writer, "write", anew)
+    else:  # ranks within the known passages taken for those of the index
+        search = IndexSearcher.search
+
+        def ranked(self: Any, queries: Sequence[Any], k: int) -> Any:
+            found = search(self, queries, k)
+            if len(queries) > 1:
+                known = [answer for answers in found[:1] for answer in answers[3:]]
+                return [[self.guess(query, known)] for query in queries]
+            return found
+
+        monkeypatch.setattr(IndexSearcher, "search", ranked)
+    with pytest.raises(AssertionError):
+        test_the_text_is_that_of_asking_every_time(index, "fused", SAMPLINGS[1])
+
+
+def test_an_answer_tells_what_was_searched_and_streams_what_stays(index: PassageIndex) -> None:
+    rag = IterativeRag(engine(), index, speculate=3, search="sparse")
+    pieces: list[str] = []
+    found = rag.ask(QUESTION, max_new_tokens=30, stream=pieces.append, refuse=False)
+    assert isinstance(found, Answer)
+    assert "".join(pieces) == found.text
+    told = found.report.retrieval
+    assert told is not None
+    assert len(found.passages) == told.strides
+    assert found.report.tokens == len(found.generation.tokens) <= 30
+    assert sum(len(s.tokens) for s in found.generation.steps) == found.report.tokens
+    assert told.queries >= told.calls > 0
+    assert {event.what for event in told.events} >= {"write", "search", "guess"}
+    facts = found.to_dict()["report"]["retrieval"]
+    assert facts["strides"] == told.strides
+    assert found.report.from_dict(found.report.to_dict()).retrieval == told
+    assert found.report.milliseconds["retrieve"] > 0
+
+
+def test_any_function_serves_and_is_asked_in_threads() -> None:
+    pages = documents(twice=False)
+    asked: list[str] = []
+
+    def far(query: str) -> list[tuple[str, float, dict[str, Any]]]:
+        asked.append(query)
+        time.sleep(0.002)
+        words = query.split()
+        ranked = sorted(pages, key=lambda page: -sum(page.text.count(word) for word in words))
+        return [(page.text, 1.0, {"name": page.name}) for page in ranked[:5]]
+
+    texts = []
+    for speculate in ("off", "auto", 6):
+        asked.clear()
+        rag = IterativeRag(engine(), far, speculate=speculate, query_tokens=12)
+        found = rag.ask(QUESTION, max_new_tokens=40, ignore_eos=True)
+        texts.append(found.generation.tokens)
+        assert found.report.retrieval is not None
+        assert found.report.retrieval.queries == len(asked)
+    assert texts[0] == texts[1] == texts[2]
+
+
+class _Object:
+    """A retriever of one's own, as LangChain and LlamaIndex have it: a lambda wraps it."""
+
+    def invoke(self, query: str) -> list[Any]:
+        words = query.split()
+        pages = sorted(documents(), key=lambda page: -sum(page.text.count(w) for w in words))
+        return [type("Page", (), {"page_content": page.text})() for page in pages[:3]]
+
+
+def test_a_foreign_retriever_is_one_lambda() -> None:
+    theirs = _Object()
+    rag = IterativeRag(
+        engine(), lambda query: [(page.page_content, 0.0, {}) for page in theirs.invoke(query)]
+    )
+    off = IterativeRag(
+        engine(),
+        lambda query: [(page.page_content, 0.0, {}) for page in theirs.invoke(query)],
+        speculate="off",
+    )
+    options: dict[str, Any] = {"max_new_tokens": 16}
+    assert rag.ask(QUESTION, **options).text == off.ask(QUESTION, **options).text
+
+
+@pytest.mark.parametrize("failing", [1, 3])
+def test_a_retriever_that_raises_is_heard(failing: int) -> None:
+    calls = 0
+
+    def broken(query: str) -> list[tuple[str, float, dict[str, Any]]]:
+        nonlocal calls
+        calls += 1
+        if calls >= failing:
+            raise ConnectionError("the service is away")
+        return [(page.text, 1.0, {}) for page in documents()[:2]]
+
+    with pytest.raises(ConnectionError, match="the service is away"):
+        IterativeRag(engine(), broken).ask(QUESTION, max_new_tokens=30, ignore_eos=True)
+
+
+def test_a_retriever_that_finds_nothing_later_leaves_the_passage_as_it_is() -> None:
+    def silent(query: str) -> list[tuple[str, float, dict[str, Any]]]:
+        return [(documents()[0].text, 1.0, {})] if query == QUESTION else []
+
+    found = [
+        IterativeRag(engine(), silent, speculate=speculate).ask(
+            QUESTION, max_new_tokens=20, ignore_eos=True
+        )
+        for speculate in ("off", 4)
+    ]
+    assert found[0].text == found[1].text
+    assert {hit.passage.text for hit in found[1].passages} == {documents()[0].text}
+    with pytest.raises(InputError, match="found nothing for the question"):
+        IterativeRag(engine(), lambda query: []).ask(QUESTION)
+
+
+def test_foreign_hits_are_refused() -> None:
+    def wrong(query: str) -> Any:
+        return ["just text"]
+
+    with pytest.raises(InputError, match=r"expected \(text, score, meta\)"):
+        IterativeRag(engine(), wrong).ask(QUESTION)
+
+
+def test_an_interrupt_keeps_what_was_shown(index: PassageIndex) -> None:
+    rag = IterativeRag(engine(), index, speculate=3, search="sparse", overlap=False)
+    whole = rag.ask(QUESTION, max_new_tokens=40, ignore_eos=True, refuse=False)
+    shown: list[str] = []
+
+    def show(piece: str) -> None:
+        shown.append(piece)
+        if len(shown) == 3:
+            raise KeyboardInterrupt
+
+    found = rag.ask(QUESTION, max_new_tokens=40, ignore_eos=True, stream=show, refuse=False)
+    assert 0 < len(found.generation.tokens) < 40
+    assert whole.text.startswith(found.text)
+    assert found.generation.finish_reason == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"every": 0}, "every is 0; expected at least 1 token"),
+        ({"query_tokens": 0}, "query_tokens is 0"),
+        ({"speculate": "on"}, "speculate is 'on'; expected 'auto', 'off', or strides from 1 to 16"),
+        ({"speculate": 17}, "strides from 1 to 16"),
+        ({"search": "deep"}, "search is 'deep'; expected one of dense, sparse, fused"),
+    ],
+)
+def test_bad_settings_are_refused(
+    index: PassageIndex, options: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(InputError, match=expected):
+        IterativeRag(engine(), index, **options)
+
+
+def test_what_an_index_or_engine_cannot_do_is_refused(index: PassageIndex) -> None:
+    by_words = PassageIndex.build(documents(), embedder=None)
+    with pytest.raises(InputError, match="no dense part"):
+        IterativeRag(engine(), by_words, search="dense")
+    with pytest.raises(InputError, match="search='dense' with a FunctionRetriever"):
+        IterativeRag(engine(), lambda query: [], search="dense")
+    with pytest.raises(InputError, match="no tokenizer"):
+        IterativeRag(Engine(tiny.model(), None), index)
+    rag = IterativeRag(engine(), index)
+    with pytest.raises(InputError, match="question is empty"):
+        rag.ask("  ")
+    with pytest.raises(InputError, match="gives one answer"):
+        rag.ask(QUESTION, Sampling(temperature=1.0, n=2))
+    with pytest.raises(InputError, match="unknown option"):
+        rag.ask(QUESTION, max_tokens=3)
+    long = [Document("long.txt", "long", " ".join(WORDS * 400))]
+    with pytest.raises(PromptTooLongError):
+        IterativeRag(
+            engine(max_position_embeddings=256),
+            PassageIndex.build(long, embedder=None, words=5000),
+        ).ask("walk the tree token", max_new_tokens=40)
+
+
+def test_a_question_that_no_document_speaks_of_is_refused(index: PassageIndex) -> None:
+    found = IterativeRag(engine(), index).ask("zebra quagga okapi?")
+    assert found.refused is not None
+    assert found.generation.finish_reason == "refused"
+
+
+def test_an_index_opened_again_gives_the_same_text(index: PassageIndex, tmp_path: Path) -> None:
+    index.save(tmp_path / "idx")
+    assert index.dense is not None
+    again = PassageIndex.open(tmp_path / "idx", embedder=index.dense.embedder)
+    given: dict[str, Any] = {"max_new_tokens": 20, "refuse": False}
+    first = IterativeRag(engine(), index).ask(QUESTION, **given)
+    assert IterativeRag(engine(), again).ask(QUESTION, **given).text == first.text
