@@ -12,6 +12,7 @@ import typer
 
 from ragspec.pipelines.bench.image import image
 from ragspec.pipelines.bench.modes import MODES, PEERS, known
+from ragspec.pipelines.bench.retrieval import retrieval
 from ragspec.pipelines.bench.store import store
 from ragspec.pipelines.console.options import HELP, ScopeOption, be_quiet, checked_output
 
@@ -34,6 +35,9 @@ app.command()(image)
 
 
 app.command()(store)
+
+
+app.command()(retrieval)
 
 
 @dataclass(frozen=True, slots=True)

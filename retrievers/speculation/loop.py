@@ -49,6 +49,11 @@ class Searcher(Protocol[Query, Found, Text]):
         """Return what to search for after these strides."""
         ...
 
+    @property
+    def further(self) -> float:
+        """What each further query of a search adds, as a share of a single one, about."""
+        ...
+
     def search(self, queries: Sequence[Query], k: int) -> list[list[Found]]:
         """Return at most k answers to each query, best first; equal ones compare equal."""
         ...
@@ -60,11 +65,16 @@ class Searcher(Protocol[Query, Found, Text]):
 
 @dataclass(slots=True)
 class Guess(Generic[Query, Found]):
-    """A stride's query, asked after `end` strides of the text, and the answer that was guessed."""
+    """A stride's query, asked after `end` strides of the text, and the answer that was guessed.
+
+    best: of the known answers, by the measure of the search. before: the answer of the last stride.
+    """
 
     end: int
     query: Query
     answer: Found
+    best: Found
+    before: Found
 
 
 @dataclass(slots=True)
@@ -94,6 +104,7 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
         Raises InputError where the first search finds nothing, and whatever writer and searcher
         raise.
         """
+        self.schedule.search.further = self.searcher.further
         found = self._search([self.searcher.query(())])[0]
         if not found:
             raise InputError("The search found nothing for the question; put it in other words.")
@@ -132,6 +143,8 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
         for guess, answers in zip(guesses, found, strict=True):
             truth = answers[0] if answers else answer
             self._known.update(dict.fromkeys(answers))
+            if plan.guesses:
+                self.schedule.learn_rivals(guess.best == truth, guess.before == truth)
             if truth != guess.answer:
                 self._count(plan, right, wrong=True)
                 self._take_back(guess.end, ahead)
@@ -159,16 +172,19 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
                 return guesses, True
             began = time.perf_counter()
             query = self.searcher.query(self.strides)
-            best = self.searcher.guess(query, tuple(self._known)) if plan.guesses else None
-            answer = answer if best is None else best
-            guesses.append(Guess(len(self.strides), query, answer))
+            found = self.searcher.guess(query, tuple(self._known)) if plan.guesses else None
+            before, best = answer, answer if found is None else found
+            answer = before if self.schedule.stays else best
+            guesses.append(Guess(len(self.strides), query, answer, best, before))
             self._note("guess", began)
         return guesses, False
 
     def _stride(self, answer: Found) -> tuple[Written, bool]:
         began = time.perf_counter()
         written = self.writer.write(answer, self.strides)
-        self.schedule.strides.append(self._note("write", began))
+        milliseconds = self._note("write", began)
+        if self.strides:  # the first one reads the prompt
+            self.schedule.strides.append(milliseconds)
         return written
 
     def _check(
@@ -187,8 +203,9 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
         finally:  # also where the writer fails: no search goes on behind the caller's back
             found = searching.result()
         both, schedule = 1000.0 * (time.perf_counter() - began), self.schedule
-        if len(queries) not in schedule.search.times:  # better than a line, though not alone
-            schedule.search.line.learn(len(queries), both)
+        if len(queries) not in schedule.search.times:  # better than a guess, though not alone
+            took = (e.milliseconds for e in reversed(self.report.events) if e.what == "search")
+            schedule.search.learn(len(queries), next(took))
         schedule.learn_overlap(schedule.stride_ms, schedule.search.of(len(queries)), both)
         return found, ahead
 

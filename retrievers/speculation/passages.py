@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Generic, TypeVar
 
 from ragspec.retrievers.search.fusion import Hit, Retriever, SearchMode
+from ragspec.retrievers.search.nearest import FLAT
 from ragspec.retrievers.search.passage_index import PassageIndex, Query
 from ragspec.retrievers.search.sparse import SparseIndex
 
@@ -48,6 +49,12 @@ class IndexSearcher(Generic[Text]):
     words: Callable[[Sequence[Text]], str]
     mode: SearchMode
 
+    @property
+    def further(self) -> float:
+        """What each further query adds: little where one pass over all vectors serves them all."""
+        dense = self.mode is SearchMode.DENSE and self.index.dense
+        return 0.1 if dense and dense.nearest.kind == FLAT else 1.0
+
     def query(self, before: Sequence[Text]) -> Query:
         """Return the query after these strides."""
         return self.index.query(self.words(before), self.mode)
@@ -76,6 +83,11 @@ class RetrieverSearcher(Generic[Text]):
     workers: int = 8
     _seen: tuple[Found, ...] = ()
     _scorer: SparseIndex | None = field(default=None)
+
+    @property
+    def further(self) -> float:
+        """What each further query adds: little, in a thread of its own."""
+        return 0.05
 
     def query(self, before: Sequence[Text]) -> str:
         """Return the query after these strides."""

@@ -8,6 +8,8 @@ next stride is written while the search runs, in less by what the two share. Whe
   takes s times as long for s queries, so that nothing is won by asking them together.
 - g is the mean of a Beta posterior that fades; the paper cuts it at 0.6, which forbids what pays
   most where a search takes many strides. The best s is looked up among all up to 16.
+- There are two guesses, the best known answer by the measure of the search, and the present one
+  once more; whichever was right more often lately is written on.
 - Of the shorter of both times only the share that was seen to be hidden counts: on a machine of few
   cores search and model slow each other.
 - The gate: where less than 5 % are to be had, every stride is checked before the next one.
@@ -18,17 +20,17 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
-
-from ragspec.budget.gains import DraftCost
 
 MOST = 16  # strides of a round
 LEAST_GAIN = 1.05  # over checking each stride, else it is not worth the risk
 RECENT = 9  # times of which the median counts
 FADING = 0.97  # weight of the past at every guess
+PRIOR_HITS, PRIOR = 3.0, 4.0  # right ones of the guesses that stand for what is not known yet
 SHARED = 0.7  # of the shorter time is taken to be hidden, until it is seen; 0 on a single core
 SHARED_RATE = 0.2
+ALONE = 10  # of so many rounds one is not overlapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +48,28 @@ class Plan:
 
 @dataclass(slots=True)
 class SearchCost:
-    """Milliseconds of a search by the number of queries: medians, and a line where none is known.
+    """Milliseconds of a search by the number of queries: medians of what was measured.
 
-    A single query may take another path than a batch, so what was measured comes first.
+    further: what each further query of a batch adds, as a share of a single one, until a batch of
+    that size was seen; then the nearest one counts.
     """
 
-    line: DraftCost = field(default_factory=DraftCost)
+    further: float = 0.5
     times: dict[int, deque[float]] = field(default_factory=dict)
 
     def learn(self, queries: int, milliseconds: float) -> None:
         """Add the time of one search."""
-        self.line.learn(queries, milliseconds)
         self.times.setdefault(queries, deque(maxlen=RECENT)).append(milliseconds)
 
     def of(self, queries: int) -> float:
-        """Return the milliseconds expected for so many queries at once."""
-        known = self.times.get(queries)
-        return median(known) if known else self.line.of(queries)
+        """Return the milliseconds expected for so many queries at once; 0 before any."""
+        if not self.times:
+            return 0.0
+        near = min(self.times, key=lambda known: (abs(known - queries), known))
+        return median(self.times[near]) * self._weight(queries) / self._weight(near)
+
+    def _weight(self, queries: int) -> float:
+        return 1.0 + self.further * (queries - 1)
 
     def to_dict(self) -> dict[int, float]:
         """Return the medians that were measured, by the number of queries."""
@@ -73,7 +80,10 @@ class SearchCost:
 class Schedule:
     """Chooses the strides of each round, and learns from it. One for all requests of a pipeline.
 
-    fixed: the strides of every round, None to choose. overlap: None for where it pays.
+    fixed: the strides of every round, None to choose. overlap: None for where it pays. shared:
+    of the shorter of a stride and a search, the part that an overlap hides. hits, guesses,
+    searched, stayed: fading counts of guesses, and of what either kind had right. since_alone:
+    rounds since one was not overlapped.
     """
 
     fixed: int | None = None
@@ -83,11 +93,24 @@ class Schedule:
     shared: float = field(default_factory=lambda: SHARED if _cores() > 1 else 0.0)
     hits: float = 0.0
     guesses: float = 0.0
+    searched: float = 0.0
+    stayed: float = 0.0
+    since_alone: int = 0
 
     @property
     def chance(self) -> float:
-        """The chance of a guess: the mean of its posterior, half before anything was seen."""
-        return (self.hits + 1.0) / (self.guesses + 2.0)
+        """The chance of a guess: the mean of its posterior, 0.75 before anything was seen."""
+        return (self.hits + PRIOR_HITS) / (self.guesses + PRIOR)
+
+    @property
+    def stays(self) -> bool:
+        """Whether the present answer has been the better guess than the best known one."""
+        return self.stayed > self.searched
+
+    def learn_rivals(self, searched: bool, stayed: bool) -> None:
+        """Count which of the two guesses would have been right."""
+        self.searched = self.searched * FADING + searched
+        self.stayed = self.stayed * FADING + stayed
 
     @property
     def stride_ms(self) -> float:
@@ -132,7 +155,14 @@ class Schedule:
         ways = (False, True) if self.overlap is None else (self.overlap,)
         plans = [Plan(strides, way) for way in ways for strides in range(1, MOST + 1)]
         best = max(plans, key=self.rate)
-        return best if self.gain(best) >= LEAST_GAIN else Plan()
+        if self.gain(best) < LEAST_GAIN:
+            return Plan()
+        # Only alone is it seen what strides and searches take.
+        self.since_alone = self.since_alone + 1 if best.overlapped else 0
+        if self.since_alone < ALONE or self.overlap:
+            return best
+        self.since_alone = 0
+        return replace(best, overlapped=False)
 
     def learn_guesses(self, right: int, wrong: bool) -> None:
         """Count the guesses of a round up to the first wrong one."""

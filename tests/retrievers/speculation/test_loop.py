@@ -29,6 +29,7 @@ class World:
     guess_right: float | None = None  # None: by what is known
     written: int = 0
     asked: list[int] = field(default_factory=list)
+    further: float = 0.5
 
     def _drawn(self, *what: object) -> random.Random:
         return random.Random(repr((self.seed, *what)))
@@ -127,13 +128,26 @@ def test_right_guesses_save_searches_and_wrong_ones_cost_strides() -> None:
     assert strides == 10
     assert right.report.calls == 1 + 3  # of 4, 4 and 2 strides, of which the last needs no search
     assert (right.report.hits, right.report.rollbacks, right.report.wasted) == (9, 0, 0)
-    wrong = run(World(3, guess_right=0.0), Schedule(4, overlap=False))
+    wrong = run(World(3, guess_right=0.0), Schedule(4, overlap=False, searched=1e9))
     assert wrong.report.hits == 0
     assert wrong.report.rollbacks == wrong.report.strides - 1
     assert wrong.report.wasted > 0
     off = run(World(3), Schedule(1, overlap=False))
     assert (off.report.calls, off.report.wasted, off.report.gated) == (10, 0, 9)
     assert off.schedule.guesses == 0
+
+
+def test_the_guess_that_was_right_more_often_is_written_on() -> None:
+    """Answers that never change: to stay is right, and the searcher's guess is always wrong."""
+
+    class Steady(World):
+        def truth(self, query: tuple[int, ...]) -> list[int]:
+            return [1, 2, 3]
+
+    loop = run(Steady(3, guess_right=0.0, length=80), Schedule(4, overlap=False))
+    assert loop.schedule.stays
+    assert loop.report.rollbacks <= 2
+    assert loop.report.hits >= loop.report.strides - 3
 
 
 def test_a_search_overlaps_the_stride_that_follows() -> None:
@@ -216,7 +230,7 @@ def test_a_slow_search_is_asked_less_often_and_a_fast_one_every_time() -> None:
     slow = Slow(3, guess_right=1.0, length=80)
     slow.stride, slow.lookup = 0.0005, 0.05
     loop = run(slow, Schedule())
-    assert loop.report.calls <= 7 < loop.report.strides == 20
+    assert loop.report.calls <= 11 < loop.report.strides == 20
     fast = Slow(3, guess_right=1.0, length=80)
     fast.stride, fast.lookup = 0.02, 0.0
     loop = run(fast, Schedule())

@@ -88,8 +88,26 @@ def test_outliers_and_old_guesses_fade() -> None:
     assert made.next() == before
     for _ in range(200):
         made.learn_guesses(0, True)
-    assert made.chance < 0.1
+    assert made.chance < 0.2
     assert made.next().strides <= 2
+
+
+def test_a_batch_that_was_not_seen_costs_by_the_nearest_that_was() -> None:
+    made = Schedule()
+    made.search.further = 0.1
+    assert made.search.of(3) == 0.0
+    made.search.learn(1, 100.0)
+    assert made.search.of(6) == pytest.approx(150.0)
+    made.search.learn(5, 300.0)  # dearer than was said
+    assert (made.search.of(5), made.search.of(1)) == (300.0, 100.0)
+    assert made.search.of(6) == pytest.approx(300.0 * 1.5 / 1.4)
+
+
+def test_now_and_then_a_round_is_not_overlapped() -> None:
+    made = schedule(20.0, 30.0, 0.0, 0.9)
+    plans = [made.next() for _ in range(40)]
+    assert sum(not plan.overlapped for plan in plans) == 4
+    assert len({plan.strides for plan in plans}) == 1
 
 
 def test_what_overlaps_is_learned() -> None:
