@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragspec.engine.kept import KeptContext
 from ragspec.engine.options import refuse_unknown
 from ragspec.engine.output import Generation
+from ragspec.engine.prefixes import PrefixCache
 from ragspec.errors import InputError
 from ragspec.pipelines.docqa.citations import cite
 from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer, DocQA
@@ -97,6 +98,7 @@ class IterativeRag:
         self.query_tokens = query_tokens
         self.mode = self._mode(search)
         self.schedule = _schedule(speculate, overlap)
+        self._prefixes = PrefixCache()
         self.prefetch = 1 if speculate == "off" else max(1, prefetch)
         self.wording = wording(suited(engine.tokenizer) if prompt is None else prompt, system)
 
@@ -146,7 +148,7 @@ class IterativeRag:
         options = {"stop": self.wording.stop, **options, "max_new_tokens": max_new_tokens}
         shown = Shown(stream, options["stop"])
         loop = SpeculativeRetrieval(
-            Writer(self, prompts, sampling, options),
+            Writer(self, prompts, sampling, options, KeptContext(self._prefixes)),
             self._searcher(prompts),
             self.schedule,
             prefetch=self.prefetch,
@@ -215,7 +217,7 @@ class Writer:
     prompts: StridePrompts
     sampling: Sampling
     options: dict[str, Any]
-    kept: KeptContext = field(default_factory=KeptContext)
+    kept: KeptContext
 
     def write(self, answer: Found, before: Sequence[Stride]) -> tuple[Stride, bool]:
         """Return the next stride over a passage, and whether the answer ends with it."""
@@ -226,6 +228,7 @@ class Writer:
             "spans": prompt.spans,
             "texts": (*prompt.layout, *self.options.get("texts", ())),
             "kept": self.kept,
+            "prefix": prompt.prefix,
             "written": written,
             "pause": self.rag.every,
         }

@@ -224,7 +224,8 @@ class Engine:
                 yield _told(session, run)
             return
         row = run.rows[0]
-        with run.settings.kept.open(self.target, row.context.tokens, capacity) as (lent, known):
+        kept, prefix = run.settings.kept, run.settings.prefix
+        with kept.open(self.target, row.context.tokens, capacity, prefix) as (lent, known):
             row.pending = row.context.tokens[known:]
             row.report.kept = known
             yield _told(lent, run)

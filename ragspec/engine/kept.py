@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from ragspec.engine.prefixes import PrefixCache
 from ragspec.errors import InputError
-from ragspec.target.base import Resumes, TargetSession
+from ragspec.target.base import Resumes, SharesBeginnings, TargetSession
 
 if TYPE_CHECKING:
     from ragspec.target.causal import CausalTarget
@@ -26,10 +27,12 @@ class KeptContext:
     It serves one prompt at a time and one model; another model's call begins anew. A call that
     was interrupted leaves what had been committed. Models whose caches cannot be cut short
     (recurrent states), or whose positions depend on the length of the prompt, read all again.
-    Change the model's weights and it must be made anew.
+    Change the model's weights and it must be made anew. prefixes: keeps the beginnings of prompts
+    that are asked for with `prefix=`, also for other contexts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prefixes: PrefixCache | None = None) -> None:
+        self.prefixes = PrefixCache() if prefixes is None else prefixes
         self._using = threading.Lock()
         self._target: CausalTarget | None = None
         self._session: Resumes | None = None
@@ -47,12 +50,12 @@ class KeptContext:
 
     @contextmanager
     def open(
-        self, target: CausalTarget, text: list[int], capacity: int
+        self, target: CausalTarget, text: list[int], capacity: int, prefix: int = 0
     ) -> Iterator[tuple[TargetSession, int]]:
         """Lend a session that holds the beginning of a text, and tell how many tokens of it.
 
-        text: the row's own list, which grows as tokens are committed. Raises InputError where
-        another call is under way.
+        text: the row's own list, which grows as tokens are committed. prefix: its first tokens that
+        other texts may begin with, too. Raises InputError where another call is under way.
         """
         if not self._using.acquire(blocking=False):
             raise InputError(
@@ -62,6 +65,8 @@ class KeptContext:
         try:
             known = self._resume(target, text)
             session: TargetSession = self._session or target.open(1, capacity)
+            if prefix > known:
+                known = self._begin(target, session, text[:prefix], known)
             self._target, self._session, self._tokens = target, None, []
             try:
                 with session:
@@ -70,8 +75,27 @@ class KeptContext:
                 if isinstance(session, Resumes):
                     self._tokens = text[: session.resume(len(text))]
                     self._session = session
+                    if prefix > known:
+                        self._keep(session, self._tokens[:prefix], prefix)
         finally:
             self._using.release()
+
+    def _begin(
+        self, target: CausalTarget, session: TargetSession, prefix: Sequence[int], known: int
+    ) -> int:
+        """Begin with a prefix that is kept, where it is; return how many tokens are known."""
+        found = self.prefixes.find(target, prefix)
+        if found is None or not isinstance(session, SharesBeginnings):
+            return known
+        session.begin_with(found)
+        return len(prefix)
+
+    def _keep(self, session: TargetSession, tokens: Sequence[int], prefix: int) -> None:
+        """Keep a prefix that was read, for other texts."""
+        if len(tokens) == prefix and isinstance(session, SharesBeginnings):
+            found = session.beginning(prefix)
+            if found is not None:
+                self.prefixes.keep(self._target, tokens, found)
 
     def _resume(self, target: CausalTarget, text: Sequence[int]) -> int:
         """Keep the common beginning and return its length; drop what is of another target.

@@ -29,8 +29,8 @@ class RowSettings:
     logprobs: None, or the number of alternatives to keep. extra: transformers processors. spans,
     texts: see `DraftRequest`. predictions: one for each prompt of the call, or none at all. alone:
     whether the call has a single row, which then needs no processors of its own. defaults: the
-    model's generation config, None for none. kept: what was read before. on_read, written: see
-    `Options`.
+    model's generation config, None for none. kept: what was read before. on_read, written,
+    prefix: see `Options`.
     """
 
     sampling: Sampling
@@ -45,6 +45,7 @@ class RowSettings:
     kept: KeptContext | None = None
     on_read: Callable[[int, int], None] | None = None
     written: Sequence[int] = ()
+    prefix: int = 0
 
     def stop_of(self, row: int) -> StopRule:
         """Return what ends row number `row` of the call, with the criteria of that row."""
@@ -87,7 +88,8 @@ class Options(TypedDict, total=False):
     text. spans, texts: what the prompt was made from, see `DraftRequest`. prediction: a text that
     the output will resemble, see `read_prediction`; it may only make it faster; the context drafter
     joins where no drafter reads texts. kept: a `KeptContext`, so that the part of a prompt that was
-    read by the call before is not read again; one prompt, one sample. on_read: called with how many
+    read by the call before is not read again; one prompt, one sample. prefix: with kept, how many
+    of the prompt's first tokens are kept for prompts to come that begin with the same. on_read: called with how many
     tokens have been read and of how many, while a prompt is read that takes several forwards
     (`CausalTarget.piece`): with 0 at first and then after each; of several prompts the longest
     counts. pause: tokens after which the call returns, with the finish reason "paused". written:
@@ -111,6 +113,7 @@ class Options(TypedDict, total=False):
     kept: KeptContext | None
     on_read: Callable[[int, int], None] | None
     pause: int | None
+    prefix: int
     written: Sequence[int] | None
 
 
@@ -163,6 +166,7 @@ def read_options(
         defaults=defaults,
         kept=_kept(options.get("kept"), alone),
         on_read=_on_read(options.get("on_read")),
+        prefix=_prefix(options, prompts),
         written=_written(options.get("written"), alone, new, vocab_size),
     )
 
@@ -174,6 +178,19 @@ def _on_read(given: Any) -> Callable[[int, int], None] | None:
         raise InputError(f"on_read is {given!r}; expected a function of two numbers, or None")
     told: Callable[[int, int], None] = given
     return told
+
+
+def _prefix(options: Options, prompts: Sequence[Sequence[int]]) -> int:
+    """Return how many tokens of a prompt are kept for other prompts; 0 for none."""
+    given = options.get("prefix", 0)
+    if not isinstance(given, Integral) or not 0 <= given < len(prompts[0]):
+        raise InputError(
+            f"prefix is {given!r}; expected a whole number below the prompt's {len(prompts[0])} "
+            "tokens, the last of which is always read"
+        )
+    if given and options.get("kept") is None:
+        raise InputError("got prefix without kept; expected a KeptContext, which keeps it.")
+    return int(given)
 
 
 def _pause(given: int | None) -> int | None:

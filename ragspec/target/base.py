@@ -61,6 +61,23 @@ class Resumes(TargetSession, Protocol):
         ...
 
 
+# The keys and values of the first n tokens of a text: a pair [1, heads, n, width] for each layer.
+Beginning = Sequence[tuple[torch.Tensor, torch.Tensor]]
+
+
+@runtime_checkable
+class SharesBeginnings(Resumes, Protocol):
+    """The optional part of a target session that hands on what it holds of a text's beginning."""
+
+    def beginning(self, length: int) -> Beginning | None:
+        """Return a copy of the first committed tokens' keys and values; None where not fit."""
+        ...
+
+    def begin_with(self, beginning: Beginning) -> None:
+        """Forget everything and hold these keys and values as committed tokens."""
+        ...
+
+
 @runtime_checkable
 class ReadsPrompts(Protocol):
     """The optional part of a target session that tells more about prompts than their ends."""

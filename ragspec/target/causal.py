@@ -22,6 +22,7 @@ from ragspec.errors import ModelError
 from ragspec.models.device import input_device
 from ragspec.models.supported import unwrapped
 from ragspec.sampling.top_tokens import Tops, best_tokens
+from ragspec.target.base import Beginning
 from ragspec.target.cpu_weights import Packed, lend, pack
 from ragspec.target.hidden_states import HeadInputs
 from ragspec.target.kv_cache import SlotCache
@@ -325,6 +326,17 @@ class TreeSession:
         self.cache.book.pending = 0
         self.cache.truncate(0, 0 if unfit else length)
         return self.cache.book.lengths[0]
+
+    def beginning(self, length: int) -> Beginning | None:
+        """Return a copy of the first keys and values of the one row; see `SharesBeginnings`."""
+        if self.target.bit_exact or self.target.tables or self.cache.book.lengths[0] < length:
+            return None
+        return self.cache.beginning(length)
+
+    def begin_with(self, beginning: Beginning) -> None:
+        """Hold these keys and values and no others; see `base.SharesBeginnings`."""
+        self._anew = {}
+        self.cache.begin_with(beginning)
 
 
 def _layout(

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from ragspec.target.base import Beginning
+
 
 class SlotBook:
     """What all layers of one cache share: lengths of the rows and the speculative region."""
@@ -182,6 +184,25 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
     def truncate(self, row: int, length: int) -> None:
         """Forget all but the first `length` committed tokens of a row."""
         self.book.lengths[row] = min(length, self.book.lengths[row])
+        self.book.moved()
+
+    def beginning(self, length: int) -> Beginning | None:
+        """Return copies of the first slots of all layers; None for more than one row of buffers."""
+        layers = [layer for layer in self.layers if layer.is_initialized]
+        if not layers or len(layers) < len(self.layers) or layers[0].keys.shape[0] != 1:
+            return None
+        return [
+            (layer.keys[:, :, :length].clone(), layer.values[:, :, :length].clone())
+            for layer in layers
+        ]
+
+    def begin_with(self, beginning: Beginning) -> None:
+        """Fill the first slots of the one row; what was there is forgotten."""
+        self.book.lengths[0] = self.book.pending = 0
+        self.book.moved()
+        for index, (keys, values) in enumerate(beginning):
+            self.update(keys, values, index)
+        self.book.lengths[0] = beginning[0][0].shape[-2] if beginning else 0
         self.book.moved()
 
     def _move(self, row: int, source: list[int], start: int) -> None:

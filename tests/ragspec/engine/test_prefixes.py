@@ -1,0 +1,101 @@
+"""Beginnings that many prompts share are read once, and the text stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.engine.engine import Engine
+from ragspec.engine.kept import KeptContext
+from ragspec.engine.prefixes import PrefixCache
+from ragspec.errors import InputError
+from ragspec.sampling.settings import Sampling
+from ragspec.target.base import Beginning
+from tests.support import tiny
+
+
+def engine(architecture: str = "llama", drafter: Any = None) -> Engine:
+    return Engine(tiny.model(architecture, dtype=torch.float64), tiny.tokenizer(), drafter)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.1, seed=4)])
+@pytest.mark.parametrize("drafter", [None, "auto"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2"])
+def test_texts_over_kept_beginnings_are_those_of_fresh_ones(
+    architecture: str, drafter: str | None, sampling: Sampling
+) -> None:
+    asked, prefixes = engine(architecture, drafter), PrefixCache()
+    kept = KeptContext(prefixes)
+    passages = [tiny.prompt(30 + n, seed=n) for n in range(3)]
+    seen: set[int] = set()
+    for turn, number in enumerate((0, 1, 0, 2, 1, 0, 0, 2)):
+        prompt = [*passages[number], *tiny.prompt(6, seed=50 + turn)]
+        options: dict[str, Any] = {"max_new_tokens": 10}
+        found = asked.generate(prompt, sampling, kept=kept, prefix=len(passages[number]), **options)
+        assert found.tokens == asked.generate(prompt, sampling, **options).tokens
+        assert (found.report.kept_tokens >= len(passages[number])) is (number in seen)
+        seen.add(number)
+        if turn == 4:  # another conversation finds them, too
+            kept = KeptContext(prefixes)
+    assert len(prefixes) == 3
+
+
+def test_the_longest_unused_leave_first() -> None:
+    part = torch.zeros(1, 2, 10, 4)
+    size = 2 * part.nbytes
+    cache, target = PrefixCache(3 * size), object()
+    for name in range(3):
+        cache.keep(target, [name], [(part, part)])
+    assert cache.find(target, [0]) is not None
+    cache.keep(target, [3], [(part, part)])
+    assert [cache.find(target, [n]) is not None for n in range(4)] == [True, False, True, True]
+    assert cache.bytes == 3 * size
+    cache.keep(target, [3], [(part, part)])
+    assert cache.bytes == 3 * size
+    cache.keep(target, [9], [(part, part)] * 4)  # does not fit at all: the others stay
+    assert len(cache) == 3
+    other: Beginning | None = cache.find(object(), [0])
+    assert other is None and len(cache) == cache.bytes == 0
+    with pytest.raises(InputError, match="most_bytes is -1"):
+        PrefixCache(-1)
+
+
+def test_nothing_is_kept_without_room_and_nothing_of_another_model_is_used() -> None:
+    asked, kept = engine(), KeptContext(PrefixCache(0))
+    prompt = tiny.prompt(30)
+    for _ in range(2):
+        asked.generate(prompt, kept=kept, prefix=20, max_new_tokens=4)
+    assert len(kept.prefixes) == 0
+    kept = KeptContext()
+    asked.generate(prompt, kept=kept, prefix=20, max_new_tokens=4)
+    other = Engine(tiny.model(seed=5, dtype=torch.float64), tiny.tokenizer(), None)
+    found = other.generate(prompt, kept=kept, prefix=20, max_new_tokens=4)
+    assert found.report.kept_tokens == 0
+    assert found.tokens == other.generate(prompt, max_new_tokens=4).tokens
+
+
+def test_keys_of_another_text_would_be_seen() -> None:
+    asked, kept = engine(), KeptContext()
+    prompt, wrong = tiny.prompt(30), tiny.prompt(30, seed=9)
+    asked.generate(wrong, kept=kept, prefix=20, max_new_tokens=4)
+    found = kept.prefixes.find(asked.target, wrong[:20])
+    assert found is not None
+    kept.prefixes.keep(asked.target, prompt[:20], found)
+    told = asked.generate(prompt, kept=kept, prefix=20, max_new_tokens=12).tokens
+    assert told != asked.generate(prompt, max_new_tokens=12).tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"prefix": 3}, "got prefix without kept"),
+        ({"prefix": -1, "kept": KeptContext()}, "prefix is -1; expected a whole number below"),
+        ({"prefix": 24, "kept": KeptContext()}, "prefix is 24; expected a whole number below"),
+        ({"prefix": "all", "kept": KeptContext()}, "prefix is 'all'"),
+    ],
+)
+def test_bad_prefixes_are_refused(options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        engine().generate(tiny.prompt(24), **options)
