@@ -147,15 +147,17 @@ class IterativeRag:
         prompts = StridePrompts(self.engine.tokenizer, " ".join(question.split()), self.wording)
         options = {"stop": self.wording.stop, **options, "max_new_tokens": max_new_tokens}
         shown = Shown(stream, options["stop"])
+        kept = KeptContext(self._prefixes)
         loop = SpeculativeRetrieval(
-            Writer(self, prompts, sampling, options, KeptContext(self._prefixes)),
+            Writer(self, prompts, sampling, options, kept),
             self._searcher(prompts),
             self.schedule,
             prefetch=self.prefetch,
             kept=shown.push,
         )
         try:
-            loop.run()
+            with kept.held():
+                loop.run()
         except KeyboardInterrupt:
             if stream is None or not loop.cut():
                 raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,8 @@ class KeptContext:
         self._target: CausalTarget | None = None
         self._session: Resumes | None = None
         self._tokens: list[int] = []
+        self._stack: ExitStack | None = None
+        self._held: TargetSession | None = None
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -69,7 +71,7 @@ class KeptContext:
                 known = self._begin(target, session, text[:prefix], known)
             self._target, self._session, self._tokens = target, None, []
             try:
-                with session:
+                with self._entered(session):
                     yield session, known
             finally:  # also after an interrupt: what was committed stays as it is
                 if isinstance(session, Resumes):
@@ -79,6 +81,30 @@ class KeptContext:
                         self._keep(session, self._tokens[:prefix], prefix)
         finally:
             self._using.release()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep what a session of a model makes ready for its calls until the block ends.
+
+        It is for many short calls in a row; the model must not be changed meanwhile.
+        """
+        with ExitStack() as stack:
+            self._stack, self._held = stack, None
+            try:
+                yield
+            finally:
+                self._stack = self._held = None
+
+    @contextmanager
+    def _entered(self, session: TargetSession) -> Iterator[None]:
+        """Enter a session for one call, or for all of a block of `held`."""
+        if self._stack is None:
+            with session:
+                yield
+            return
+        if self._held is not session:
+            self._held = self._stack.enter_context(session)
+        yield
 
     def _begin(
         self, target: CausalTarget, session: TargetSession, prefix: Sequence[int], known: int

@@ -44,11 +44,21 @@ def decode(
         row.rule = open_rule(rule)
     if any(row.hidden for row in rows) and isinstance(session, KeepsHidden):
         session.keep_hidden()
-    yield _prefill(session, rows, prompts)
+    if not _resumed(rows):
+        yield _prefill(session, rows, prompts)
     live = _unfinished(session, rows)
     while live:
         yield _advance(session, live)
         live = _unfinished(session, live)
+
+
+def _resumed(rows: Sequence[Row]) -> bool:
+    """Tell whether all but the root of a text that goes on was read before: it may be drafted for.
+
+    A drafter that learns from hidden states still wants those of the root.
+    """
+    first = rows[0]
+    return first.stop.count > 0 and len(first.pending) == 1 and not first.hidden
 
 
 @without_autograd

@@ -89,14 +89,14 @@ class Options(TypedDict, total=False):
     the output will resemble, see `read_prediction`; it may only make it faster; the context drafter
     joins where no drafter reads texts. kept: a `KeptContext`, so that the part of a prompt that was
     read by the call before is not read again; one prompt, one sample. prefix: with kept, how many
-    of the prompt's first tokens are kept for prompts to come that begin with the same. on_read: called with how many
-    tokens have been read and of how many, while a prompt is read that takes several forwards
-    (`CausalTarget.piece`): with 0 at first and then after each; of several prompts the longest
-    counts. pause: tokens after which the call returns, with the finish reason "paused". written:
-    tokens of the text that earlier calls gave: it goes on after them as if it had never paused, its
-    noise, penalties, stop strings and limits count them, and `Generation.tokens` has them, too;
-    log-probabilities, steps and report are those of this call. One prompt, one sample; the prompt
-    may be another one.
+    of the prompt's first tokens are kept for prompts to come that begin with the same. on_read:
+    called with how many tokens have been read and of how many, while a prompt is read that takes
+    several forwards (`CausalTarget.piece`): with 0 at first and then after each; of several prompts
+    the longest counts. pause: tokens after which the call returns, with the finish reason "paused".
+    written: tokens of the text that earlier calls gave: it goes on after them as if it had never
+    paused, its noise, penalties, stop strings and limits count them, and `Generation.tokens` has
+    them, too; log-probabilities, steps and report are those of this call. One prompt, one sample;
+    the prompt may be another one.
     """
 
     max_new_tokens: int | None

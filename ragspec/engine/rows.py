@@ -182,7 +182,7 @@ class Run:
             pending=list(before),
             started=self.began,
         )
-        if self.drafter is not None:
+        if self.drafter is not None and row.context.remaining > 1:  # else there is nothing to draft
             request = DraftRequest(
                 prompt=tuple(before),
                 vocab_size=parts.target.vocab_size,

@@ -50,6 +50,11 @@ class Searcher(Protocol[Query, Found, Text]):
         ...
 
     @property
+    def most(self) -> int:
+        """Queries that it takes at once without waiting twice."""
+        ...
+
+    @property
     def further(self) -> float:
         """What each further query of a search adds, as a share of a single one, about."""
         ...
@@ -105,7 +110,8 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
         raise.
         """
         self.schedule.search.further = self.searcher.further
-        found = self._search([self.searcher.query(())])[0]
+        self.schedule.most = min(self.schedule.most, self.searcher.most)
+        found = self._search([self.searcher.query(())], self.prefetch)[0]
         if not found:
             raise InputError("The search found nothing for the question; put it in other words.")
         with ThreadPoolExecutor(1, "ragspec-search") as worker:
@@ -138,7 +144,7 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
         if not guesses:
             return answer, None, True
         overlapped = plan.overlapped and not ended
-        found, ahead = self._check(guesses, worker if overlapped else None)
+        found, ahead = self._check(plan, guesses, worker if overlapped else None)
         right = 0
         for guess, answers in zip(guesses, found, strict=True):
             truth = answers[0] if answers else answer
@@ -188,14 +194,14 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
         return written
 
     def _check(
-        self, guesses: Sequence[Guess[Query, Found]], worker: Executor | None
+        self, plan: Plan, guesses: Sequence[Guess[Query, Found]], worker: Executor | None
     ) -> tuple[list[list[Found]], tuple[Written, bool] | None]:
         """Search for all queries of a round; with a worker the next stride is written meanwhile."""
-        queries = [guess.query for guess in guesses]
+        queries, k = [guess.query for guess in guesses], self.prefetch if plan.guesses else 1
         if worker is None:
-            return self._search(queries), None
+            return self._search(queries, k), None
         began = time.perf_counter()
-        searching: Future[list[list[Found]]] = worker.submit(self._timed, queries)
+        searching: Future[list[list[Found]]] = worker.submit(self._timed, queries, k)
         before = time.perf_counter()
         try:
             ahead = self.writer.write(guesses[-1].answer, self.strides)
@@ -209,17 +215,17 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
         schedule.learn_overlap(schedule.stride_ms, schedule.search.of(len(queries)), both)
         return found, ahead
 
-    def _search(self, queries: Sequence[Query]) -> list[list[Found]]:
+    def _search(self, queries: Sequence[Query], k: int) -> list[list[Found]]:
         began = time.perf_counter()
-        found = self._timed(queries)
+        found = self._timed(queries, k)
         self.schedule.search.learn(len(queries), 1000.0 * (time.perf_counter() - began))
         for answers in found[:1] if not self.strides else ():
             self._known.update(dict.fromkeys(answers))
         return found
 
-    def _timed(self, queries: Sequence[Query]) -> list[list[Found]]:
+    def _timed(self, queries: Sequence[Query], k: int) -> list[list[Found]]:
         began = time.perf_counter()
-        found = self.searcher.search(queries, max(1, self.prefetch))
+        found = self.searcher.search(queries, max(1, k))
         self._note("search", began, len(queries))
         self.report.calls += 1
         self.report.queries += len(queries)

@@ -17,6 +17,7 @@ from ragspec.retrievers.search.fusion import Hit, Retriever, SearchMode
 from ragspec.retrievers.search.nearest import FLAT
 from ragspec.retrievers.search.passage_index import PassageIndex, Query
 from ragspec.retrievers.search.sparse import SparseIndex
+from ragspec.retrievers.speculation.schedule import MOST
 
 Text = TypeVar("Text")
 
@@ -48,6 +49,7 @@ class IndexSearcher(Generic[Text]):
     index: PassageIndex
     words: Callable[[Sequence[Text]], str]
     mode: SearchMode
+    most: int = MOST
 
     @property
     def further(self) -> float:
@@ -83,6 +85,11 @@ class RetrieverSearcher(Generic[Text]):
     workers: int = 8
     _seen: tuple[Found, ...] = ()
     _scorer: SparseIndex | None = field(default=None)
+
+    @property
+    def most(self) -> int:
+        """Queries that are asked side by side."""
+        return self.workers
 
     @property
     def further(self) -> float:

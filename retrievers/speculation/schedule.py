@@ -30,6 +30,7 @@ FADING = 0.97  # weight of the past at every guess
 PRIOR_HITS, PRIOR = 3.0, 4.0  # right ones of the guesses that stand for what is not known yet
 SHARED = 0.7  # of the shorter time is taken to be hidden, until it is seen; 0 on a single core
 SHARED_RATE = 0.2
+GLANCE = 8  # rounds in a row without speculation after which a guess is compared all the same
 ALONE = 10  # of so many rounds one is not overlapped
 
 
@@ -83,7 +84,8 @@ class Schedule:
     fixed: the strides of every round, None to choose. overlap: None for where it pays. shared:
     of the shorter of a stride and a search, the part that an overlap hides. hits, guesses,
     searched, stayed: fading counts of guesses, and of what either kind had right. since_alone:
-    rounds since one was not overlapped.
+    rounds since one was not overlapped; gated: rounds in a row that were not worth a guess. most:
+    strides of a round, as many as a search takes at once.
     """
 
     fixed: int | None = None
@@ -96,6 +98,8 @@ class Schedule:
     searched: float = 0.0
     stayed: float = 0.0
     since_alone: int = 0
+    gated: int = 0
+    most: int = MOST
 
     @property
     def chance(self) -> float:
@@ -153,10 +157,12 @@ class Schedule:
         if not self.known:
             return Plan()
         ways = (False, True) if self.overlap is None else (self.overlap,)
-        plans = [Plan(strides, way) for way in ways for strides in range(1, MOST + 1)]
+        plans = [Plan(strides, way) for way in ways for strides in range(1, self.most + 1)]
         best = max(plans, key=self.rate)
         if self.gain(best) < LEAST_GAIN:
-            return Plan()
+            self.gated += 1
+            return Plan(guesses=self.gated % GLANCE == 0)
+        self.gated = 0
         # Only alone is it seen what strides and searches take.
         self.since_alone = self.since_alone + 1 if best.overlapped else 0
         if self.since_alone < ALONE or self.overlap:

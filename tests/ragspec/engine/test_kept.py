@@ -13,6 +13,7 @@ from ragspec.engine.engine import Engine
 from ragspec.engine.kept import KeptContext
 from ragspec.errors import InputError
 from ragspec.sampling.settings import Sampling
+from ragspec.target.causal import TreeSession
 from ragspec.target.constant_width import ConstantWidthTarget
 from tests.ragspec.target.test_rotary_tables import build
 from tests.support import tiny
@@ -165,3 +166,43 @@ def test_a_kept_context_serves_one_text_at_a_time() -> None:
         fresh.tokens
     )
     assert all("in use" in str(error) for error in failed)
+
+
+def test_a_session_is_entered_once_for_many_calls_in_a_row() -> None:
+    asked, kept = engine(), KeptContext()
+    entered: list[str] = []
+    prompt = tiny.prompt(20)
+    with pytest.MonkeyPatch.context() as patched:
+        enter, leave = TreeSession.__enter__, TreeSession.__exit__
+
+        def entering(self: TreeSession) -> TreeSession:
+            entered.append("enter")
+            return enter(self)
+
+        def leaving(self: TreeSession, *given: Any) -> None:
+            entered.append("leave")
+            leave(self, *given)
+
+        patched.setattr(TreeSession, "__enter__", entering)
+        patched.setattr(TreeSession, "__exit__", leaving)
+        with kept.held():
+            found = asked.generate(prompt, kept=kept, max_new_tokens=12, pause=4, ignore_eos=True)
+            while found.finish_reason == "paused":
+                options: dict[str, Any] = {"max_new_tokens": 12, "pause": 4, "ignore_eos": True}
+                found = asked.generate(prompt, kept=kept, written=found.tokens, **options)
+            assert entered == ["enter"]
+        assert entered == ["enter", "leave"]
+    assert found.tokens == asked.generate(prompt, max_new_tokens=12, ignore_eos=True).tokens
+    again = asked.generate(prompt, kept=kept, max_new_tokens=12, ignore_eos=True)
+    assert again.tokens == found.tokens
+
+
+def test_a_text_that_goes_on_is_drafted_for_from_its_first_forward() -> None:
+    asked, kept = engine(drafter="context"), KeptContext()
+    prompt = tiny.prompt(40)[:20] * 3
+    options: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True, "kept": kept}
+    first = asked.generate(prompt, pause=8, **options)
+    second = asked.generate(prompt, written=first.tokens, **options)
+    assert (first.report.prefill_forwards, second.report.prefill_forwards) == (1, 0)
+    assert second.report.prefill_tokens == 0
+    assert second.report.steps == second.report.forward_passes

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ragspec.retrievers.speculation.schedule import LEAST_GAIN, MOST, Plan, Schedule
+from ragspec.retrievers.speculation.schedule import GLANCE, LEAST_GAIN, MOST, Plan, Schedule
 
 
 def schedule(
@@ -54,7 +54,9 @@ def test_the_plan_is_the_best_of_all() -> None:
         made = schedule(stride, single, single * drawn.choice([0.0, 0.2, 1.0]), chance)
         plans = [Plan(s, way) for s in range(1, MOST + 1) for way in (False, True)]
         best = max(map(made.gain, plans))
-        assert made.next() == Plan() if best < LEAST_GAIN else made.gain(made.next()) == best
+        plan = made.next()
+        assert plan.strides == 1 if best < LEAST_GAIN else made.gain(plan) == best
+        assert not (best < LEAST_GAIN and plan.overlapped)
 
 
 @pytest.mark.parametrize(("chance", "most"), [(0.99, MOST), (0.9, 13), (0.6, 7)])
@@ -70,7 +72,10 @@ def test_strides_grow_with_the_chance_and_the_search(chance: float, most: int) -
 
 
 def test_a_search_that_takes_as_long_for_each_query_is_not_worth_a_batch() -> None:
-    assert schedule(20.0, 20.0, 20.0, 0.8, overlap=False).next() == Plan()
+    gated = schedule(20.0, 20.0, 20.0, 0.8, overlap=False)
+    plans = [gated.next() for _ in range(2 * GLANCE)]
+    assert {plan.strides for plan in plans} == {1}
+    assert sum(plan.guesses for plan in plans) == 2  # a glance now and then: chances change
     assert schedule(20.0, 20.0, 0.0, 0.8, overlap=False).next().strides > 1
 
 
