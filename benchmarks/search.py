@@ -1,0 +1,89 @@
+"""Exact search among many vectors: one query and a batch, beside faiss and one matrix product.
+
+    OMP_NUM_THREADS=1 python benchmarks/search.py [--vectors 1000000] [--json FILE]
+
+Random unit vectors that share a direction, as embeddings do (224 wide, k = 20). All ways take
+turns; medians of the turns. The product is what `DenseIndex.search` was before: queries times vectors,
+transposed, and the k largest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from ragspec.retrievers.search.dense import DenseIndex
+
+WIDTH, K, BATCH = 224, 20, 8
+
+
+def vectors(count: int, seed: int) -> Any:
+    """Return unit vectors f32 [count, WIDTH]."""
+    generator = torch.Generator().manual_seed(seed)
+    found = torch.randn(count, WIDTH, generator=generator) + 0.8
+    return torch.nn.functional.normalize(found, dim=-1).numpy()
+
+
+def ways(stored: Any, queries: Any) -> dict[str, Callable[[], Any]]:
+    """Return what is timed, by name."""
+    embedder: Any = None
+    index, matrix = DenseIndex(stored, embedder), torch.from_numpy(stored)
+
+    def product(count: int) -> Any:
+        return (torch.from_numpy(queries[:count]) @ matrix.T).topk(K, dim=1)
+
+    found: dict[str, Callable[[], Any]] = {
+        "ours, 1": lambda: index.search_vectors(queries[:1], K),
+        "ours, 8": lambda: index.search_vectors(queries, K),
+        "product, 1": lambda: product(1),
+        "product, 8": lambda: product(BATCH),
+    }
+    try:
+        import faiss
+    except ImportError:
+        return found
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    flat = faiss.IndexFlatIP(WIDTH)
+    flat.add(stored)
+    return found | {
+        "faiss flat, 1": lambda: flat.search(queries[:1], K),
+        "faiss flat, 8": lambda: flat.search(queries, K),
+    }
+
+
+def main() -> None:
+    """Time all ways in turn and print medians in milliseconds."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--vectors", type=int, default=1_000_000)
+    parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    stored, queries = vectors(given.vectors, 0), vectors(BATCH, 1)
+    timed = ways(stored, queries)
+    spent: defaultdict[str, list[float]] = defaultdict(list)
+    for _ in range(given.turns + 1):
+        for name, way in timed.items():
+            began = time.perf_counter()
+            way()
+            spent[name].append(1000.0 * (time.perf_counter() - began))
+    rows = {name: round(median(times[1:]), 2) for name, times in spent.items()}
+    rows["8 x ours, 1 / ours, 8"] = round(8 * rows["ours, 1"] / rows["ours, 8"], 2)
+    rows["product, 1 / ours, 1"] = round(rows["product, 1"] / rows["ours, 1"], 2)
+    print(json.dumps({"vectors": given.vectors, "milliseconds": rows}, indent=1))
+    if given.json is not None:
+        given.json.write_text(json.dumps(rows) + "\n", encoding="utf-8")
+    assert np.isfinite(list(rows.values())).all()
+
+
+if __name__ == "__main__":
+    main()
