@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/search.py [--vectors 1000000] [--json FILE]
 
 Random unit vectors that share a direction, as embeddings do (224 wide, k = 20). All ways take
-turns; medians of the turns. The product is what `DenseIndex.search` was before: queries times vectors,
-transposed, and the k largest.
+turns; medians of the turns. The product is what `DenseIndex.search` was before: queries times
+vectors, transposed, and the k largest.
 """
 
 from __future__ import annotations
