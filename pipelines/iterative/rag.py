@@ -227,7 +227,8 @@ class Writer:
         options = {
             "stopping_criteria": [EndRepetition(len(prompt.ids))],
             **self.options,
-            "spans": prompt.spans,
+            # So drafts name the passage of their stride, as `Answer.passages` has them.
+            "spans": [(start, end, len(before), at) for start, end, _, at in prompt.spans],
             "texts": (*prompt.layout, *self.options.get("texts", ())),
             "kept": self.kept,
             "prefix": prompt.prefix,

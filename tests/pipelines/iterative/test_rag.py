@@ -175,6 +175,9 @@ def test_an_answer_tells_what_was_searched_and_streams_what_stays(index: Passage
     assert found.report.tokens == len(found.generation.tokens) <= 30
     assert sum(len(s.tokens) for s in found.generation.steps) == found.report.tokens
     assert told.queries >= told.calls > 0
+    named = {int(each) for step in found.generation.steps for each in step.tree.origin[:, 0]}
+    assert len(named - {-1}) > 1
+    assert max(named) < len(found.passages)
     assert {event.what for event in told.events} >= {"write", "search", "guess"}
     facts = found.to_dict()["report"]["retrieval"]
     assert facts["strides"] == told.strides
