@@ -192,6 +192,8 @@ class Report:
                 f"{self.accepted} of {self.drafted} drafted tokens accepted "
                 f"({self.draft_acceptance_rate:.0%}): {by_source or 'none'}."
             )
+        if self.retrieval is not None:
+            parts.append(self.retrieval.summary())
         spent = ", ".join(f"{k} {v:.0f}" for k, v in self.milliseconds.items() if v >= 0.5)
         if spent:
             parts.append(f"Milliseconds: {spent}.")

@@ -47,6 +47,16 @@ class Retrieval:
     gated: int = 0
     events: list[Event] = field(default_factory=list)
 
+    def summary(self) -> str:
+        """Return one sentence for people."""
+        guessed = self.hits + self.rollbacks
+        right = f", {self.hits} of {guessed} guesses right" if guessed else ""
+        back = f", {self.wasted} taken back" if self.wasted else ""
+        return (
+            f"Looked up {self.queries} times in {self.calls} searches over {self.strides} strides"
+            f"{right}{back}."
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON types."""
         facts = asdict(self)

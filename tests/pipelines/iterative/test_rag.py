@@ -183,6 +183,9 @@ def test_an_answer_tells_what_was_searched_and_streams_what_stays(index: Passage
     assert facts["strides"] == told.strides
     assert found.report.from_dict(found.report.to_dict()).retrieval == told
     assert found.report.milliseconds["retrieve"] > 0
+    said = f"Looked up {told.queries} times in {told.calls} searches over {told.strides} strides"
+    assert said in found.report.summary()
+    assert f"{told.hits} of {told.hits + told.rollbacks} guesses right" in found.report.summary()
 
 
 def test_any_function_serves_and_is_asked_in_threads() -> None:
