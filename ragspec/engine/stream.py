@@ -16,7 +16,8 @@ class Stream:
 
     Each verified step gives one piece. `cancel()`, also from another thread, ends it after the
     current step; an interrupt (Ctrl-C) inside the iteration or leaving it early do the same, and
-    what was written is kept in `result`. A stop string never appears, nor a part of it.
+    what was written is kept in `result`. A stop string never appears, nor a part of it; what may be
+    the beginning of one at a pause is given by the stream that goes on.
     """
 
     def __init__(
@@ -28,7 +29,7 @@ class Stream:
         self._held = max((len(stop) for stop in stops), default=1) - 1
         self._cancelled = threading.Event()
         self._text.push(run.settings.written)
-        self._given = len(self._text.text)
+        self._given = max(0, len(self._text.text) - self._held)  # by the stream before a pause
         self._ended = False
 
     def __iter__(self) -> Self:
@@ -75,7 +76,7 @@ class Stream:
                 self._text.push(emission.step.tokens)
             # What was held back is due as soon as nothing can follow it.
             self._ended = row.done or self._cancelled.is_set()
-            piece = self._new(self._ended)
+            piece = self._new(self._ended and row.stop.reason != "paused")
             if piece:
                 return piece
         return None

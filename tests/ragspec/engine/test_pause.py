@@ -109,6 +109,23 @@ def test_a_streamed_stride_gives_what_is_new() -> None:
     assert pieces.result.tokens == asked.generate(tiny.prompt(), **options).tokens
 
 
+def test_streams_with_pauses_give_the_text_without_any_part_of_a_stop_string() -> None:
+    asked = engine("auto")
+    options: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True}
+    whole = asked.generate(tiny.prompt(), **options)
+    options["stop"] = asked.tokenizer.decode(whole.tokens[21:25])
+    whole = asked.generate(tiny.prompt(), **options)
+    pieces, written = list[str](), list[int]()
+    while True:
+        stream = asked.stream(tiny.prompt(), written=written, pause=3, **options)
+        pieces.extend(stream)
+        written = stream.result.tokens
+        if stream.result.finish_reason != "paused":
+            break
+    assert "".join(pieces) == whole.text
+    assert written == whole.tokens
+
+
 def test_listeners_hear_of_whole_texts_alone() -> None:
     asked, heard = engine(), list[Generation]()
     asked.on_finish(heard.append)
