@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 from ragspec.acceptance.base import Step
 from ragspec.pipelines.page.palette import TARGET
+from ragspec.reports.retrieval import Event
 from ragspec.reports.sources import kept_of, sources_of
 
 WIDTH, LEFT, RIGHT, BOTTOM, TOP = 960, 42, 12, 22, 8
 ROOM = WIDTH - LEFT - RIGHT
 STEPS_HEIGHT, SHARES_HEIGHT = 168, 132
+LANES_LEFT, LANES_HEIGHT = 84, 104
 FEWEST = 24  # columns that a chart has room for at least, so that few do not become walls
 MOST = 48  # columns of the shares at most
 BASES = (1, 2, 5)
@@ -120,6 +122,44 @@ def share_chart(steps: Sequence[Step], colours: Mapping[str, str]) -> Chart:
         Tick(round(LEFT + n * unit_x, 2), str(n)) for n in _round_numbers(len(givers), 12, size)
     ]
     return Chart(bars, columns, rows, ticks, SHARES_HEIGHT, per_column=size)
+
+
+def search_chart(events: Sequence[Event]) -> Chart:
+    """Return what was written and searched when, in two lanes along the time of a text."""
+    whole = max([1.0, *(event.start + event.milliseconds for event in events)])
+    unit, base = (WIDTH - LANES_LEFT - RIGHT) / whole, LANES_HEIGHT - BOTTOM
+    lane = (base - TOP) / 2
+    bars: list[Bar] = []
+    columns: list[Column] = []
+    for number, event in enumerate(events):
+        if event.what == "guess":
+            continue
+        x, width = LANES_LEFT + event.start * unit, max(event.milliseconds * unit, 0.8)
+        css, told = _kind(event)
+        y = TOP + (lane if event.what == "search" else 0.0)
+        bars.append(Bar(round(x, 2), round(y, 2), round(width, 2), round(lane - 6.0, 2), css))
+        tip = f"{told}: {event.milliseconds:.0f} ms from {event.start:.0f} ms on"
+        columns.append(Column(number, round(x, 2), round(width, 2), tip))
+    rows = [
+        Tick(round(TOP + place * lane + lane / 2, 2), name)
+        for place, name in enumerate(("written", "searched"))
+    ]
+    ticks = [
+        Tick(round(LANES_LEFT + n * unit, 2), f"{n} ms") for n in _round_numbers(int(whole), 10)
+    ]
+    return Chart(bars, columns, rows, ticks, LANES_HEIGHT, left=LANES_LEFT)
+
+
+def _kind(event: Event) -> tuple[str, str]:
+    """Return the class of colour of what was done, and its name."""
+    if event.what == "search":
+        several = f"{event.queries} queries" if event.queries > 1 else "1 query"
+        return "s2", f"search of {several}"
+    if not event.kept:
+        return "own", "stride taken back"
+    if event.what == "ahead":
+        return "s1", "stride written during a search"
+    return "s0", "stride"
 
 
 def _givers(step: Step) -> Iterator[str]:

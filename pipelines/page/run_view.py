@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ragspec.acceptance.base import Step
-from ragspec.pipelines.page.charts import Chart, first_number, share_chart, step_chart
+from ragspec.pipelines.page.charts import Chart, first_number, search_chart, share_chart, step_chart
 from ragspec.pipelines.page.palette import TARGET, colours_of
 from ragspec.pipelines.page.tree_view import where
 from ragspec.reports.label import kind_of_label
@@ -69,6 +69,8 @@ class RunView:
     drafters: list[tuple[str, str]]
     chart: Chart
     shares: Chart
+    searches: Chart | None
+    looked_up: str
     stages: list[Share]
     whole_ms: float
     sources: list[Share]
@@ -83,6 +85,7 @@ class RunView:
 def run_view(trace: Trace) -> RunView:
     """Return what the page shows of a trace."""
     report, header = trace.report, trace.header
+    looked = report.retrieval
     colours = colours_of(trace.steps)
     _, kept = count_sources(trace.steps)
     spent = {name: ms for name, ms in report.milliseconds.items() if ms > 0}
@@ -99,6 +102,8 @@ def run_view(trace: Trace) -> RunView:
         drafters=[*colours.items(), (TARGET, "own")],
         chart=step_chart(trace.steps, colours),
         shares=share_chart(trace.steps, colours),
+        searches=search_chart(looked.events) if looked and looked.events else None,
+        looked_up=looked.summary() if looked else "",
         stages=[Share(n, f"t-{n}", ms, 100 * ms / whole) for n, ms in spent.items()],
         whole_ms=whole,
         sources=_sources(trace, colours),

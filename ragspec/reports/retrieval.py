@@ -12,13 +12,15 @@ class Event:
     """One thing that was done.
 
     what: "write" (a stride), "guess", "search", or "ahead" (a stride written during a search).
-    start: milliseconds since the text began. queries: of a search.
+    start: milliseconds since the text began. queries: of a search. kept: whether a stride stayed
+    in the text.
     """
 
     what: str
     start: float
     milliseconds: float
     queries: int = 1
+    kept: bool = True
 
 
 @dataclass(slots=True)

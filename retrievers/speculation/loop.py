@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 from ragspec.errors import InputError
@@ -250,8 +250,13 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
 
     def _take_back(self, end: int, ahead: tuple[Written, bool] | None) -> None:
         """Forget the strides that stood on a wrong guess."""
-        self.report.wasted += len(self.strides) - end + (ahead is not None)
+        wasted = len(self.strides) - end + (ahead is not None)
+        self.report.wasted += wasted
         del self.strides[end:], self.answers[end:]
+        events = self.report.events
+        written = [i for i, event in enumerate(events) if event.what in ("write", "ahead")]
+        for i in written[len(written) - wasted :]:
+            events[i] = replace(events[i], kept=False)
 
     def _tell(self, end: int) -> None:
         """Hand on what will not be taken back."""

@@ -77,6 +77,19 @@ def test_a_passage_that_is_looked_up_anew_tells_its_searches(
         assert told["calls"] == told["strides"] and told["hits"] == 0
 
 
+def test_its_page_draws_what_was_written_and_searched(
+    index: str, model: str, tmp_path: Path, capsys: Capture
+) -> None:
+    trace, page = str(tmp_path / "t.jsonl"), tmp_path / "page.html"
+    ask(capsys, index, model, "--iterative", "--speculate", "3", "--trace", trace)
+    assert main(["report", trace, "-o", str(page)]) == 0
+    drawn = page.read_text()
+    assert "Written and searched" in drawn and "Looked up" in drawn
+    ask(capsys, index, model, "--trace", trace)
+    assert main(["report", trace, "-o", str(page)]) == 0
+    assert "Written and searched" not in page.read_text()
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -6,8 +6,15 @@ from pathlib import Path
 import pytest
 
 from ragspec.acceptance.base import Step
-from ragspec.pipelines.page.charts import Chart, first_number, share_chart, step_chart
+from ragspec.pipelines.page.charts import (
+    Chart,
+    first_number,
+    search_chart,
+    share_chart,
+    step_chart,
+)
 from ragspec.pipelines.page.palette import colours_of
+from ragspec.reports.retrieval import Event
 from ragspec.trees.draft_tree import DraftTree
 from tests.pipelines.page.test_page import sample_trace
 
@@ -108,3 +115,24 @@ def test_a_prefill_is_step_zero() -> None:
     assert first_number([Step(DraftTree.empty(), (), (9,), {"prefill": 1.0})]) == 0
     assert first_number([Step(DraftTree.empty(), (), (9,))]) == 1
     assert first_number([]) == 1
+
+
+def test_what_was_written_and_searched_lies_in_two_lanes_along_the_time() -> None:
+    events = [
+        Event("search", 0.0, 50.0),
+        Event("write", 50.0, 30.0),
+        Event("guess", 80.0, 1.0),
+        Event("write", 80.0, 20.0, kept=False),
+        Event("search", 100.0, 60.0, 2),
+        Event("ahead", 100.0, 40.0),
+    ]
+    made = search_chart(events)
+    assert [bar.css for bar in made.bars] == ["s2", "s0", "own", "s2", "s1"]
+    written = {bar.y for bar in made.bars if bar.css != "s2"}
+    searched = {bar.y for bar in made.bars if bar.css == "s2"}
+    assert len(written) == len(searched) == 1 and max(written) < min(searched)
+    ends = [bar.x + bar.width for bar in made.bars]
+    assert max(ends) <= made.width and min(bar.x for bar in made.bars) == made.left
+    assert made.bars[3].width / made.bars[0].width == pytest.approx(60 / 50, rel=0.01)
+    assert made.columns[3].tip == "search of 2 queries: 60 ms from 100 ms on"
+    assert "taken back" in made.columns[2].tip

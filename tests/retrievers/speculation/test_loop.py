@@ -108,6 +108,9 @@ def test_the_text_is_that_of_a_search_before_every_stride(seed: int) -> None:
         report = loop.report
         assert report.strides == len(strides)
         assert world.written == len(strides) + report.wasted
+        drawn_events = [e for e in report.events if e.what in ("write", "ahead")]
+        assert sum(not event.kept for event in drawn_events) == report.wasted
+        assert sum(event.kept for event in drawn_events) == len(strides)
         assert (report.calls, report.queries) == (len(world.asked), sum(world.asked))
 
 
