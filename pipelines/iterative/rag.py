@@ -146,7 +146,7 @@ class IterativeRag:
             raise InputError(f"The question is empty or no text ({question!r}); ask something.")
         prompts = StridePrompts(self.engine.tokenizer, " ".join(question.split()), self.wording)
         options = {"stop": self.wording.stop, **options, "max_new_tokens": max_new_tokens}
-        shown = Shown(stream, options["stop"])
+        shown = Shown(stream, options["stop"] or ())
         kept = KeptContext(self._prefixes)
         loop = SpeculativeRetrieval(
             Writer(self, prompts, sampling, options, kept),

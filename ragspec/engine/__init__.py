@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ragspec.engine.loop import decode as decode
     from ragspec.engine.options import Options as Options
     from ragspec.engine.output import Generation as Generation
+    from ragspec.engine.prefixes import PrefixCache as PrefixCache
     from ragspec.engine.rows import Row as Row
     from ragspec.engine.stream import Stream as Stream
 
@@ -22,6 +23,7 @@ _WHERE = {
     "Generation": "ragspec.engine.output",
     "KeptContext": "ragspec.engine.kept",
     "Options": "ragspec.engine.options",
+    "PrefixCache": "ragspec.engine.prefixes",
     "Row": "ragspec.engine.rows",
     "Stream": "ragspec.engine.stream",
     "decode": "ragspec.engine.loop",

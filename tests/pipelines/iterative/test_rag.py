@@ -166,7 +166,7 @@ def test_what_would_change_the_text_is_seen(
 def test_an_answer_tells_what_was_searched_and_streams_what_stays(index: PassageIndex) -> None:
     rag = IterativeRag(engine(), index, speculate=3, search="sparse")
     pieces: list[str] = []
-    found = rag.ask(QUESTION, max_new_tokens=30, stream=pieces.append, refuse=False)
+    found = rag.ask(QUESTION, max_new_tokens=30, stream=pieces.append, refuse=False, stop=None)
     assert isinstance(found, Answer)
     assert "".join(pieces) == found.text
     told = found.report.retrieval
