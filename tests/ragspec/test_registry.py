@@ -18,7 +18,11 @@ ROOT = Path(__file__).parents[2]
 
 def test_every_extra_that_is_named_brings_its_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    named = {"PIL": "pillow", "pyarrow": "datasets"}  # by another name, or along with another
+    named = {
+        "PIL": "pillow",
+        "pyarrow": "datasets",
+        "faiss": "faiss-cpu",
+    }  # by another name, or along with another
     extras = project["optional-dependencies"]
     for package, extra in EXTRAS.items():
         required = [re.split(r"[<>=~; ]", text)[0] for text in extras[extra]]
