@@ -98,7 +98,7 @@ class KeptContext:
     @contextmanager
     def _entered(self, session: TargetSession) -> Iterator[None]:
         """Enter a session for one call, or for all of a block of `held`."""
-        if self._stack is None:
+        if self._stack is None or not isinstance(session, Resumes):  # which serves no other call
             with session:
                 yield
             return

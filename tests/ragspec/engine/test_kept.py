@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -206,3 +207,23 @@ def test_a_text_that_goes_on_is_drafted_for_from_its_first_forward() -> None:
     assert (first.report.prefill_forwards, second.report.prefill_forwards) == (1, 0)
     assert second.report.prefill_tokens == 0
     assert second.report.steps == second.report.forward_passes
+
+
+def test_a_session_that_serves_one_call_is_left_with_it() -> None:
+    """A recurrent state cannot be cut short: held ones would pile up, a cache for each call."""
+    asked = Engine(tiny.model("qwen3_next"), tiny.tokenizer(), None)
+    kept, opened = KeptContext(), list[weakref.ref[Any]]()
+    with pytest.MonkeyPatch.context() as patched, kept.held():
+        open_session = type(asked.target).open
+
+        def opening(self: Any, *given: Any) -> Any:
+            session = open_session(self, *given)
+            opened.append(weakref.ref(session))
+            return session
+
+        patched.setattr(type(asked.target), "open", opening)
+        for turn in range(3):
+            asked.generate(tiny.prompt(12, seed=turn), kept=kept, max_new_tokens=4)
+        gc.collect()
+        assert len(opened) == 3
+        assert all(session() is None for session in opened)
