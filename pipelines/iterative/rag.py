@@ -8,6 +8,7 @@ that of asking it every time.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -52,6 +53,12 @@ class Stride:
     tokens: tuple[int, ...]
     generation: Generation
 
+    @property
+    def least(self) -> float:
+        """The probability of its least probable token, where log-probabilities were kept."""
+        kept = self.generation.logprobs or ()
+        return min((math.exp(token.logprob) for token in kept), default=0.0)
+
     def cancelled(self) -> Stride:
         """Return the stride as the last of a text that was interrupted."""
         report = replace(self.generation.report, finish_reason="cancelled")
@@ -68,7 +75,9 @@ class IterativeRag:
     "dense", "sparse" or "fused", None for the best that the index can do. speculate: "auto", "off",
     or a number of strides that are written on guesses; it changes the time and never the text.
     prefetch: passages that a search brings for later guesses. overlap: whether the next stride is
-    written while a search runs, None for where it pays. prompt, system: see `DocQA.ask`. What is
+    written while a search runs, None for where it pays. flare: look up only after strides with a
+    token less probable than that (FLARE, Jiang et al. 2023, arXiv 2305.06983, section 3.2, without
+    its look-ahead sentence: what was written stays). prompt, system: see `DocQA.ask`. What is
     learned about times and guesses serves the next question. Raises InputError.
     """
 
@@ -83,6 +92,7 @@ class IterativeRag:
         speculate: str | int = "auto",
         prefetch: int = PREFETCH,
         overlap: bool | None = None,
+        flare: float | None = None,
         prompt: str | Path | Wording | None = None,
         system: str | None = None,
     ) -> None:
@@ -91,6 +101,9 @@ class IterativeRag:
         for name, value in (("every", every), ("query_tokens", query_tokens)):
             if value < 1:
                 raise InputError(f"{name} is {value}; expected at least 1 token.")
+        if flare is not None and not 0.0 < flare <= 1.0:
+            raise InputError(f"flare is {flare}; expected a probability above 0, at most 1.")
+        self.flare = flare
         self.engine = engine
         self.retriever = as_retriever(retriever)
         self._documents = DocQA(self.retriever, engine=engine)
@@ -166,7 +179,9 @@ class IterativeRag:
         return self._answer(question, prompts, loop, time.perf_counter() - began)
 
     def _searcher(self, prompts: StridePrompts) -> Searcher[Any, Found, Stride]:
-        def words(before: Sequence[Stride]) -> str:
+        def words(before: Sequence[Stride]) -> str | None:
+            if self.flare is not None and before and before[-1].least >= self.flare:
+                return None
             return prompts.words(_tokens(before), self.query_tokens)
 
         if isinstance(self.retriever, PassageIndex):
@@ -235,6 +250,8 @@ class Writer:
             "written": written,
             "pause": self.rag.every,
         }
+        if self.rag.flare is not None:
+            options["logprobs"] = self.options.get("logprobs") or 0
         generation = self.rag.engine.generate(list(prompt.ids), self.sampling, **options)
         stride = Stride(tuple(generation.tokens[len(written) :]), generation)
         return stride, generation.finish_reason != "paused"

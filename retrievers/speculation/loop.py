@@ -45,8 +45,11 @@ class Writer(Protocol[Answer, Written]):
 class Searcher(Protocol[Query, Found, Text]):
     """Finds answers for queries; whatever it finds depends on the query alone."""
 
-    def query(self, before: Sequence[Text]) -> Query:
-        """Return what to search for after these strides."""
+    def query(self, before: Sequence[Text]) -> Query | None:
+        """Return what to search for after these strides; None to go on over the same answer.
+
+        Before the first stride there is always something to search for.
+        """
         ...
 
     @property
@@ -76,7 +79,7 @@ class Guess(Generic[Query, Found]):
     """
 
     end: int
-    query: Query
+    query: Query | None
     answer: Found
     best: Found
     before: Found
@@ -111,7 +114,8 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
         """
         self.schedule.search.further = self.searcher.further
         self.schedule.most = min(self.schedule.most, self.searcher.most)
-        found = self._search([self.searcher.query(())], self.prefetch)[0]
+        first = self.searcher.query(())
+        found = [] if first is None else self._search([first], self.prefetch)[0]
         if not found:
             raise InputError("The search found nothing for the question; put it in other words.")
         with ThreadPoolExecutor(1, "ragspec-search") as worker:
@@ -149,7 +153,7 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
         for guess, answers in zip(guesses, found, strict=True):
             truth = answers[0] if answers else answer
             self._known.update(dict.fromkeys(answers))
-            if plan.guesses:
+            if plan.guesses and guess.query is not None:
                 self.schedule.learn_rivals(guess.best == truth, guess.before == truth)
             if truth != guess.answer:
                 self._count(plan, right, wrong=True)
@@ -178,12 +182,15 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
                 return guesses, True
             began = time.perf_counter()
             query = self.searcher.query(self.strides)
-            found = self.searcher.guess(query, tuple(self._known)) if plan.guesses else None
+            found = self._guess(query) if plan.guesses else None
             before, best = answer, answer if found is None else found
-            answer = before if self.schedule.stays else best
+            answer = before if self.schedule.stays or query is None else best
             guesses.append(Guess(len(self.strides), query, answer, best, before))
             self._note("guess", began)
         return guesses, False
+
+    def _guess(self, query: Query | None) -> Found | None:
+        return None if query is None else self.searcher.guess(query, tuple(self._known))
 
     def _stride(self, answer: Found) -> tuple[Written, bool]:
         began = time.perf_counter()
@@ -197,9 +204,12 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
         self, plan: Plan, guesses: Sequence[Guess[Query, Found]], worker: Executor | None
     ) -> tuple[list[list[Found]], tuple[Written, bool] | None]:
         """Search for all queries of a round; with a worker the next stride is written meanwhile."""
-        queries, k = [guess.query for guess in guesses], self.prefetch if plan.guesses else 1
+        queries = [guess.query for guess in guesses if guess.query is not None]
+        k = self.prefetch if plan.guesses else 1
+        if not queries:
+            return [[] for _ in guesses], None
         if worker is None:
-            return self._search(queries, k), None
+            return _spread(guesses, self._search(queries, k)), None
         began = time.perf_counter()
         searching: Future[list[list[Found]]] = worker.submit(self._timed, queries, k)
         before = time.perf_counter()
@@ -213,7 +223,7 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
             took = (e.milliseconds for e in reversed(self.report.events) if e.what == "search")
             schedule.search.learn(len(queries), next(took))
         schedule.learn_overlap(schedule.stride_ms, schedule.search.of(len(queries)), both)
-        return found, ahead
+        return _spread(guesses, found), ahead
 
     def _search(self, queries: Sequence[Query], k: int) -> list[list[Found]]:
         began = time.perf_counter()
@@ -269,3 +279,9 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
         start, milliseconds = 1000.0 * (began - self._began), 1000.0 * (time.perf_counter() - began)
         self.report.events.append(Event(what, start, milliseconds, queries))
         return milliseconds
+
+
+def _spread(guesses: Sequence[Guess[Query, Found]], found: list[list[Found]]) -> list[list[Found]]:
+    """Return the answers to every guess's query, none where there was no query."""
+    left = iter(found)
+    return [[] if guess.query is None else next(left) for guess in guesses]

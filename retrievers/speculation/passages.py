@@ -47,7 +47,7 @@ class IndexSearcher(Generic[Text]):
     """Searches a passage index; each query is embedded once. words: what to ask after a text."""
 
     index: PassageIndex
-    words: Callable[[Sequence[Text]], str]
+    words: Callable[[Sequence[Text]], str | None]
     mode: SearchMode
     most: int = MOST
 
@@ -57,9 +57,10 @@ class IndexSearcher(Generic[Text]):
         dense = self.mode is SearchMode.DENSE and self.index.dense
         return 0.1 if dense and dense.nearest.kind == FLAT else 1.0
 
-    def query(self, before: Sequence[Text]) -> Query:
+    def query(self, before: Sequence[Text]) -> Query | None:
         """Return the query after these strides."""
-        return self.index.query(self.words(before), self.mode)
+        words = self.words(before)
+        return None if words is None else self.index.query(words, self.mode)
 
     def search(self, queries: Sequence[Query], k: int) -> list[list[Found]]:
         """Return the k best passages of each query."""
@@ -81,7 +82,7 @@ class RetrieverSearcher(Generic[Text]):
     """
 
     retriever: Retriever
-    words: Callable[[Sequence[Text]], str]
+    words: Callable[[Sequence[Text]], str | None]
     workers: int = 8
     _seen: tuple[Found, ...] = ()
     _scorer: SparseIndex | None = field(default=None)
@@ -96,7 +97,7 @@ class RetrieverSearcher(Generic[Text]):
         """What each further query adds: little, in a thread of its own."""
         return 0.05
 
-    def query(self, before: Sequence[Text]) -> str:
+    def query(self, before: Sequence[Text]) -> str | None:
         """Return the query after these strides."""
         return self.words(before)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -163,6 +164,32 @@ def test_what_would_change_the_text_is_seen(
         test_the_text_is_that_of_asking_every_time(index, "fused", SAMPLINGS[1])
 
 
+@pytest.mark.parametrize("sampling", SAMPLINGS[:2])
+def test_flare_looks_up_after_less_probable_tokens_alone(
+    index: PassageIndex, sampling: Sampling
+) -> None:
+    asked = engine()
+    options: dict[str, Any] = {"every": 2, "search": "dense", "query_tokens": 8}
+    given: dict[str, Any] = {"max_new_tokens": 40, "refuse": False, "ignore_eos": True}
+    probed = IterativeRag(asked, index, speculate="off", flare=1.0, **options)
+    found = probed.ask(QUESTION, sampling, **given).generation.logprobs
+    assert found is not None
+    middle = sorted(math.exp(token.logprob) for token in found)[len(found) // 3]
+    texts, queries = [], []
+    for speculate, overlap in (("off", None), ("auto", None), (4, True)):
+        rag = IterativeRag(
+            asked, index, speculate=speculate, overlap=overlap, flare=middle, **options
+        )
+        answer = rag.ask(QUESTION, sampling, **given)
+        assert answer.report.retrieval is not None
+        texts.append(answer.generation.tokens)
+        queries.append(answer.report.retrieval.queries)
+    assert texts[0] == texts[1] == texts[2]
+    assert 1 < queries[0] < 20
+    every = IterativeRag(asked, index, speculate="off", **options).ask(QUESTION, sampling, **given)
+    assert every.report.retrieval is not None and every.report.retrieval.queries == 20
+
+
 def test_an_answer_tells_what_was_searched_and_streams_what_stays(index: PassageIndex) -> None:
     rag = IterativeRag(engine(), index, speculate=3, search="sparse")
     pieces: list[str] = []
@@ -294,6 +321,7 @@ def test_an_interrupt_keeps_what_was_shown(index: PassageIndex) -> None:
         ({"every": 0}, "every is 0; expected at least 1 token"),
         ({"query_tokens": 0}, "query_tokens is 0"),
         ({"speculate": "on"}, "speculate is 'on'; expected 'auto', 'off', or strides from 1 to 16"),
+        ({"flare": 0.0}, "flare is 0.0; expected a probability above 0"),
         ({"speculate": 17}, "strides from 1 to 16"),
         ({"search": "deep"}, "search is 'deep'; expected one of dense, sparse, fused"),
     ],

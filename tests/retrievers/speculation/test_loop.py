@@ -26,6 +26,7 @@ class World:
     length: int = 40
     every: int = 4
     silent: float = 0.0  # share of queries, but the first, that find nothing
+    sure: float = 0.0  # share of strides after which nothing is asked
     guess_right: float | None = None  # None: by what is known
     written: int = 0
     asked: list[int] = field(default_factory=list)
@@ -45,8 +46,11 @@ class World:
         start = sum(map(len, before))
         return tuple(text[start:]), len(text) >= self.length
 
-    def query(self, before: Sequence[Stride]) -> tuple[int, ...]:
-        return tuple(token for stride in before for token in stride)[-8:]
+    def query(self, before: Sequence[Stride]) -> tuple[int, ...] | None:
+        text = tuple(token for stride in before for token in stride)
+        if before and self._drawn("sure", text[-4:]).random() < self.sure:
+            return None
+        return text[-8:]
 
     def truth(self, query: tuple[int, ...]) -> list[int]:
         drawn = self._drawn("search", query[-3:])
@@ -79,7 +83,8 @@ def plain(world: World) -> tuple[list[Stride], list[int]]:
         answers.append(answer)
         if ended:
             return strides, answers
-        answer = (world.truth(world.query(strides)) or [answer])[0]
+        query = world.query(strides)
+        answer = (world.truth(query) or [answer])[0] if query is not None else answer
 
 
 def schedules(drawn: random.Random) -> Schedule:
@@ -96,6 +101,7 @@ def test_the_text_is_that_of_a_search_before_every_stride(seed: int) -> None:
             "length": drawn.randint(1, 60),
             "every": drawn.choice([1, 2, 4, 7]),
             "silent": drawn.choice([0.0, 0.2]),
+            "sure": drawn.choice([0.0, 0.0, 0.4, 1.0]),
             "guess_right": drawn.choice([None, None, 0.0, 0.6, 1.0]),
         }
         world, kept = World(case, **options), list[Stride]()  # type: ignore[arg-type]
