@@ -1,13 +1,23 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.budget.calibration import AFTER, MOST_RATIOS, UNKNOWN, Calibration, Ratio
+from ragspec.budget.calibration import (
+    AFTER,
+    EDGES,
+    KINDS,
+    MOST_RATIOS,
+    RANKS,
+    UNKNOWN,
+    Calibration,
+    Ratio,
+)
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 
 
@@ -149,3 +159,17 @@ def test_a_source_keeps_so_many_ratios_and_none_for_an_unknown_token() -> None:
 
 def test_a_claim_that_is_raised_most_is_certain() -> None:
     assert Ratio(1.0, 1.0, 0.5, 2.0).apply(0.5) == 1.0
+
+
+def test_the_first_the_second_and_all_other_siblings_are_told_apart() -> None:
+    """The third and the fourth child fail alike; the first two of the same claim do not suffer."""
+    tree = DraftTree.build([1, 2, 3, 4], [-1] * 4, "a", reach=[0.2] * 4)
+    calibration = Calibration()
+    for turn in range(60):
+        calibration.learn(calibration.appraise(tree), (1 + turn % 2,))
+    keys = [KINDS[rank] + bisect_right(EDGES, 0.2) for rank in range(RANKS)]
+    known = calibration.tables["a"]
+    assert {key for key in known if key < AFTER} == set(keys)
+    assert known[keys[2]].accepted == 0.0 and known[keys[2]].trials > known[keys[1]].trials
+    first, second, third, fourth = calibration.appraise(tree).reach
+    assert third == fourth < 0.05 < 0.2 < min(first, second)

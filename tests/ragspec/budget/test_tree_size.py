@@ -288,3 +288,14 @@ def test_sources_pay_for_what_their_nodes_add_and_not_for_drafting_at_all() -> N
     assert -0.1 < gained((0, 0, 1, 1)) < 0.0, "the tree would have been there without it"
     assert gained((1, 1, 1, 1)) < -0.7, "it drafted alone"
     assert gained((0, 0, 0, 0)) == 0.0
+
+
+def test_a_step_is_charged_for_the_rows_that_it_had() -> None:
+    cost = linear(base=10.0, row=1.0)
+    session = GoodputSession(SETTINGS, Experience(), cost)
+    tree = DraftTree.chain(list(range(7)), "a", reach=[0.9**i for i in range(1, 8)])
+    for _ in range(2):  # the times of a step are known at the next
+        session.adviser.nodes(None, session.allowance(128))
+        spent = {"draft": 0.0, "verify": 17.0, "commit": 0.0, "host": 0.0}
+        session.observe(Step(tree, (), (99,), spent), 128)
+    assert session.experience.time == pytest.approx(17.0)
