@@ -135,13 +135,14 @@ def _layout(
 ) -> tuple[SourceText, ...]:
     """Return how the two lines begin; the better the passage, the more often its label."""
     labels = [f"{opening} [{k}]" for k in range(1, passages + 1) for _ in range(k, passages + 1)]
-    texts = [anchored(ids, _plain_ids(tokenizer, label), LAYOUT) for label in labels]
+    texts = [anchored(ids, plain_ids(tokenizer, label), LAYOUT) for label in labels]
     for ending in SENTENCE_ENDS:
-        texts.append(SourceText(tuple(_plain_ids(tokenizer, f"{ending}\nAnswer:")), LAYOUT))
+        texts.append(SourceText(tuple(plain_ids(tokenizer, f"{ending}\nAnswer:")), LAYOUT))
     return tuple(text for text in texts if text is not None)
 
 
-def _plain_ids(tokenizer: Any, text: str) -> list[int]:
+def plain_ids(tokenizer: Any, text: str) -> list[int]:
+    """Return the token ids of a text, without the special tokens of a beginning."""
     return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
 
 

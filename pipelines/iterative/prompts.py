@@ -18,6 +18,7 @@ from ragspec.pipelines.docqa.prompt import (
     laid_out,
     passages_of,
     placed,
+    plain_ids,
     special_of,
 )
 from ragspec.pipelines.docqa.wording import Wording
@@ -53,7 +54,7 @@ class StridePrompts:
 
     def words(self, written: Sequence[int], count: int) -> str:
         """Return the last `count` tokens of question and text, as text; never blank."""
-        ids = [*self._ids(self.question), *written][-count:]
+        ids = [*plain_ids(self.tokenizer, self.question), *written][-count:]
         text = str(self.tokenizer.decode(ids, skip_special_tokens=True))
         return text if text.strip() else self.question
 
@@ -67,12 +68,9 @@ class StridePrompts:
             whole = placed(self.tokenizer, text, [hit])
             return StridePrompt(text, whole.token_ids, 0, whole.spans, self._layout(whole))
         prefix = placed(self.tokenizer, text[:end], [hit])
-        ids = (*prefix.token_ids, *self._ids(text[end:]))
+        ids = (*prefix.token_ids, *plain_ids(self.tokenizer, text[end:]))
         layout = self._layout(Prompt(text, ids, (hit,), (), ()))
         return StridePrompt(text, ids, len(prefix.token_ids), prefix.spans, layout)
 
     def _layout(self, prompt: Prompt) -> tuple[SourceText, ...]:
         return laid_out(self.tokenizer, prompt, self.wording).layout
-
-    def _ids(self, text: str) -> list[int]:
-        return [int(i) for i in self.tokenizer(text, add_special_tokens=False)["input_ids"]]
