@@ -182,6 +182,8 @@ def answer_question(
         sampling: Sampling,
         stream: Callable[[str], None] | None,
         on_read: OnRead = None,
+        *,
+        plain: bool = False,
     ) -> Answer:
         options: dict[str, Any] = {
             "max_new_tokens": asking.max_new_tokens or NEW_TOKENS,
@@ -191,7 +193,7 @@ def answer_question(
             **asking.options,
         }
         if asking.iterative is not None:
-            rag = asking.iterative.rag(qa, engine, asking, plain=engine.drafter is None)
+            rag = asking.iterative.rag(qa, engine, asking, plain=plain)
             return rag.ask(question, sampling, **options)
         options |= {"prompt": asking.prompt, "system": asking.system, "top_k": passages}
         return over(qa, engine).ask(question, sampling, **options)
@@ -210,7 +212,7 @@ def answer_question(
     result = answered(question, answer)
     result.fields["skipped"] = [asdict(skipped) for skipped in qa.skipped]
     compared, interrupted = _compared(
-        engine, result, asking, lambda e, s: run(e, s, _unseen).generation, terminal
+        engine, result, asking, lambda e, s: run(e, s, _unseen, plain=True).generation, terminal
     )
     _show(result, compared, engine, asking, terminal)
     return interrupted

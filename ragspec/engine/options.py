@@ -207,6 +207,8 @@ def _written(
         return ()
     if not alone:
         raise InputError("got written= with several texts; expected one prompt and n=1.")
+    if not isinstance(given, Sequence):
+        raise InputError(f"written is {given!r}; expected a list of token ids, or None")
     tokens = tuple(given)
     wrong = [t for t in tokens if not isinstance(t, Integral) or not 0 <= int(t) < vocab_size]
     if wrong:

@@ -77,6 +77,14 @@ def test_a_passage_that_is_looked_up_anew_tells_its_searches(
         assert told["calls"] == told["strides"] and told["hits"] == 0
 
 
+def test_strides_are_written_on_guesses_without_drafts_too(
+    index: str, model: str, capsys: Capture
+) -> None:
+    options = ("--iterative", "--search", "sparse", "--speculate", "4", "--drafter", "none")
+    told = ask(capsys, index, model, *options)["report"]["retrieval"]
+    assert told["calls"] < told["strides"] or told["rollbacks"] > 0
+
+
 def test_its_page_draws_what_was_written_and_searched(
     index: str, model: str, tmp_path: Path, capsys: Capture
 ) -> None:

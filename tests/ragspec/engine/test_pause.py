@@ -139,6 +139,7 @@ def test_listeners_hear_of_whole_texts_alone() -> None:
     [
         ({"pause": 0}, "pause is 0; expected a whole number"),
         ({"pause": 1.5}, "pause is 1.5; expected a whole number"),
+        ({"written": 5}, "written is 5; expected a list of token ids"),
         ({"written": [1, 999]}, "written has 999; expected token ids"),
         ({"written": [3, "a"]}, "written has 'a'; expected token ids"),
         ({"written": [4] * 8, "max_new_tokens": 8}, "written has 8 tokens and max_new_tokens is 8"),
