@@ -25,6 +25,7 @@ from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer, DocQA
 from ragspec.pipelines.docqa.prompt import Prompt
 from ragspec.pipelines.docqa.wording import Wording, suited, wording
 from ragspec.pipelines.iterative.prompts import StridePrompts
+from ragspec.pipelines.iterative.shown import Shown
 from ragspec.reports.join import joined
 from ragspec.retrievers.search.fusion import (
     Retriever,
@@ -160,13 +161,17 @@ class IterativeRag:
         prompts = StridePrompts(self.engine.tokenizer, " ".join(question.split()), self.wording)
         options = {"stop": self.wording.stop, **options, "max_new_tokens": max_new_tokens}
         shown = Shown(stream, options["stop"] or ())
+
+        def show(stride: Stride) -> None:
+            shown.push(stride.generation.text, ends=stride.generation.finish_reason != "paused")
+
         kept = KeptContext(self._prefixes)
         loop = SpeculativeRetrieval(
-            Writer(self, prompts, sampling, options, kept),
+            Writer(self.engine.aside(), self, prompts, sampling, options, kept),
             self._searcher(prompts),
             self.schedule,
             prefetch=self.prefetch,
-            kept=shown.push,
+            kept=show,
         )
         try:
             with kept.held():
@@ -176,7 +181,9 @@ class IterativeRag:
                 raise
             loop.strides[-1] = loop.strides[-1].cancelled()
         shown.end()
-        return self._answer(question, prompts, loop, time.perf_counter() - began)
+        answer = self._answer(question, prompts, loop, time.perf_counter() - began)
+        self.engine.tell(answer.generation)
+        return answer
 
     def _searcher(self, prompts: StridePrompts) -> Searcher[Any, Found, Stride]:
         def words(before: Sequence[Stride]) -> str | None:
@@ -228,8 +235,9 @@ class IterativeRag:
 
 @dataclass(slots=True)
 class Writer:
-    """Writes the strides of one answer over one cache."""
+    """Writes the strides of one answer over one cache. engine: nobody listens to its texts."""
 
+    engine: Engine
     rag: IterativeRag
     prompts: StridePrompts
     sampling: Sampling
@@ -252,36 +260,9 @@ class Writer:
         }
         if self.rag.flare is not None:
             options["logprobs"] = self.options.get("logprobs") or 0
-        generation = self.rag.engine.generate(list(prompt.ids), self.sampling, **options)
+        generation = self.engine.generate(list(prompt.ids), self.sampling, **options)
         stride = Stride(tuple(generation.tokens[len(written) :]), generation)
         return stride, generation.finish_reason != "paused"
-
-
-@dataclass(slots=True)
-class Shown:
-    """Hands on text that stays, but for what may be the beginning of a stop string."""
-
-    stream: Callable[[str], None] | None
-    stops: Sequence[str] | str
-    text: str = ""
-    given: int = 0
-
-    def push(self, stride: Stride) -> None:
-        """Take a stride that will not be taken back."""
-        self.text = stride.generation.text
-        ends = stride.generation.finish_reason != "paused"
-        stops = (self.stops,) if isinstance(self.stops, str) else self.stops
-        held = 0 if ends else max((len(stop) for stop in stops), default=1) - 1
-        self._give(len(self.text) if ends else len(self.text.rstrip("�")) - held)
-
-    def end(self) -> None:
-        """Hand on what was held back."""
-        self._give(len(self.text))
-
-    def _give(self, end: int) -> None:
-        if self.stream is not None and end > self.given:
-            self.stream(self.text[self.given : end])
-            self.given = end
 
 
 def _tokens(strides: Sequence[Stride]) -> list[int]:

@@ -10,6 +10,7 @@ from ragspec.sampling.distribution import TokenLaw
 from ragspec.sampling.settings import TokenLogprob
 from ragspec.sampling.stopping import StopState
 from ragspec.sampling.top_tokens import best_token
+from ragspec.sampling.transform import RowTransform
 from ragspec.trees.draft_tree import ROOT, DraftTree
 
 
@@ -18,7 +19,8 @@ class RowView:
 
     logits [N + 1, V]: the root's row, then the nodes'. chosen: the target's tokens of all of
     them, where they were worked out together on the device; else each is worked out when asked
-    for, in the order of the walk, which is what processors with a memory need.
+    for, in the order of the walk, which is what processors with a memory need. transform: changes
+    the logits before the law's processors.
     """
 
     def __init__(
@@ -29,6 +31,7 @@ class RowView:
         stop: StopState,
         context: Sequence[int],
         chosen: Sequence[int] | None = None,
+        transform: RowTransform | None = None,
     ) -> None:
         self.noise = law.noise
         self._logits = logits
@@ -37,6 +40,7 @@ class RowView:
         self._stop = stop
         self._context = context
         self._chosen = chosen
+        self._transform = transform
         self._length = len(context)
         self._generated = len(context) - law.prompt_length
         self._paths: dict[int, list[int]] = {ROOT: []}
@@ -71,6 +75,8 @@ class RowView:
         found = self._scores.get(node)
         if found is None:
             row = self._logits[node + 1 : node + 2]
+            if self._transform is not None:
+                row = self._transform.logits(node, row, self.index(node))
             context = self._context
             if len(context) > self._length:  # asked after the verdict: tokens were committed
                 context = context[: self._length]

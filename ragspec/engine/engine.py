@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 import warnings
@@ -176,24 +177,29 @@ class Engine:
 
         return unsubscribe
 
-    def _tell(self, run: Run) -> None:
-        """Hand the finished texts of a run to those who asked for them."""
-        listeners = tuple(self._listeners.values())
-        if not listeners:
+    def aside(self) -> Engine:
+        """Return this engine as nobody listens to it: for texts that may be taken back.
+
+        `tell` then hands on the text that stays.
+        """
+        other = copy.copy(self)
+        other._listeners = {}
+        return other
+
+    def tell(self, generation: Generation) -> None:
+        """Hand a text to those who asked for finished ones, see `on_finish`."""
+        if generation.finish_reason in ("cancelled", "paused"):
             return
-        for generation in (each for texts in run.results() for each in texts):
-            if generation.finish_reason in ("cancelled", "paused"):
-                continue
-            for listener in listeners:
-                try:
-                    listener(generation)
-                except Exception as error:
-                    warnings.warn(
-                        f"a callback of on_finish failed ({type(error).__name__}: {error}); the "
-                        "output is not affected.",
-                        RuntimeWarning,
-                        stacklevel=2,
-                    )
+        for listener in tuple(self._listeners.values()):
+            try:
+                listener(generation)
+            except Exception as error:
+                warnings.warn(
+                    f"a callback of on_finish failed ({type(error).__name__}: {error}); the "
+                    "output is not affected.",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
 
     def _encode(self, prompts: Any, mask: torch.Tensor | None = None) -> EncodedPrompts:
         encoded = encode_prompts(prompts, self.tokenizer, self.target.input_size, mask)
@@ -238,7 +244,9 @@ class Engine:
                 yield from decode(session, run.rows, run.prompt_of_row, self.rule)
         finally:
             run.close(time.perf_counter() - began)
-            self._tell(run)
+            for texts in run.results() if self._listeners else ():
+                for generation in texts:
+                    self.tell(generation)
 
 
 def _told(session: TargetSession, run: Run) -> TargetSession:

@@ -17,6 +17,7 @@ from ragspec.acceptance.base import Rule, Step, Verdict, open_rule
 from ragspec.acceptance.target_view import RowView, choose_together
 from ragspec.drafters.base import Prefill, tell_prefill
 from ragspec.engine.rows import Row
+from ragspec.errors import UnsupportedModelError
 from ragspec.models.device import without_autograd
 from ragspec.sampling.top_tokens import Tops
 from ragspec.target.base import KeepsHidden, ReadsPrompts, TargetSession
@@ -42,14 +43,25 @@ def decode(
     """
     for row in rows:
         row.rule = open_rule(rule)
-    if any(row.hidden for row in rows) and isinstance(session, KeepsHidden):
-        session.keep_hidden()
-    if not _resumed(rows):
+    if any(row.reads_hidden for row in rows):
+        _keep_hidden(session, rows)
+    if not _resumed(rows) and not rows[0].done:
         yield _prefill(session, rows, prompts)
     live = _unfinished(session, rows)
     while live:
         yield _advance(session, live)
         live = _unfinished(session, live)
+
+
+def _keep_hidden(session: TargetSession, rows: Sequence[Row]) -> None:
+    """Let the session keep hidden states; raises UnsupportedModelError where a law needs them."""
+    if isinstance(session, KeepsHidden):
+        session.keep_hidden()
+    elif any(row.transform is not None for row in rows):
+        raise UnsupportedModelError(
+            "this model's last hidden states cannot be read, which the transform of its law needs; "
+            "expected a model that verifies trees or chains. Leave transform out."
+        )
 
 
 def _resumed(rows: Sequence[Row]) -> bool:
@@ -83,7 +95,8 @@ def _prefill(session: TargetSession, rows: Sequence[Row], prompts: Sequence[int]
     if len(firsts) < len(rows):
         session.select(prompts)
         logits = logits[torch.tensor(list(prompts), device=logits.device)]
-    judged = _judge(rows, empty, logits)
+    ends = [None if (states := hidden[prompt]) is None else states[:, -1:] for prompt in prompts]
+    judged = _judge(rows, empty, logits, ends)
     # From the row's start: opening drafters (an index of the prompt, a draft model's own
     # prefill) is work on the prompt too.
     spent = 1000 * (time.perf_counter() - rows[0].started)
@@ -106,7 +119,7 @@ def _read(session: TargetSession, rows: Sequence[Row]) -> tuple[torch.Tensor, li
 
 def _hidden(session: TargetSession, rows: Sequence[Row]) -> Sequence[torch.Tensor | None]:
     """Return the hidden states of the last forward, row by row; None where none are kept."""
-    wanted = any(row.hidden for row in rows)  # first: to ask a protocol takes 0.1 ms
+    wanted = any(row.reads_hidden for row in rows)  # first: to ask a protocol takes 0.1 ms
     kept = session.hidden if wanted and isinstance(session, KeepsHidden) else []
     return kept or [None] * len(rows)
 
@@ -130,9 +143,9 @@ def _advance(session: TargetSession, rows: Sequence[Row]) -> list[Emission]:
     k = max(row.top for row in rows)
     kept = not any(row.law.processors for row in rows)
     tops = Tops.ranked(logits, k, [len(tree) + 1 for tree in trees], kept) if k else None
-    judged = _judge(rows, trees, logits)
-    verified = time.perf_counter()
     hidden = _hidden(session, rows)
+    judged = _judge(rows, trees, logits, hidden)
+    verified = time.perf_counter()
     session.commit([verdict.path for verdict, _ in judged])
     committed = time.perf_counter()
     spent = {
@@ -167,17 +180,27 @@ def _draft(row: Row) -> DraftTree:
 
 
 def _judge(
-    rows: Sequence[Row], trees: Sequence[DraftTree], logits: torch.Tensor
+    rows: Sequence[Row],
+    trees: Sequence[DraftTree],
+    logits: torch.Tensor,
+    hidden: Sequence[torch.Tensor | None],
 ) -> list[tuple[Verdict, RowView]]:
-    """Let the rules of the rows decide and return what they saw, too; logits [B, N + 1, V]."""
+    """Let the rules of the rows decide and return what they saw, too.
+
+    logits [B, N + 1, V]. hidden: of each row [copies, N + 1, H], where they are kept.
+    """
     parts = [logits[i, : len(tree) + 1] for i, tree in enumerate(trees)]
     laws = [row.law for row in rows]
     contexts = [row.context.tokens for row in rows]
-    together = choose_together(parts, trees, laws, contexts)
+    transformed = any(row.transform is not None for row in rows)
+    together = None if transformed else choose_together(parts, trees, laws, contexts)
     judged = []
     for i, row in enumerate(rows):
-        chosen = None if together is None else together[i]
-        view = RowView(parts[i], trees[i], row.law, row.stop, contexts[i], chosen)
+        chosen, states = None if together is None else together[i], hidden[i]
+        if row.transform is not None and states is not None:
+            row.transform.forward(states[0, : len(trees[i]) + 1])
+        law, stop = row.law, row.stop
+        view = RowView(parts[i], trees[i], law, stop, contexts[i], chosen, row.transform)
         verdict = row.rule.judge(trees[i], view)
         if row.logprobs is not None:
             _score(row, trees[i], verdict, view)
@@ -212,7 +235,7 @@ def _emit(row: Row, tree: DraftTree, verdict: Verdict, spent: dict[str, float]) 
     row.pending = tokens[-1:]
     excess = verdict.excess[: len(tokens)]
     step = Step(tree, verdict.path[: len(tokens)], tuple(tokens), spent, excess=excess)
-    row.report.label = row.rule.label  # may depend on the kinds of draft that the rule met
+    row.report.label = row.label  # may depend on the kinds of draft that the rule met
     row.steps.append(step if tree.q is None else replace(step, tree=replace(tree, q=None)))
     return step
 
@@ -225,8 +248,8 @@ def _learn(
         return
     if row.drafter is not None:
         # Lent: the steps that a row keeps hold none of it. Processors with a memory may be asked
-        # about nothing but what the rule visited, so their view is kept back.
-        step.view = None if row.law.lazy else view
+        # about nothing but what the rule visited, nor may transforms, so their view is kept back.
+        step.view = None if row.law.lazy or row.transform is not None else view
         step.best, step.hidden = best, hidden if row.hidden else None
         row.drafter.observe(step)
         step.view = step.best = step.hidden = None

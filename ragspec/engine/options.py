@@ -20,6 +20,7 @@ from ragspec.sampling.defaults import default_processors, with_defaults
 from ragspec.sampling.processors import ByRow, HFCallable, Processor, copied
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.stopping import Criterion, StopRule
+from ragspec.sampling.transform import Transform
 
 
 @dataclass(slots=True)
@@ -30,7 +31,7 @@ class RowSettings:
     texts: see `DraftRequest`. predictions: one for each prompt of the call, or none at all. alone:
     whether the call has a single row, which then needs no processors of its own. defaults: the
     model's generation config, None for none. kept: what was read before. on_read, written,
-    prefix: see `Options`.
+    prefix, transform: see `Options`.
     """
 
     sampling: Sampling
@@ -46,6 +47,7 @@ class RowSettings:
     on_read: Callable[[int, int], None] | None = None
     written: Sequence[int] = ()
     prefix: int = 0
+    transform: Transform | None = None
 
     def stop_of(self, row: int) -> StopRule:
         """Return what ends row number `row` of the call, with the criteria of that row."""
@@ -95,8 +97,10 @@ class Options(TypedDict, total=False):
     the longest counts. pause: tokens after which the call returns, with the finish reason "paused".
     written: tokens of the text that earlier calls gave: it goes on after them as if it had never
     paused, its noise, penalties, stop strings and limits count them, and `Generation.tokens` has
-    them, too; log-probabilities, steps and report are those of this call. One prompt, one sample;
-    the prompt may be another one.
+    them, too; log-probabilities, steps and report are those of this call. A text that ends with the
+    last of them is returned as it is. One prompt, one sample; the prompt may be another one.
+    transform: changes the target's law before processors and temperature, see `Transform`; the text
+    is then exact for that law.
     """
 
     max_new_tokens: int | None
@@ -115,6 +119,7 @@ class Options(TypedDict, total=False):
     pause: int | None
     prefix: int
     written: Sequence[int] | None
+    transform: Transform | None
 
 
 def read_options(
@@ -168,7 +173,16 @@ def read_options(
         on_read=_on_read(options.get("on_read")),
         prefix=_prefix(options, prompts),
         written=_written(options.get("written"), alone, new, vocab_size),
+        transform=_transform(options.get("transform")),
     )
+
+
+def _transform(given: Transform | None) -> Transform | None:
+    if given is not None and (not isinstance(given, Transform) or isinstance(given, type)):
+        raise InputError(
+            f"transform is {given!r}; expected an object with name and open(law), or None"
+        )
+    return given
 
 
 def _on_read(given: Any) -> Callable[[int, int], None] | None:
@@ -216,10 +230,10 @@ def _written(
             f"written has {wrong[0]!r}; expected token ids from 0 to {vocab_size - 1}, as "
             "Generation.tokens has them"
         )
-    if len(tokens) >= new:
+    if len(tokens) > new:
         raise InputError(
             f"written has {len(tokens)} tokens and max_new_tokens is {new}, which counts them; "
-            "expected more. Ask for a higher number."
+            "expected as many or more. Ask for a higher number."
         )
     return tuple(map(int, tokens))
 

@@ -24,12 +24,13 @@ from ragspec.engine.options import RowSettings
 from ragspec.engine.output import Generation
 from ragspec.engine.parts import Parts
 from ragspec.models.device import without_autograd
-from ragspec.reports.label import rounds
+from ragspec.reports.label import label_under, rounds
 from ragspec.reports.report import ReportBuilder
 from ragspec.sampling.distribution import TokenLaw
 from ragspec.sampling.noise import NoiseStream, fresh_seed
 from ragspec.sampling.settings import TokenLogprob
 from ragspec.sampling.stopping import StopState
+from ragspec.sampling.transform import RowTransform
 
 MOST_NODES = 64  # room that a cache keeps for a draft
 
@@ -40,8 +41,9 @@ class Row:
 
     logprobs: None, or how many alternatives to keep with each token's log-probability. top: how
     many of the target's best tokens the drafter learns from, 0 for none; reads_prompt: also while
-    the prompt is read. hidden: it learns from the target's hidden states. pending: committed
-    tokens that the target has not seen, the root last.
+    the prompt is read. hidden: it learns from the target's hidden states. transform: changes the
+    target's law, which is then that of the name `law_name`. pending: committed tokens that the
+    target has not seen, the root last.
     rule: judges this row's drafts; `decode` opens it. started, finished: seconds of the
     performance counter.
     """
@@ -56,6 +58,8 @@ class Row:
     top: int = 0
     reads_prompt: bool = True
     hidden: bool = False
+    transform: RowTransform | None = None
+    law_name: str | None = None
     pending: list[int] = field(default_factory=list)
     rule: Rule = field(default_factory=Walk)
     steps: list[Step] = field(default_factory=list)
@@ -67,6 +71,16 @@ class Row:
     def done(self) -> bool:
         """Whether the text has ended."""
         return self.stop.reason is not None
+
+    @property
+    def label(self) -> str:
+        """What the text is worth beside that of plain decoding, before rounding."""
+        return label_under(self.rule.label, self.law_name)
+
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether the target's hidden states are wanted, by the drafter or for its law."""
+        return self.hidden or self.transform is not None
 
 
 class Run:
@@ -171,18 +185,26 @@ class Run:
             settings.own_of(ids, target.vocab_size),
         )
         before = [*prompt, *settings.written]
+        changes = settings.transform
+        name = None if changes is None else changes.name
+        transform = None if changes is None else changes.open(law)
         row = Row(
             context=DraftContext(
                 list(before), len(prompt), settings.stop.room(len(settings.written))
             ),
             law=law,
             stop=settings.stop_of(place).open(parts.tokenizer, prompt, settings.written),
-            report=ReportBuilder(parts.rule.label, seed, len(prompt), self._rounded),
+            report=ReportBuilder(
+                label_under(parts.rule.label, name), seed, len(prompt), self._rounded
+            ),
+            transform=transform,
+            law_name=name,
             logprobs=settings.logprobs,
             pending=list(before),
             started=self.began,
         )
-        if self.drafter is not None and row.context.remaining > 1:  # else there is nothing to draft
+        ends = row.done or row.context.remaining <= 1  # there is nothing to draft
+        if self.drafter is not None and not ends:
             request = DraftRequest(
                 prompt=tuple(before),
                 vocab_size=parts.target.vocab_size,

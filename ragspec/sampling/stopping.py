@@ -91,8 +91,8 @@ class StopRule:
     ) -> StopState:
         """Return the state for one row; `prompt` is what criteria see before the new tokens.
 
-        written: tokens of the text that are there already. Raises InputError where it has ended
-        with them.
+        written: tokens of the text that are there already; the state has a reason at once where it
+        ends with the last of them. Raises InputError where it has ended before.
         """
         stream = TextStream(tokenizer) if self.strings and tokenizer else None
         return StopState(self, stream, prompt, written)
@@ -119,15 +119,19 @@ class StopState:
         self.rule = rule
         self.count = self._before = len(written)
         self.last = self.count + rule.room(self.count)
-        self._tokens = [*prompt, *written] if rule.criteria else []
+        self._tokens = [*prompt, *written[:-1]] if rule.criteria else []
         self.reason: str | None = None
         self.cut: int | None = None
         self._stream = stream
-        if any(token in rule.ends or self._completes_string(token) for token in written):
+        if any(token in rule.ends or self._completes_string(token) for token in written[:-1]):
             raise InputError(
-                "the tokens in written= end with an end token or a stop string; expected a text "
-                "that goes on. Its finish_reason is not 'paused'."
+                "the tokens in written= go on after an end token or a stop string; expected a text "
+                "that ends there, or none of these in it."
             )
+        if written and self._ends(written[-1]):
+            self.reason = "stop"
+        elif written and self.count >= rule.max_new_tokens:
+            self.reason = "length"
 
     @property
     def fresh(self) -> int:
@@ -141,7 +145,7 @@ class StopState:
         a stop string, where one ended it.
         """
         self.count += 1
-        if token in self.rule.ends or self._completes_string(token) or self._meets(token):
+        if self._ends(token):
             self.reason = "stop"
         elif self.count >= self.rule.max_new_tokens:
             self.reason = "length"
@@ -159,6 +163,10 @@ class StopState:
             return False
         ahead = StopState(self.rule, self._stream.fork())
         return any(ahead._completes_string(token) for token in tokens)
+
+    def _ends(self, token: int) -> bool:
+        """Take one token; return whether one of the rule's ends is reached with it."""
+        return token in self.rule.ends or self._completes_string(token) or self._meets(token)
 
     def _meets(self, token: int) -> bool:
         if not self.rule.criteria:

@@ -339,6 +339,18 @@ class TreeSession:
         self.cache.begin_with(beginning)
 
 
+def read_states(target: CausalTarget, texts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Return what the output head reads over texts that are read side by side.
+
+    For each of them [copies, T, H]; of texts with more than `MOST_LOGITS` logits in all the ends
+    alone.
+    """
+    with target.open(len(texts), max(map(len, texts))) as session, torch.no_grad():
+        session.keep_hidden()
+        session.read_prompts(texts, 0)
+        return list(session.hidden)
+
+
 def _layout(
     lengths: Sequence[int],
     pending: Sequence[Sequence[int]],

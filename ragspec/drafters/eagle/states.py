@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from ragspec.errors import StoreError
-from ragspec.target.causal import MOST_LOGITS, CausalTarget
+from ragspec.target.causal import MOST_LOGITS, CausalTarget, read_states
 
 KEPT = "states-*.bin"
 _KEPT_AS = torch.bfloat16
@@ -65,11 +65,7 @@ class StateReader:
 
     def _states(self, numbers: Sequence[int]) -> list[torch.Tensor]:
         """Return the states [copies, T, H] of pieces that the target reads side by side."""
-        texts = [self.pieces[number] for number in numbers]
-        with self.target.open(len(texts), max(map(len, texts))) as session, torch.no_grad():
-            session.keep_hidden()
-            session.read_prompts(texts, 0)
-            return list(session.hidden)
+        return read_states(self.target, [self.pieces[number] for number in numbers])
 
     def _together(self, numbers: Sequence[int], found: Sequence[torch.Tensor]) -> Reading:
         device = self.target.device

@@ -142,8 +142,8 @@ def test_listeners_hear_of_whole_texts_alone() -> None:
         ({"written": 5}, "written is 5; expected a list of token ids"),
         ({"written": [1, 999]}, "written has 999; expected token ids"),
         ({"written": [3, "a"]}, "written has 'a'; expected token ids"),
-        ({"written": [4] * 8, "max_new_tokens": 8}, "written has 8 tokens and max_new_tokens is 8"),
-        ({"written": [4, 7], "stop_token_ids": [7]}, "expected a text that goes on"),
+        ({"written": [4] * 9, "max_new_tokens": 8}, "written has 9 tokens and max_new_tokens is 8"),
+        ({"written": [7, 4], "stop_token_ids": [7]}, "expected a text that ends there"),
     ],
 )
 def test_what_cannot_go_on_is_refused(options: dict[str, Any], expected: str) -> None:
@@ -154,3 +154,27 @@ def test_what_cannot_go_on_is_refused(options: dict[str, Any], expected: str) ->
 def test_several_texts_cannot_go_on() -> None:
     with pytest.raises(InputError, match="written= with several texts"):
         engine().generate([tiny.prompt(), tiny.prompt(seed=1)], written=[4])
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"stop_token_ids": [7]}, "stop"),
+        ({"max_new_tokens": 3}, "length"),
+        ({"stopping_criteria": [lambda ids, scores: ids[0, -2:].tolist() == [6, 7]]}, "stop"),
+    ],
+)
+def test_a_text_that_has_ended_is_returned_as_it_is(
+    options: dict[str, Any], reason: str
+) -> None:
+    found = engine("context").generate(tiny.prompt(), written=[5, 6, 7], **options)
+    assert found.tokens == [5, 6, 7] and found.finish_reason == reason
+    assert found.report.forward_passes == 0 and found.report.tokens == 0
+
+
+def test_a_text_that_has_ended_with_a_stop_string_is_cut_before_it() -> None:
+    asked = engine()
+    text = asked.tokenizer.decode([5, 6, 7])
+    last = asked.tokenizer.decode([7])
+    found = asked.generate(tiny.prompt(), written=[5, 6, 7], stop=last)
+    assert found.text == text[: text.index(last)] and found.finish_reason == "stop"
