@@ -36,8 +36,8 @@ from ragspec.retrievers.search.fusion import (
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.speculation.loop import Searcher, SpeculativeRetrieval
 from ragspec.retrievers.speculation.passages import Found, IndexSearcher, RetrieverSearcher
-from ragspec.retrievers.speculation.schedule import MOST, Schedule
-from ragspec.sampling.noise import fresh_seed
+from ragspec.retrievers.speculation.schedule import Schedule
+from ragspec.sampling.noise import seeded
 from ragspec.sampling.repetition import EndRepetition
 from ragspec.sampling.settings import Sampling
 
@@ -111,7 +111,7 @@ class IterativeRag:
         self.every = every
         self.query_tokens = query_tokens
         self.mode = self._mode(search)
-        self.schedule = _schedule(speculate, overlap)
+        self.schedule = Schedule.named(speculate, overlap)
         self._prefixes = PrefixCache()
         self.prefetch = 1 if speculate == "off" else max(1, prefetch)
         self.wording = wording(suited(engine.tokenizer) if prompt is None else prompt, system)
@@ -150,7 +150,7 @@ class IterativeRag:
         PromptTooLongError where a passage does not fit the context, and what the retriever raises.
         """
         refuse_unknown(options)
-        sampling = _seeded(sampling or Sampling())
+        sampling = seeded(sampling or Sampling(), "ask()")
         began = time.perf_counter()
         if isinstance(self.retriever, PassageIndex):
             hits, why = self._documents.search(question, 1)
@@ -272,23 +272,3 @@ def _tokens(strides: Sequence[Stride]) -> list[int]:
 def _logprobs(strides: Sequence[Stride]) -> list[Any] | None:
     kept = [stride.generation.logprobs for stride in strides]
     return None if kept[0] is None else [item for each in kept for item in each or ()]
-
-
-def _seeded(sampling: Sampling) -> Sampling:
-    """Return the sampling of one text with a seed of its own, for all strides share their noise."""
-    if sampling.n != 1:
-        raise InputError(f"ask() gives one answer, got n={sampling.n}; use Engine.generate.")
-    return sampling if sampling.seed is not None else replace(sampling, seed=fresh_seed())
-
-
-def _schedule(speculate: str | int, overlap: bool | None) -> Schedule:
-    """Return how many strides are written on guesses; raises InputError."""
-    if speculate == "off":
-        return Schedule(fixed=1, overlap=False)
-    if speculate == "auto":
-        return Schedule(overlap=overlap)
-    if isinstance(speculate, int) and not isinstance(speculate, bool) and 1 <= speculate <= MOST:
-        return Schedule(fixed=speculate, overlap=overlap)
-    raise InputError(
-        f"speculate is {speculate!r}; expected 'auto', 'off', or strides from 1 to {MOST}."
-    )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenLaw, logprob_of
 from ragspec.sampling.settings import TokenLogprob
 from ragspec.sampling.stopping import StopState
 from ragspec.sampling.top_tokens import best_token
@@ -86,10 +86,7 @@ class RowView:
 
     def logprob(self, node: int, token: int, top: int) -> TokenLogprob:
         """Return the log-probability of `token` after the node, and the `top` best ones."""
-        logp = self.scores(node)[0].double().log_softmax(-1)
-        values, tokens = logp.topk(top)
-        pairs = zip(tokens.tolist(), values.tolist(), strict=True)
-        return TokenLogprob(token, float(logp[token]), tuple(pairs))
+        return logprob_of(self.scores(node)[0], token, top)
 
     def path(self, node: int) -> list[int]:
         """Return the draft tokens from below the root to the node."""

@@ -15,7 +15,7 @@ import torch
 
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.processors import HFCallable, Processor, build_processors
-from ragspec.sampling.settings import Sampling
+from ragspec.sampling.settings import Sampling, TokenLogprob
 from ragspec.sampling.top_tokens import best_token, best_tokens
 
 _CANDIDATES = (128, 2048)
@@ -196,6 +196,14 @@ class TokenLaw:
             floor = scaled[:, :1] + torch.log(torch.tensor(sampling.min_p, dtype=torch.float64))
             scaled = scaled.masked_fill(scaled < floor.to(scaled), _NEVER)
         return scaled
+
+
+def logprob_of(scores: torch.Tensor, token: int, top: int) -> TokenLogprob:
+    """Return a token's log-probability by processed scores [V], and the `top` best ones."""
+    logp = scores.double().log_softmax(-1)
+    values, tokens = logp.topk(top)
+    pairs = zip(tokens.tolist(), values.tolist(), strict=True)
+    return TokenLogprob(token, float(logp[token]), tuple(pairs))
 
 
 @lru_cache(maxsize=4)

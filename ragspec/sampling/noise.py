@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from ragspec.errors import InputError
+from ragspec.sampling.settings import Sampling
 
 _WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -35,6 +38,16 @@ class Stream(IntEnum):
 def fresh_seed() -> int:
     """Return a seed from the system's entropy, for users who gave none (0 .. 2^31 - 1)."""
     return secrets.randbelow(1 << 31)
+
+
+def seeded(sampling: Sampling, caller: str) -> Sampling:
+    """Return the settings of one text with a seed, for several calls that share its noise.
+
+    caller: who takes one text alone. Raises InputError for n > 1.
+    """
+    if sampling.n != 1:
+        raise InputError(f"{caller} gives one text, got n={sampling.n}; use Engine.generate.")
+    return sampling if sampling.seed is not None else replace(sampling, seed=fresh_seed())
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class Exact:
             scores, error = self._floats(wanted), self._float_error
         lengths = wanted.norm(dim=1).tolist()
         return [
-            self._narrowed(query, _above(own, k, 2.0 * error * length * self._longest), k)
+            self._narrowed(query, above(own, k, 2.0 * error * length * self._longest), k)
             for own, query, length in zip(scores, wanted, lengths, strict=True)
         ]
 
@@ -124,11 +124,11 @@ class Exact:
         if len(numbers) > NARROW:
             parts = [self._vectors[part] @ query for part in torch.split(numbers, BLOCK)]
             slack = 2.0 * self._float_error * float(query.norm()) * self._longest
-            numbers = numbers[_above(torch.cat(parts), k, slack)]
+            numbers = numbers[above(torch.cat(parts), k, slack)]
         return np.asarray(numbers.numpy(), np.int64)
 
 
-def _above(scores: torch.Tensor, k: int, slack: float) -> torch.Tensor:
+def above(scores: torch.Tensor, k: int, slack: float) -> torch.Tensor:
     """Return the places of scores [P] of at least the k-th largest less the slack, and maybe more.
 
     Of groups of scores the k-th largest maximum bounds the k-th largest score from below, and only

@@ -22,6 +22,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import Self
+
+from ragspec.errors import InputError
 
 MOST = 16  # strides of a round
 LEAST_GAIN = 1.05  # over checking each stride, else it is not worth the risk
@@ -100,6 +103,23 @@ class Schedule:
     since_alone: int = 0
     gated: int = 0
     most: int = MOST
+
+    @classmethod
+    def named(cls, speculate: str | int, overlap: bool | None = None) -> Self:
+        """Return the schedule of a user's word: "auto", "off", or the strides of every round.
+
+        Raises InputError for anything else.
+        """
+        if speculate == "off":
+            return cls(fixed=1, overlap=False)
+        if speculate == "auto":
+            return cls(overlap=overlap)
+        whole = isinstance(speculate, int) and not isinstance(speculate, bool)
+        if whole and 1 <= int(speculate) <= MOST:
+            return cls(fixed=int(speculate), overlap=overlap)
+        raise InputError(
+            f"speculate is {speculate!r}; expected 'auto', 'off', or strides from 1 to {MOST}."
+        )
 
     @property
     def chance(self) -> float:

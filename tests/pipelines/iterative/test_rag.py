@@ -344,7 +344,7 @@ def test_what_an_index_or_engine_cannot_do_is_refused(index: PassageIndex) -> No
     rag = IterativeRag(engine(), index)
     with pytest.raises(InputError, match="question is empty"):
         rag.ask("  ")
-    with pytest.raises(InputError, match="gives one answer"):
+    with pytest.raises(InputError, match="gives one text"):
         rag.ask(QUESTION, Sampling(temperature=1.0, n=2))
     with pytest.raises(InputError, match="unknown option"):
         rag.ask(QUESTION, max_tokens=3)

@@ -164,9 +164,7 @@ def test_several_texts_cannot_go_on() -> None:
         ({"stopping_criteria": [lambda ids, scores: ids[0, -2:].tolist() == [6, 7]]}, "stop"),
     ],
 )
-def test_a_text_that_has_ended_is_returned_as_it_is(
-    options: dict[str, Any], reason: str
-) -> None:
+def test_a_text_that_has_ended_is_returned_as_it_is(options: dict[str, Any], reason: str) -> None:
     found = engine("context").generate(tiny.prompt(), written=[5, 6, 7], **options)
     assert found.tokens == [5, 6, 7] and found.finish_reason == reason
     assert found.report.forward_passes == 0 and found.report.tokens == 0

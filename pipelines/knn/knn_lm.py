@@ -1,0 +1,150 @@
+"""A kNN language model: every token is chosen by the target and by a datastore together.
+
+Khandelwal et al. 2020 (arXiv 1911.00172): the law of the next token is a mixture of the target's
+and of what followed the most similar contexts of the datastore. Looking these up for every token
+is what speculation hides (RaLMSpec, arXiv 2401.14021; see `retrievers.knn.text`): the text stays
+that of looking up every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ragspec.engine.kept import KeptContext
+from ragspec.engine.options import refuse_unknown
+from ragspec.engine.output import Generation
+from ragspec.engine.prompts import encode_prompts
+from ragspec.errors import InputError
+from ragspec.pipelines.iterative.shown import Shown
+from ragspec.retrievers.knn.datastore import Datastore
+from ragspec.retrievers.knn.laws import Guessing, Knn
+from ragspec.retrievers.knn.mixture import Mixture
+from ragspec.retrievers.knn.text import KnnText
+from ragspec.retrievers.speculation.schedule import Schedule
+from ragspec.sampling.noise import seeded
+from ragspec.sampling.settings import Sampling
+from ragspec.sampling.transform import Transform
+
+if TYPE_CHECKING:
+    from ragspec.engine.engine import Engine
+
+K, WEIGHT = 32, 0.25
+OWN = ("kept", "pause", "prefix", "transform", "written")  # options that are set here
+FURTHER = 0.1  # what each further query of a search adds, as a share of a single one, about
+
+
+class KnnLM:
+    """Continues texts by an engine's model and a datastore of it.
+
+    k: neighbours. weight: theirs in the mixture, 0 to 1. temperature: of squared distances, None
+    for the one that was fitted when the datastore was built. speculate: "auto", "off", or a number
+    of tokens that are written on guesses before they are checked; it changes the time and never
+    the text, whose label is `exact-for(knn)`. What is learned about times and guesses serves the
+    next text. Raises InputError, StoreError for a datastore of another model or tokenizer.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: Datastore,
+        *,
+        k: int = K,
+        weight: float = WEIGHT,
+        temperature: float | None = None,
+        speculate: str | int = "auto",
+    ) -> None:
+        if engine.rule.label != "exact":
+            raise InputError(
+                f"the engine's rule is {engine.rule.name!r}; expected 'walk', under which a text "
+                "does not depend on its drafts."
+            )
+        if not 1 <= k <= len(store):
+            raise InputError(f"k is {k}; expected 1 to {len(store):,}, the keys of the datastore.")
+        if not 0.0 <= weight <= 1.0:
+            raise InputError(f"weight is {weight}; expected 0 to 1.")
+        if temperature is not None and not temperature > 0.0:
+            raise InputError(f"temperature is {temperature}; expected above 0, or None.")
+        store.check(engine)
+        self.engine = engine
+        self.store = store
+        fitted = store.temperature(k) if temperature is None else temperature
+        self.knn = Knn(store, k, Mixture(weight, fitted))
+        self.speculate = speculate
+        self.schedule = Schedule.named(speculate, overlap=False)
+        self.schedule.search.further = FURTHER
+
+    def generate(
+        self,
+        prompt: Any,
+        sampling: Sampling | None = None,
+        *,
+        stream: Callable[[str], None] | None = None,
+        **options: Any,
+    ) -> Generation:
+        """Return what follows one prompt; `report.retrieval` has the searches.
+
+        prompt: text, chat messages or token ids. stream: called with text that will not be taken
+        back; an interrupt then ends the text and keeps what was written. options: further arguments
+        of `Engine.generate`. Raises InputError for several prompts, n > 1 and options that are set
+        here, PromptTooLongError.
+        """
+        refuse_unknown(options)
+        for name in OWN:
+            if options.get(name):
+                raise InputError(f"got {name}=, which KnnLM sets itself; leave it out.")
+        sampling = seeded(sampling or Sampling(), "KnnLM.generate()")
+        encoded = encode_prompts(prompt, self.engine.tokenizer, self.engine.target.input_size)
+        if not encoded.single:
+            raise InputError(f"got {len(encoded.ids)} prompts; expected one text at a time.")
+        if stream is not None and self.engine.tokenizer is None:
+            raise InputError("stream= takes text but the engine has no tokenizer; pass one")
+        text = self._text(encoded.ids[0], sampling, options, stream)
+        try:
+            found = text.run()
+        except KeyboardInterrupt:
+            if stream is None or not text.tokens:
+                raise
+            found = self._cut(text)
+        self.engine.tell(found)
+        return found
+
+    def _text(
+        self,
+        prompt: list[int],
+        sampling: Sampling,
+        options: dict[str, Any],
+        stream: Callable[[str], None] | None,
+    ) -> KnnText:
+        engine, kept = self.engine.aside(), KeptContext()
+        asked = options.get("logprobs", False)
+        top = None if asked is None or asked is False else int(asked)
+        shown = Shown(stream, options.get("stop") or ())
+
+        def write(written: Sequence[int], pause: int | None, law: Transform) -> Generation:
+            own = {**options, "kept": kept, "written": written, "pause": pause, "transform": law}
+            if isinstance(law, Guessing):
+                own["logprobs"] = None  # they are those of the checked law
+            found: Generation = engine.generate(prompt, sampling, **own)
+            return found
+
+        def show(tokens: Sequence[int], last: Generation | None) -> None:
+            if stream is not None:
+                shown.push(last.text if last else self._decoded(tokens), ends=last is not None)
+
+        return KnnText(
+            write, self.knn, prompt, self.schedule, top=top, kept=show,
+            waits=self.speculate == "off", whole=self.speculate == "off" and stream is None,
+        )  # fmt: skip
+
+    def _cut(self, text: KnnText) -> Generation:
+        """Return what was written of an interrupted text."""
+        found = text.result()
+        report = replace(found.report, finish_reason="cancelled")
+        return replace(
+            found, text=self._decoded(found.tokens), finish_reason="cancelled", report=report
+        )
+
+    def _decoded(self, tokens: Sequence[int]) -> str:
+        return str(self.engine.tokenizer.decode(tokens, skip_special_tokens=True))

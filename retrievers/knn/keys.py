@@ -1,0 +1,141 @@
+"""The keys of a datastore: what a model's output head reads after every beginning of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragspec.errors import InputError, StoreError
+from ragspec.retrievers.indexes.token_rows import check_ids
+from ragspec.target.causal import MOST_LOGITS, CausalTarget, read_states
+
+KEYS, VALUES, STARTS = "keys.bin", "values.bin", "starts.bin"
+WINDOW = 512  # tokens that are read at once
+SHARE_KNOWN = 8  # of a window, one in so many is text of the window before
+TOGETHER = 64  # windows that are read side by side, or one after the other where they are long
+
+Told = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Tokens to read together: `known` of them only so that the others stand in their text."""
+
+    tokens: list[int]
+    known: int
+    values: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class KeysWritten:
+    """What was written: N keys of some width, out of so many documents."""
+
+    keys: int
+    width: int
+    documents: int
+
+
+class KeyReader:
+    """Reads documents with a target, window by window. before: tokens that begin every text."""
+
+    def __init__(self, target: CausalTarget, before: Sequence[int] = ()) -> None:
+        self.target = target
+        self.before = list(before)
+        most = min(WINDOW, MOST_LOGITS // target.vocab_size)
+        self.size = min(most, target.max_length or most) - len(self.before)
+
+    def windows(self, document: Sequence[int]) -> Iterator[Window]:
+        """Yield the windows of a document: every token but the last has a key in one of them."""
+        start, end, known = 0, 0, 0
+        while end < len(document) - 1:
+            end = min(start + self.size, len(document) - 1)
+            tokens = [*self.before, *document[start:end]]
+            first = start + known
+            yield Window(tokens, len(self.before) + known, list(document[first + 1 : end + 1]))
+            known = self.size // SHARE_KNOWN
+            start = end - known
+
+    def states(self, windows: Sequence[Window]) -> list[NDArray[np.float16]]:
+        """Return the keys f16 [n, H] of windows, in their order."""
+        found: dict[int, NDArray[np.float16]] = {}
+        order = sorted(range(len(windows)), key=lambda i: -len(windows[i].tokens))
+        while order:  # the longest together, so that little is padded
+            longest = len(windows[order[0]].tokens)
+            most = max(1, MOST_LOGITS // (longest * self.target.vocab_size))
+            part, order = order[:most], order[most:]
+            states = read_states(self.target, [windows[i].tokens for i in part])
+            for i, state in zip(part, states, strict=True):
+                own = state[0, windows[i].known - len(windows[i].tokens) :].float().cpu().numpy()
+                found[i] = _halved(own)
+        return [found[i] for i in range(len(windows))]
+
+
+def write_keys(
+    folder: Path,
+    documents: Iterable[Sequence[int] | NDArray[Any]],
+    reader: KeyReader,
+    most: int,
+    told: Told,
+) -> KeysWritten:
+    """Write keys f16 [N, H], values i32 [N] (the tokens that follow) and starts i64 [D + 1].
+
+    most: keys to stop at. told: called with the documents and keys so far. Raises InputError for
+    ids outside the vocabulary, StoreError where the disk is full.
+    """
+    keys, starts, width = 0, [0], 0
+    try:
+        with (folder / KEYS).open("wb") as states, (folder / VALUES).open("wb") as values:
+            for windows, ended in _batched(documents, reader, most):
+                for window, own in zip(windows, reader.states(windows), strict=True):
+                    states.write(own.tobytes())
+                    values.write(np.asarray(window.values, "<i4").tobytes())
+                    width = own.shape[1]
+                starts += [keys + end for end in ended]
+                keys += sum(len(window.values) for window in windows)
+                told(len(starts) - 1, keys)
+    except OSError as error:
+        raise StoreError(
+            f"{folder} cannot take the keys ({error.strerror}) after {keys:,} of them; expected "
+            "about 2 bytes a number. Free some room, or ask for fewer with max_tokens."
+        ) from error
+    np.asarray(starts, "<i8").tofile(folder / STARTS)
+    return KeysWritten(keys, width, len(starts) - 1)
+
+
+def _batched(
+    documents: Iterable[Sequence[int] | NDArray[Any]], reader: KeyReader, most: int
+) -> Iterator[tuple[list[Window], list[int]]]:
+    """Yield windows to be read together, and after how many of their keys a document ends."""
+    windows: list[Window] = []
+    ended: list[int] = []
+    waiting = total = 0
+    for number, document in enumerate(documents):
+        tokens = np.asarray(document)
+        check_ids(tokens, reader.target.vocab_size, f"document {number}")
+        for window in reader.windows(tokens[: most - total + 1].tolist()):
+            windows.append(window)
+            waiting += len(window.values)
+            total += len(window.values)
+            if len(windows) == TOGETHER:
+                yield windows, ended
+                windows, ended, waiting = [], [], 0
+        ended.append(waiting)
+        if total >= most:
+            break
+    yield windows, ended
+
+
+def _halved(states: NDArray[np.float32]) -> NDArray[np.float16]:
+    """Round states to half the size; raises InputError where they are no numbers of that size."""
+    halved = states.astype("<f2")
+    if not np.isfinite(halved).all():
+        raise InputError(
+            "the model's hidden states are not finite in float16; expected numbers below 65,504. "
+            "A model that overflows there cannot have a datastore."
+        )
+    return halved

@@ -1,0 +1,92 @@
+"""The temperature of distances, fitted: how far a neighbour may be and still count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ragspec.retrievers.knn.mixture import Mixture
+from ragspec.retrievers.knn.nearest_keys import NearestKeys, Neighbours
+from ragspec.retrievers.search.nearest import Numbers
+
+PLACES = 384  # of the datastore that are asked for their own next token
+FITTED = (1, 8, 32, 128, 1024)  # neighbours
+WEIGHT = 0.25  # of the neighbours while it is fitted
+OWN = 512  # keys before and behind a place in its own text that it may not be answered by
+AT_ONCE = 16
+GRID = np.geomspace(0.01, 100.0, 81)  # times the mean distance of the last neighbour
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """k: neighbours. temperature: the best one. alone, mixed: bits a token, without and with."""
+
+    k: int
+    temperature: float
+    alone: float
+    mixed: float
+
+
+def fit(
+    keys: NDArray[np.float16],
+    values: Numbers,
+    near: NearestKeys,
+    head: Any,
+) -> list[Fit]:
+    """Return the best temperature for some numbers of neighbours, by likelihood of next tokens.
+
+    head: makes logits [n, V] of states [n, H]. Each place is answered by keys from elsewhere: a
+    text that is asked for is not in the datastore.
+    """
+    asked = np.unique(np.linspace(0, len(keys) - 1, min(PLACES, len(keys))).astype(np.int64))
+    sizes = [k for k in FITTED if k <= len(keys) // 4] or [1]
+    if len(keys) < 4:
+        return [Fit(1, 1.0, 0.0, 0.0)]
+    alone, found = [], []
+    for start in range(0, len(asked), AT_ONCE):
+        part = asked[start : start + AT_ONCE]
+        states = np.asarray(keys[part], np.float32)
+        logits = head(torch.from_numpy(states)).double()
+        own = torch.from_numpy(values[part])
+        alone.append(logits.softmax(-1).gather(1, own[:, None])[:, 0].cpu().numpy())
+        most = min(sizes[-1] + 2 * OWN, len(keys))
+        found += [
+            _elsewhere(n, place) for n, place in zip(near.search(states, most), part, strict=True)
+        ]
+    chances = np.concatenate(alone)
+    return [_best(k, chances, found, values, values[asked]) for k in sizes]
+
+
+def _elsewhere(found: Neighbours, place: int) -> Neighbours:
+    far = np.abs(found.numbers - place) > OWN
+    far = far if far.any() else found.numbers != place
+    return Neighbours(found.numbers[far], found.distances[far])
+
+
+def _best(
+    k: int,
+    alone: NDArray[np.float64],
+    found: Sequence[Neighbours],
+    values: Numbers,
+    truth: Numbers,
+) -> Fit:
+    near = [Neighbours(n.numbers[:k], n.distances[:k]) for n in found]
+    unit = float(np.mean([n.distances[-1] for n in near])) or 1.0
+    right = [values[n.numbers] == token for n, token in zip(near, truth, strict=True)]
+
+    def bits(temperature: float) -> float:
+        mixture = Mixture(WEIGHT, temperature)
+        said = [
+            float(mixture.shares(n.distances)[hit].sum())
+            for n, hit in zip(near, right, strict=True)
+        ]
+        mixed = (1.0 - WEIGHT) * alone + WEIGHT * np.asarray(said)
+        return float(-np.log2(np.maximum(mixed, 1e-12)).mean())
+
+    best = min((bits(unit * scale), unit * scale) for scale in GRID)
+    return Fit(k, float(best[1]), float(-np.log2(np.maximum(alone, 1e-12)).mean()), best[0])

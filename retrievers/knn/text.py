@@ -1,0 +1,252 @@
+"""A text of a kNN language model, written on guesses of what its searches would find.
+
+RaLMSpec (Zhang et al. 2024, arXiv 2401.14021, section 3 and figure 3): tokens are chosen by the
+neighbours that a cache holds, then one search of all their contexts tells the true ones. What was
+found never changes the context, so that the target's states of a wrong token's place serve its
+right one: a token stays where it is the one that the search gives, the first wrong one is replaced,
+and what followed it goes. The text is that of a search before every token.
+
+Where we deviate: drafts go on below guesses, one forward may give several of them; the target alone
+is a rival of the cache, whichever was right more often lately is written on; and where guessing
+does not pay by `Schedule`, tokens wait for their searches within one call of the engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ragspec.acceptance.base import Step
+from ragspec.engine.output import Generation
+from ragspec.reports.join import joined
+from ragspec.reports.retrieval import Event, Retrieval
+from ragspec.retrievers.knn.cache import NeighbourCache
+from ragspec.retrievers.knn.laws import Asked, Guessing, Knn, Searching
+from ragspec.retrievers.knn.nearest_keys import Neighbours
+from ragspec.retrievers.speculation.schedule import GLANCE, Plan, Schedule
+from ragspec.sampling.distribution import TokenLaw, logprob_of
+from ragspec.sampling.settings import TokenLogprob
+from ragspec.sampling.transform import Transform
+from ragspec.trees.draft_tree import DraftTree
+
+WAITED = 2 * GLANCE  # tokens of a call in which every one waits for its search
+
+# Goes on after tokens of the text until it ends, or for so many more where there is a number.
+Write = Callable[[Sequence[int], int | None, Transform], Generation]
+
+
+@dataclass(slots=True)
+class KnnText:
+    """One text on its way.
+
+    prompt: token ids. top: alternatives to keep with each log-probability, None for none at all.
+    kept: called with the tokens that stay, and with what the last call gave where the text has
+    ended. waits: every token waits for its search; whole: in a single call.
+    """
+
+    write: Write
+    knn: Knn
+    prompt: Sequence[int]
+    schedule: Schedule
+    top: int | None = None
+    kept: Callable[[Sequence[int], Generation | None], None] = lambda tokens, last: None
+    waits: bool = False
+    whole: bool = False
+    report: Retrieval = field(default_factory=Retrieval)
+    tokens: list[int] = field(default_factory=list)
+    calls: list[Generation] = field(default_factory=list)
+    _steps: list[Step] = field(default_factory=list)
+    _scored: list[TokenLogprob] = field(default_factory=list)
+    _plans: list[Plan] = field(default_factory=list)
+    _cache: NeighbourCache | None = None
+    _waited: float = 0.0
+    _began: float = field(default_factory=time.perf_counter)
+
+    def run(self) -> Generation:
+        """Write the text to its end. Raises what the engine raises."""
+        ended = False
+        while not ended:
+            plan = self.schedule.next()
+            waits = plan.strides == 1 or self.waits
+            ended = self._wait(plan) if waits else self._guess(plan)
+            self.kept(self.tokens, self.calls[-1] if ended else None)
+        return self.result()
+
+    def result(self) -> Generation:
+        """Return the text as far as it will not be taken back; at least one call was made."""
+        last, tokens = self.calls[-1], list(self.tokens)
+        report, schedule = self.report, self.schedule
+        report.strides = len(tokens)
+        report.stride_ms, report.chance = schedule.stride_ms, schedule.chance
+        report.search_ms = schedule.search.to_dict()
+        report.predicted = schedule.predicted(self._plans)
+        seconds = time.perf_counter() - self._began
+        whole = joined([call.report for call in self.calls], tokens, seconds)
+        spent = dict(whole.milliseconds)
+        searched = sum(e.milliseconds for e in report.events if e.what == "search")
+        spent["retrieve"] = searched
+        spent["verify"] = max(0.0, spent.get("verify", 0.0) - self._waited)
+        decoding = seconds - spent.get("prefill", 0.0) / 1000.0
+        whole = replace(
+            whole,
+            tokens=len(tokens),
+            milliseconds=spent,
+            decode_seconds=max(0.0, decoding),
+            retrieval=report,
+        )
+        scored = self._scored if self.top is not None else None
+        return replace(last, tokens=tokens, report=whole, steps=self._steps, logprobs=scored)
+
+    def _wait(self, plan: Plan) -> bool:
+        """Write some tokens, every one after a search; return whether the text has ended."""
+        law = Searching(self.knn, None if self.waits else self._open_cache())
+        began = time.perf_counter()
+        # The first token alone: its call reads the prompt, which says nothing of the others.
+        pause = None if self.whole else WAITED if self.tokens else 1
+        call = self.write(self.tokens, pause, law)
+        took = self._note("write", began)
+        new = call.tokens[len(self.tokens) :]
+        for start, queries, milliseconds in law.times:
+            self._count_search(queries, start, milliseconds)
+            self._waited += milliseconds
+            self.schedule.search.learn(queries, milliseconds)
+        if self.tokens and new:
+            searching = sum(milliseconds for *_, milliseconds in law.times)
+            self.schedule.strides.append(max(took - searching, 1e-3) / len(new))
+        first = law.first
+        if law.law is not None and law.law.lazy:  # no place may be asked twice
+            self.waits = True
+        elif new and plan.guesses and first and first.guessed and law.law:
+            self._learn_rivals(law.law, first.place, first.guessed, new[0], count=True)
+        self._take(call, new, call.steps, call.logprobs or ())
+        self.report.gated += 1
+        self.report.rounds += 1
+        self._plans += [Plan()] * len(new)
+        return call.finish_reason != "paused"
+
+    def _guess(self, plan: Plan) -> bool:
+        """Write some tokens on guesses and check them; return whether the text has ended."""
+        law = Guessing(self.knn, self._open_cache(), alone=self.schedule.stays)
+        began = time.perf_counter()
+        call = self.write(self.tokens, plan.strides, law)
+        took = self._note("write", began)
+        new = call.tokens[len(self.tokens) :]
+        if not new:  # it ended with the last token that was checked
+            self.calls.append(call)
+            return True
+        if self.tokens:  # the first ones come with the reading of the prompt
+            self.schedule.strides.append(took / len(new))
+        right, truth = self._check(law, new)
+        ended = call.finish_reason != "paused" and truth is None
+        kept = new if truth is None else [*new[:right], truth]
+        steps = _first(call.steps, right)
+        if truth is not None:
+            steps.append(Step(DraftTree.empty(), (), (truth,)))
+            self.report.wasted += len(new) - right
+            if not right:
+                self.report.events[-2] = replace(self.report.events[-2], kept=False)
+        self._take(call, kept, steps, ())
+        self.schedule.learn_guesses(right, truth is not None)
+        self.report.hits += right
+        self.report.rollbacks += truth is not None
+        self.report.rounds += 1
+        self._plans.append(plan)
+        return ended
+
+    def _check(self, law: Guessing, new: Sequence[int]) -> tuple[int, int | None]:
+        """Search for the contexts of new tokens; return how many are right, and what comes next.
+
+        That is the true token in the place of the first wrong one, None where none is wrong.
+        """
+        began = time.perf_counter()
+        asked = law.asked[: len(new)]
+        found = self.knn.search(np.stack([place.state for place in asked]))
+        assert law.law is not None
+        right, truth = 0, None
+        for place, near, token in zip(asked, found, new, strict=True):
+            true = self._true(law.law, place, near, [*self.tokens, *new[:right]])
+            if not right:
+                self._learn_rivals(law.law, place, law.cache.nearest(place.state, self.knn.k), true)
+            law.cache.add(near)
+            if true != token:
+                truth = true
+                break
+            right += 1
+        took = 1000.0 * (time.perf_counter() - began)
+        self._count_search(len(new), began, took)
+        self.schedule.search.learn(len(new), took)
+        return right, truth
+
+    def _true(self, law: TokenLaw, place: Asked, near: Neighbours, before: Sequence[int]) -> int:
+        """Return the token that a search gives after the tokens before."""
+        mixed = self.knn.logits(place.logits, near)
+        scores = law.process(mixed, [*self.prompt, *before], [[]])
+        token = int(law.select(scores, [place.index]))
+        if self.top is not None:
+            self._scored.append(logprob_of(scores[0], token, self.top))
+        return token
+
+    def _learn_rivals(
+        self,
+        law: TokenLaw,
+        place: Asked,
+        guessed: Neighbours,
+        truth: int,
+        *,
+        count: bool = False,
+    ) -> None:
+        """Learn whether cache and target alone would have been right; count: as a guess, too."""
+        before = [*self.prompt, *self.tokens]
+        made = []
+        for logits in (self.knn.logits(place.logits, guessed), place.logits):
+            made.append(int(law.select(law.process(logits, before, [[]]), [place.index])))
+        by_cache, alone = (token == truth for token in made)
+        self.schedule.learn_rivals(by_cache, alone)
+        if count:
+            hit = alone if self.schedule.stays else by_cache
+            self.schedule.learn_guesses(int(hit), not hit)
+
+    def _take(
+        self,
+        call: Generation,
+        kept: Sequence[int],
+        steps: Sequence[Step],
+        scored: Sequence[TokenLogprob],
+    ) -> None:
+        """Make tokens part of the text."""
+        self.calls.append(call)
+        self.tokens += kept
+        self._steps += steps
+        self._scored += scored
+
+    def _open_cache(self) -> NeighbourCache:
+        if self._cache is None:
+            self._cache = NeighbourCache(self.knn.store)
+        return self._cache
+
+    def _count_search(self, queries: int, began: float, milliseconds: float) -> None:
+        start = 1000.0 * (began - self._began)
+        self.report.events.append(Event("search", start, milliseconds, queries))
+        self.report.calls += 1
+        self.report.queries += queries
+
+    def _note(self, what: str, began: float) -> float:
+        """Note what was done since; returns its milliseconds."""
+        milliseconds = 1000.0 * (time.perf_counter() - began)
+        self.report.events.append(Event(what, 1000.0 * (began - self._began), milliseconds))
+        return milliseconds
+
+
+def _first(steps: Sequence[Step], count: int) -> list[Step]:
+    """Return the steps of the first tokens, the last one cut short."""
+    kept: list[Step] = []
+    for step in steps:
+        if count <= 0:
+            break
+        some = step.tokens[:count]
+        kept.append(replace(step, tokens=some, path=step.path[: len(some)]))
+        count -= len(some)
+    return kept
