@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from ragspec.pipelines.docqa.prompt import Prompt as Prompt
     from ragspec.pipelines.docqa.prompt import build_prompt as build_prompt
     from ragspec.pipelines.iterative.rag import IterativeRag as IterativeRag
+    from ragspec.pipelines.knn.knn_lm import KnnLM as KnnLM
 
 _WHERE = {
     "Answer": "ragspec.pipelines.docqa.docqa",
     "Citation": "ragspec.pipelines.docqa.citations",
     "DocQA": "ragspec.pipelines.docqa.docqa",
     "IterativeRag": "ragspec.pipelines.iterative.rag",
+    "KnnLM": "ragspec.pipelines.knn.knn_lm",
     "Prompt": "ragspec.pipelines.docqa.prompt",
     "build_prompt": "ragspec.pipelines.docqa.prompt",
 }

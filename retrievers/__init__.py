@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ragspec.retrievers.corpus.index import CorpusIndex as CorpusIndex
     from ragspec.retrievers.corpus.rest import RestDrafter as RestDrafter
     from ragspec.retrievers.indexes.context_index import ContextIndex as ContextIndex
+    from ragspec.retrievers.knn.datastore import Datastore as Datastore
     from ragspec.retrievers.methods.auto import AutoDrafter as AutoDrafter
     from ragspec.retrievers.methods.cascade import Cascade as Cascade
     from ragspec.retrievers.methods.context import ContextDrafter as ContextDrafter
@@ -49,6 +50,7 @@ _WHERE = {
     "ContextDrafter": "ragspec.retrievers.methods.context",
     "ContextIndex": "ragspec.retrievers.indexes.context_index",
     "CorpusIndex": "ragspec.retrievers.corpus.index",
+    "Datastore": "ragspec.retrievers.knn.datastore",
     "DenseIndex": "ragspec.retrievers.search.dense",
     "Document": "ragspec.retrievers.search.documents",
     "Embedder": "ragspec.retrievers.search.dense",

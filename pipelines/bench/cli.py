@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ragspec.pipelines.bench.image import image
+from ragspec.pipelines.bench.knn import knn
 from ragspec.pipelines.bench.modes import MODES, PEERS, known
 from ragspec.pipelines.bench.retrieval import retrieval
 from ragspec.pipelines.bench.store import store
@@ -38,6 +39,9 @@ app.command()(store)
 
 
 app.command()(retrieval)
+
+
+app.command()(knn)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from ragspec.errors import InputError, RagspecError
 from ragspec.pipelines.cli.chat import chat, converse
+from ragspec.pipelines.cli.datastore import app as datastore_app
 from ragspec.pipelines.cli.draw import draw
 from ragspec.pipelines.cli.index import app as index_app
 from ragspec.pipelines.cli.models import app as models_app
@@ -66,6 +67,7 @@ app = typer.Typer(
 
 app.add_typer(index_app, name="index")
 app.add_typer(store_app, name="store")
+app.add_typer(datastore_app, name="datastore")
 app.add_typer(models_app, name="models")
 app.command()(chat)
 app.command()(draw)
@@ -169,6 +171,14 @@ def ask(
             "written on guesses before they are checked. The text stays the same."
         ),
     ] = "auto",
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="With --iterative: write the whole answer so many times, each over what is found "
+            "for the one before (Iter-RetGen), in place of every few tokens.",
+        ),
+    ] = None,
 ) -> None:
     """Answer a question from documents, with citations."""
     from ragspec.pipelines.cli.ask import Asking, Iterative, answer_question
@@ -196,9 +206,11 @@ def ask(
         system=system,
         refuse=not answer_anyway,
         as_configured=as_configured,
-        iterative=Iterative(every, search, o.strides_of(speculate)) if iterative else None,
+        iterative=Iterative(every, search, o.strides_of(speculate), rounds) if iterative else None,
     )
-    o.check_iterative(iterative, search, speculate, top_passages, follow_up)
+    alone = {"--search": search, "--rounds": rounds}
+    alone["--speculate"] = speculate if speculate != "auto" else None
+    o.check_iterative(iterative, alone, top_passages, follow_up)
     text = o.checked_text(question)
     if follow_up:
         converse(text, docs or [], index, top_passages, asking, embedder)
@@ -241,9 +253,24 @@ def generate(
     trace: o.TraceOption = None,
     no_stream: o.NoStreamOption = False,
     prediction: o.PredictionOption = None,
+    datastore: Annotated[
+        Path | None,
+        typer.Option(help="Choose every token by this datastore, too (kNN-LM; RaLMSpec)."),
+    ] = None,
+    knn: Annotated[int, typer.Option(min=1, help="With --datastore: neighbours.")] = 32,
+    knn_weight: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="With --datastore: what they count.")
+    ] = 0.25,
+    speculate: Annotated[
+        str,
+        typer.Option(
+            help="With --datastore: auto, off (wait for every search), or how many tokens are "
+            "written on guesses before they are checked. The text stays the same."
+        ),
+    ] = "auto",
 ) -> None:
     """Continue a text, or with --chat answer it, without documents."""
-    from ragspec.pipelines.cli.ask import Asking, continue_text
+    from ragspec.pipelines.cli.ask import Asking, Mixed, continue_text
 
     asking = Asking(
         engine=o.EngineOptions(
@@ -261,7 +288,10 @@ def generate(
         prediction=o.prediction_of(prediction, drafter, draft_model),
         system=system,
         as_configured=as_configured,
+        mixed=Mixed(datastore, knn, knn_weight, o.strides_of(speculate)) if datastore else None,
     )
+    if datastore is None and (knn, knn_weight, speculate) != (32, 0.25, "auto"):
+        raise InputError("got --knn, --knn-weight or --speculate without --datastore; name one.")
     if system is not None and not as_chat:
         raise InputError("got --system without --chat; expected both, or neither.")
     prompt = _standard_input() if text == "-" else o.checked_text(text)

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from ragspec.pipelines.cli.compare import Comparison
     from ragspec.pipelines.docqa.docqa import Answer, DocQA
     from ragspec.pipelines.iterative.rag import IterativeRag
+    from ragspec.pipelines.knn.knn_lm import KnnLM
     from ragspec.reports.report import Report
+    from ragspec.retrievers.knn.datastore import Datastore
 
 WARM_UP_TOKENS = 8
 OnRead = Callable[[int, int], None] | None
@@ -31,6 +33,7 @@ class Iterative:
     every: int
     search: str | None
     speculate: str | int
+    rounds: int | None = None
 
     def rag(self, qa: DocQA, engine: Engine, asking: Asking, *, plain: bool) -> IterativeRag:
         """Return the pipeline over the same documents; plain: every search is waited for."""
@@ -42,9 +45,33 @@ class Iterative:
             every=self.every,
             search=self.search,
             speculate="off" if plain else self.speculate,
+            rounds=self.rounds,
             prompt=asking.prompt,
             system=asking.system,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """A datastore that every token is chosen by, too; see `KnnLM`."""
+
+    datastore: Path
+    k: int
+    weight: float
+    speculate: str | int
+
+    def opened(self) -> Datastore:
+        """Open the datastore; raises StoreError."""
+        from ragspec.retrievers.knn.datastore import Datastore as AnyDatastore
+
+        return AnyDatastore.open(self.datastore, verify="size")
+
+    def lm(self, engine: Engine, store: Datastore, *, plain: bool) -> KnnLM:
+        """Return the language model; plain: every search is waited for."""
+        from ragspec.pipelines.knn.knn_lm import KnnLM as AnyLM
+
+        speculate = "off" if plain else self.speculate
+        return AnyLM(engine, store, k=self.k, weight=self.weight, speculate=speculate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +91,7 @@ class Asking:
     refuse: bool = True
     as_configured: bool = False
     iterative: Iterative | None = None
+    mixed: Mixed | None = None
 
     def chosen(self, engine: Engine) -> Sampling:
         """Return the sampling: that of the options, or of the model's own generation config."""
@@ -107,6 +135,8 @@ def continue_text(text: str, stop: Sequence[str], asking: Asking, *, as_chat: bo
     template where it should answer.
     """
     terminal = Terminal(quiet=asking.json)
+    mixed = asking.mixed
+    store = mixed.opened() if mixed is not None else None  # before the model: it may be none
     with terminal.working("loading the model"):
         engine = asking.engine.engine()
         prompt = _turn(engine, text, asking.system) if as_chat else text
@@ -114,8 +144,20 @@ def continue_text(text: str, stop: Sequence[str], asking: Asking, *, as_chat: bo
             engine.generate(prompt, max_new_tokens=WARM_UP_TOKENS)
     asking = replace(asking, sampling=asking.chosen(engine))
 
-    def run(engine: Engine, sampling: Sampling, show: bool, on_read: OnRead = None) -> Generation:
+    def run(
+        engine: Engine,
+        sampling: Sampling,
+        show: bool,
+        on_read: OnRead = None,
+        *,
+        plain: bool = False,
+    ) -> Generation:
         options: Any = {"max_new_tokens": asking.max_new_tokens, "stop": stop, "on_read": on_read}
+        if mixed is not None and store is not None:
+            told = terminal.piece if show else _unseen
+            with terminal.working("opening the datastore"):
+                lm = mixed.lm(engine, store, plain=plain)
+            return lm.generate(prompt, sampling, stream=told, **options, **asking.options)
         stream = engine.stream(prompt, sampling, **options, **asking.options)
         try:
             for piece in stream:
@@ -130,7 +172,7 @@ def continue_text(text: str, stop: Sequence[str], asking: Asking, *, as_chat: bo
     fields = {"text": generation.text, "finish_reason": generation.finish_reason}
     result = Result(generation, generation.report, fields, extra={"prompt": text})
     compared, interrupted = _compared(
-        engine, result, asking, lambda e, s: run(e, s, False), terminal
+        engine, result, asking, lambda e, s: run(e, s, False, plain=True), terminal
     )
     _show(result, compared, engine, asking, terminal)
     return interrupted

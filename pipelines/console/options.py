@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -212,12 +213,15 @@ def strides_of(text: str) -> str | int:
 
 
 def check_iterative(
-    iterative: bool, search: str | None, speculate: str, passages: int | None, follow_up: bool
+    iterative: bool, alone: Mapping[str, Any], passages: int | None, follow_up: bool
 ) -> None:
-    """Raise InputError for options that do not go together with `--iterative`, or without it."""
-    if not iterative and (search is not None or speculate != "auto"):
-        name = "--speculate" if search is None else "--search"
-        raise InputError(f"got {name} without --iterative; expected both, or neither.")
+    """Raise InputError for options that do not go together with `--iterative`, or without it.
+
+    alone: options that mean nothing without it, by name, None where one was not given.
+    """
+    for name, given in alone.items():
+        if given is not None and not iterative:
+            raise InputError(f"got {name} without --iterative; expected both, or neither.")
     if iterative and passages not in (None, 1):
         raise InputError(
             f"got --iterative with --top-passages {passages}; expected one passage at a time. "

@@ -8,16 +8,14 @@ that of asking it every time.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragspec.engine.kept import KeptContext
 from ragspec.engine.options import refuse_unknown
-from ragspec.engine.output import Generation
 from ragspec.engine.prefixes import PrefixCache
 from ragspec.errors import InputError
 from ragspec.pipelines.docqa.citations import cite
@@ -26,6 +24,7 @@ from ragspec.pipelines.docqa.prompt import Prompt
 from ragspec.pipelines.docqa.wording import Wording, suited, wording
 from ragspec.pipelines.iterative.prompts import StridePrompts
 from ragspec.pipelines.iterative.shown import Shown
+from ragspec.pipelines.iterative.writers import RoundWriter, Stride, Writer, tokens_of
 from ragspec.reports.join import joined
 from ragspec.retrievers.search.fusion import (
     Retriever,
@@ -38,34 +37,12 @@ from ragspec.retrievers.speculation.loop import Searcher, SpeculativeRetrieval
 from ragspec.retrievers.speculation.passages import Found, IndexSearcher, RetrieverSearcher
 from ragspec.retrievers.speculation.schedule import Schedule
 from ragspec.sampling.noise import seeded
-from ragspec.sampling.repetition import EndRepetition
 from ragspec.sampling.settings import Sampling
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
 
 EVERY, QUERY_TOKENS, PREFETCH = 4, 32, 20
-
-
-@dataclass(frozen=True, slots=True)
-class Stride:
-    """Some tokens of an answer, and the generation that ends with them."""
-
-    tokens: tuple[int, ...]
-    generation: Generation
-
-    @property
-    def least(self) -> float:
-        """The probability of its least probable token, where log-probabilities were kept."""
-        kept = self.generation.logprobs or ()
-        return min((math.exp(token.logprob) for token in kept), default=0.0)
-
-    def cancelled(self) -> Stride:
-        """Return the stride as the last of a text that was interrupted."""
-        report = replace(self.generation.report, finish_reason="cancelled")
-        return Stride(
-            self.tokens, replace(self.generation, report=report, finish_reason="cancelled")
-        )
 
 
 class IterativeRag:
@@ -78,8 +55,10 @@ class IterativeRag:
     prefetch: passages that a search brings for later guesses. overlap: whether the next stride is
     written while a search runs, None for where it pays. flare: look up only after strides with a
     token less probable than that (FLARE, Jiang et al. 2023, arXiv 2305.06983, section 3.2, without
-    its look-ahead sentence: what was written stays). prompt, system: see `DocQA.ask`. What is
-    learned about times and guesses serves the next question. Raises InputError.
+    its look-ahead sentence: what was written stays). rounds: the whole answer is written so many
+    times, each over what is found for the question and the answer before (Iter-RetGen, Shao et al.
+    2023, arXiv 2305.15294, section 3.1), in place of strides. prompt, system: see `DocQA.ask`. What
+    is learned about times and guesses serves the next question. Raises InputError.
     """
 
     def __init__(
@@ -94,6 +73,7 @@ class IterativeRag:
         prefetch: int = PREFETCH,
         overlap: bool | None = None,
         flare: float | None = None,
+        rounds: int | None = None,
         prompt: str | Path | Wording | None = None,
         system: str | None = None,
     ) -> None:
@@ -104,7 +84,12 @@ class IterativeRag:
                 raise InputError(f"{name} is {value}; expected at least 1 token.")
         if flare is not None and not 0.0 < flare <= 1.0:
             raise InputError(f"flare is {flare}; expected a probability above 0, at most 1.")
+        if rounds is not None and rounds < 1:
+            raise InputError(f"rounds is {rounds}; expected at least 1, or None for strides.")
+        if rounds is not None and flare is not None:
+            raise InputError("got rounds and flare; expected one of them: rounds have no strides.")
         self.flare = flare
+        self.rounds = rounds
         self.engine = engine
         self.retriever = as_retriever(retriever)
         self._documents = DocQA(self.retriever, engine=engine)
@@ -163,11 +148,17 @@ class IterativeRag:
         shown = Shown(stream, options["stop"] or ())
 
         def show(stride: Stride) -> None:
-            shown.push(stride.generation.text, ends=stride.generation.finish_reason != "paused")
+            if self.rounds is None:
+                ends = stride.generation.finish_reason != "paused"
+                shown.push(stride.generation.text, ends=ends)
+            else:  # another round may say something else
+                shown.text = stride.generation.text
 
         kept = KeptContext(self._prefixes)
+        scored = self.flare is not None
+        strides = Writer(self.engine.aside(), prompts, sampling, options, kept, self.every, scored)
         loop = SpeculativeRetrieval(
-            Writer(self.engine.aside(), self, prompts, sampling, options, kept),
+            strides if self.rounds is None else RoundWriter(strides, self.rounds),
             self._searcher(prompts),
             self.schedule,
             prefetch=self.prefetch,
@@ -187,9 +178,11 @@ class IterativeRag:
 
     def _searcher(self, prompts: StridePrompts) -> Searcher[Any, Found, Stride]:
         def words(before: Sequence[Stride]) -> str | None:
+            if self.rounds is not None:
+                return " ".join([prompts.question, *(each.generation.text for each in before[-1:])])
             if self.flare is not None and before and before[-1].least >= self.flare:
                 return None
-            return prompts.words(_tokens(before), self.query_tokens)
+            return prompts.words(tokens_of(before), self.query_tokens)
 
         if isinstance(self.retriever, PassageIndex):
             return IndexSearcher(self.retriever, words, self.mode)
@@ -203,13 +196,16 @@ class IterativeRag:
         seconds: float,
     ) -> Answer:
         strides, last = loop.strides, loop.strides[-1].generation
+        text = strides if self.rounds is None else strides[-1:]
         hits = tuple(found.hit for found in loop.answers)
         final = prompts.of(loop.answers[-1])
         prompt = Prompt(final.text, final.ids, hits, (), ())
-        report = joined([each.generation.report for each in strides], last.tokens, seconds)
+        made = list({id(each): each for each in strides}.values())  # a round may be had twice
+        report = joined([each.generation.report for each in made], last.tokens, seconds)
         searching = sum(e.milliseconds for e in loop.report.events if e.what in ("search", "guess"))
         report = replace(
             report,
+            tokens=len(last.tokens),
             retrieval=loop.report,
             milliseconds={**report.milliseconds, "retrieve": searching},
         )
@@ -226,47 +222,11 @@ class IterativeRag:
             generation=replace(
                 last,
                 report=report,
-                steps=[step for each in strides for step in each.generation.steps],
-                logprobs=_logprobs(strides),
+                steps=[step for each in text for step in each.generation.steps],
+                logprobs=_logprobs(text),
             ),
             prompt=prompt,
         )
-
-
-@dataclass(slots=True)
-class Writer:
-    """Writes the strides of one answer over one cache. engine: nobody listens to its texts."""
-
-    engine: Engine
-    rag: IterativeRag
-    prompts: StridePrompts
-    sampling: Sampling
-    options: dict[str, Any]
-    kept: KeptContext
-
-    def write(self, answer: Found, before: Sequence[Stride]) -> tuple[Stride, bool]:
-        """Return the next stride over a passage, and whether the answer ends with it."""
-        prompt, written = self.prompts.of(answer), _tokens(before)
-        options = {
-            "stopping_criteria": [EndRepetition(len(prompt.ids))],
-            **self.options,
-            # So drafts name the passage of their stride, as `Answer.passages` has them.
-            "spans": [(start, end, len(before), at) for start, end, _, at in prompt.spans],
-            "texts": (*prompt.layout, *self.options.get("texts", ())),
-            "kept": self.kept,
-            "prefix": prompt.prefix,
-            "written": written,
-            "pause": self.rag.every,
-        }
-        if self.rag.flare is not None:
-            options["logprobs"] = self.options.get("logprobs") or 0
-        generation = self.engine.generate(list(prompt.ids), self.sampling, **options)
-        stride = Stride(tuple(generation.tokens[len(written) :]), generation)
-        return stride, generation.finish_reason != "paused"
-
-
-def _tokens(strides: Sequence[Stride]) -> list[int]:
-    return [token for stride in strides for token in stride.tokens]
 
 
 def _logprobs(strides: Sequence[Stride]) -> list[Any] | None:

@@ -42,7 +42,8 @@ class KnnLM:
     for the one that was fitted when the datastore was built. speculate: "auto", "off", or a number
     of tokens that are written on guesses before they are checked; it changes the time and never
     the text, whose label is `exact-for(knn)`. What is learned about times and guesses serves the
-    next text. Raises InputError, StoreError for a datastore of another model or tokenizer.
+    next text. The keys are made ready for searches here, which takes seconds for a million. Raises
+    InputError, StoreError for a datastore of another model or tokenizer.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class KnnLM:
         if temperature is not None and not temperature > 0.0:
             raise InputError(f"temperature is {temperature}; expected above 0, or None.")
         store.check(engine)
+        store.near.open()
         self.engine = engine
         self.store = store
         fitted = store.temperature(k) if temperature is None else temperature
@@ -104,7 +106,7 @@ class KnnLM:
         try:
             found = text.run()
         except KeyboardInterrupt:
-            if stream is None or not text.tokens:
+            if stream is None or not text.cut():
                 raise
             found = self._cut(text)
         self.engine.tell(found)

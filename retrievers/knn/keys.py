@@ -132,7 +132,8 @@ def _batched(
 
 def _halved(states: NDArray[np.float32]) -> NDArray[np.float16]:
     """Round states to half the size; raises InputError where they are no numbers of that size."""
-    halved = states.astype("<f2")
+    with np.errstate(over="ignore"):  # it is found below
+        halved = states.astype("<f2")
     if not np.isfinite(halved).all():
         raise InputError(
             "the model's hidden states are not finite in float16; expected numbers below 65,504. "

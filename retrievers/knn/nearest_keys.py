@@ -30,6 +30,8 @@ CENTRED_BY = 1 << 14  # keys whose mean is taken off
 PARTS = 3  # numbers in bfloat16 that stand for one in float32
 ALIGNED = 32  # numbers of a row, for the kernels
 MEASURED = 1 << 14  # keys that are measured at once
+# What one rounding is off by at most, relative: to 24 bits, and to the 8 of bfloat16.
+ROUND, ROUND_HALF = 2.0 / (1 << 25), 1.0 / (1 << 9)
 
 
 class Neighbours(NamedTuple):
@@ -54,12 +56,8 @@ class NearestKeys:
         self._opened = False
 
     def search(self, queries: Floats, k: int) -> list[Neighbours]:
-        """Return the k nearest keys of each state f32 [Q, H]; of equal ones the lower number.
-
-        The first search makes a copy of the keys, where there is memory for it.
-        """
-        if not self._opened:
-            self._open()
+        """Return the k nearest keys of each state f32 [Q, H]; of equal ones the lower number."""
+        self.open()
         centred = torch.from_numpy(np.ascontiguousarray(queries, np.float32)) - self._mean
         scores = self._scores(centred)
         slack = 2.0 * self._error(centred.norm(dim=1))
@@ -68,8 +66,13 @@ class NearestKeys:
             for own, query, most in zip(scores, queries, slack, strict=True)
         ]
 
-    def _open(self) -> None:
-        """Make the copy that is searched: in bfloat16, or in float32 if that has room."""
+    def open(self) -> None:
+        """Make the copy that is searched, in bfloat16, or in float32 if there is room for it.
+
+        The first search does it, where it was not done before: seconds for a million keys.
+        """
+        if self._opened:
+            return
         numbers = self._keys.shape[0] * (self._keys.shape[1] + ALIGNED)
         room = MOST_SHARE * free_memory()
         self._halved = (
@@ -113,11 +116,12 @@ class NearestKeys:
         """Return by how much a score may be off, for states of these lengths f32 [Q]."""
         most, width = self._longest, self._keys.shape[1]
         sizes = lengths * most + 0.5 * most * most  # of a product and the number beside it
-        summed = (width + PARTS + 2) * 2.0**-24 * sizes
-        if not self._halved:
-            return summed
-        # Both factors are rounded to 8 bits, the number beside to 24, and so is what comes out.
-        return summed + (2.0**-8 + 2.0**-16) * lengths * most + (2.0**-9 + 2.0**-23) * sizes
+        error: torch.Tensor = sizes * ((width + PARTS + 2) * ROUND)
+        if self._halved:
+            # Both factors are rounded to 8 bits, the number beside to 24, and what comes out to 8.
+            factors = lengths * most * (2.0 * ROUND_HALF + ROUND_HALF * ROUND_HALF)
+            error = error + factors + sizes * (ROUND_HALF + ROUND)
+        return error
 
     def _nearest(self, query: Floats, numbers: torch.Tensor, k: int) -> Neighbours:
         """Measure candidates, in float32 and what is left in float64."""
@@ -130,7 +134,7 @@ class NearestKeys:
         if len(rough) > k:
             bound = float(rough.kthvalue(k).values)
             # Of the distance each difference, square and sum is off by its last bit.
-            slack = 4.0 * (self._keys.shape[1] + 4) * 2.0**-24
+            slack = 4.0 * (self._keys.shape[1] + 4) * ROUND
             numbers = numbers[rough <= bound * (1.0 + slack) + 1e-30]
         found: Numbers = np.asarray(numbers.numpy(), np.int64)
         rows = self._keys[found].astype(np.float64) - query.astype(np.float64)

@@ -63,6 +63,7 @@ class KnnText:
     _plans: list[Plan] = field(default_factory=list)
     _cache: NeighbourCache | None = None
     _waited: float = 0.0
+    _replaced: int = 0  # tokens at the end that no call of the engine has seen yet
     _began: float = field(default_factory=time.perf_counter)
 
     def run(self) -> Generation:
@@ -72,8 +73,19 @@ class KnnText:
             plan = self.schedule.next()
             waits = plan.strides == 1 or self.waits
             ended = self._wait(plan) if waits else self._guess(plan)
-            self.kept(self.tokens, self.calls[-1] if ended else None)
+            self.kept(self.known, self.calls[-1] if ended else None)
         return self.result()
+
+    @property
+    def known(self) -> list[int]:
+        """The tokens after which it is known whether the text goes on."""
+        return self.tokens[: len(self.tokens) - self._replaced]
+
+    def cut(self) -> bool:
+        """Keep what was known, after an interrupt; returns whether there is any."""
+        self.tokens = self.known
+        self._steps = _first(self._steps, len(self.tokens))
+        return bool(self.tokens)
 
     def result(self) -> Generation:
         """Return the text as far as it will not be taken back; at least one call was made."""
@@ -97,7 +109,7 @@ class KnnText:
             decode_seconds=max(0.0, decoding),
             retrieval=report,
         )
-        scored = self._scored if self.top is not None else None
+        scored = self._scored[: len(tokens)] if self.top is not None else None
         return replace(last, tokens=tokens, report=whole, steps=self._steps, logprobs=scored)
 
     def _wait(self, plan: Plan) -> bool:
@@ -134,8 +146,8 @@ class KnnText:
         call = self.write(self.tokens, plan.strides, law)
         took = self._note("write", began)
         new = call.tokens[len(self.tokens) :]
-        if not new:  # it ended with the last token that was checked
-            self.calls.append(call)
+        if not new:  # it ended with the token that took a wrong one's place
+            self._take(call, (), (), ())
             return True
         if self.tokens:  # the first ones come with the reading of the prompt
             self.schedule.strides.append(took / len(new))
@@ -149,6 +161,7 @@ class KnnText:
             if not right:
                 self.report.events[-2] = replace(self.report.events[-2], kept=False)
         self._take(call, kept, steps, ())
+        self._replaced = int(truth is not None)
         self.schedule.learn_guesses(right, truth is not None)
         self.report.hits += right
         self.report.rollbacks += truth is not None
@@ -218,6 +231,7 @@ class KnnText:
     ) -> None:
         """Make tokens part of the text."""
         self.calls.append(call)
+        self._replaced = 0
         self.tokens += kept
         self._steps += steps
         self._scored += scored

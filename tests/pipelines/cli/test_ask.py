@@ -85,6 +85,15 @@ def test_strides_are_written_on_guesses_without_drafts_too(
     assert told["calls"] < told["strides"] or told["rollbacks"] > 0
 
 
+def test_the_whole_answer_may_be_written_in_rounds(index: str, model: str, capsys: Capture) -> None:
+    found = ask(capsys, index, model, "--iterative", "--rounds", "3", "--answer-anyway")
+    assert len(found["passages"]) == 3
+    assert found["report"]["retrieval"]["strides"] == 3
+    given = ["ask", "What?", "--index", index, "--model", model, "--rounds", "3"]
+    assert main(given) == 2
+    assert "got --rounds without --iterative" in capsys.readouterr().err
+
+
 def test_its_page_draws_what_was_written_and_searched(
     index: str, model: str, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -15,11 +15,14 @@ import torch
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, PromptTooLongError
 from ragspec.pipelines.docqa.docqa import Answer
-from ragspec.pipelines.iterative.rag import IterativeRag, Writer
+from ragspec.pipelines.iterative.prompts import StridePrompts
+from ragspec.pipelines.iterative.rag import IterativeRag
+from ragspec.pipelines.iterative.writers import Writer
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passage_index import PassageIndex
-from ragspec.retrievers.speculation.passages import IndexSearcher
+from ragspec.retrievers.speculation.passages import Found, IndexSearcher
+from ragspec.sampling.repetition import EndRepetition
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny
 from tests.support.toy_embedder import make_embedder
@@ -144,9 +147,11 @@ def test_what_would_change_the_text_is_seen(
         write = Writer.write
 
         def anew(self: Writer, answer: Any, before: Sequence[Any]) -> Any:
-            if before and self.rag.schedule.fixed != 1:
+            if before and drawn.random() < 0.5:
                 self.sampling = Sampling(temperature=0.9, seed=77)
             return write(self, answer, before)
+
+        drawn = random.Random(1)
 
         monkeypatch.setattr(Writer, "write", anew)
     else:  # ranks within the known passages taken for those of the index
@@ -369,3 +374,71 @@ def test_an_index_opened_again_gives_the_same_text(index: PassageIndex, tmp_path
     given: dict[str, Any] = {"max_new_tokens": 20, "refuse": False}
     first = IterativeRag(engine(), index).ask(QUESTION, **given)
     assert IterativeRag(engine(), again).ask(QUESTION, **given).text == first.text
+
+
+def in_rounds(
+    asked: Engine, index: PassageIndex, rounds: int, sampling: Sampling
+) -> tuple[list[int], list[int]]:
+    """Return the tokens of the last of some rounds, each after a search, and their passages."""
+    rag = IterativeRag(asked, index, speculate="off", every=200)
+    query, places, tokens = QUESTION, [], list[int]()
+    for _ in range(rounds):
+        hit = index.search(query, 1)[0]
+        places.append(hit.passage.document)
+        prompts = StridePrompts(asked.tokenizer, QUESTION, rag.wording)
+        ids = list(prompts.of(Found(hit)).ids)
+        found = asked.generate(
+            ids, sampling, max_new_tokens=30, stop=rag.wording.stop,
+            stopping_criteria=[EndRepetition(len(ids))],
+        )  # fmt: skip
+        tokens, query = found.tokens, f"{QUESTION} {found.text}"
+    return tokens, places
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS[:3])
+@pytest.mark.parametrize("drafter", [None, "auto"])
+def test_rounds_write_the_whole_answer_over_what_the_last_one_finds(
+    index: PassageIndex, drafter: Any, sampling: Sampling
+) -> None:
+    asked = engine(drafter)
+    seen = set()
+    for rounds in (1, 2, 3):
+        tokens, places = in_rounds(asked, index, rounds, sampling)
+        seen.add(tuple(places))
+        for speculate in ("off", "auto", 3):
+            rag = IterativeRag(asked, index, rounds=rounds, speculate=speculate)
+            pieces: list[str] = []
+            found = rag.ask(
+                QUESTION, sampling, max_new_tokens=30, refuse=False, stream=pieces.append
+            )
+            assert found.generation.tokens == tokens
+            assert [hit.passage.document for hit in found.passages] == places
+            assert "".join(pieces) == found.text
+            assert found.report.tokens == len(tokens)
+            assert [t for s in found.generation.steps for t in s.tokens] == tokens
+    assert len(seen) == 3
+
+
+def test_a_passage_that_was_had_before_is_not_written_over_again(index: PassageIndex) -> None:
+    only = PassageIndex.build(documents(1, twice=False), embedder=None)
+    found = IterativeRag(engine(), only, rounds=4).ask(QUESTION, max_new_tokens=20, refuse=False)
+    assert len(found.passages) == 4
+    assert found.report.prefill_forwards == 1
+    assert found.report.forwards < 20
+
+
+def test_rounds_that_cannot_be_are_refused(index: PassageIndex) -> None:
+    with pytest.raises(InputError, match="rounds is 0"):
+        IterativeRag(engine(), index, rounds=0)
+    with pytest.raises(InputError, match="rounds and flare"):
+        IterativeRag(engine(), index, rounds=2, flare=0.5)
+
+
+def test_listeners_hear_of_the_answer_that_stays_alone(index: PassageIndex) -> None:
+    asked, heard = engine(), list[Any]()
+    asked.on_finish(heard.append)
+    for options in ({"speculate": 8}, {"rounds": 3}):
+        heard.clear()
+        rag = IterativeRag(asked, index, **options)  # type: ignore[arg-type]
+        found = rag.ask(QUESTION, SAMPLINGS[1], max_new_tokens=30, refuse=False)
+        assert [each.tokens for each in heard] == [found.generation.tokens]

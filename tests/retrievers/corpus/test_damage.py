@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.corpus.index import CorpusIndex
 from tests.support.corpora import build, reopen, rows
+from tests.support.damage import DAMAGES
 
 KINDS = (
     "CURRENT",
@@ -32,34 +32,6 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     for name, seed in (("a", 1), ("b", 2)):
         build(folder / name, rows(6, 20, seed), segment_tokens=60).close()
     return folder / "a", folder / "b"
-
-
-def truncate(data: bytes, draw: random.Random) -> bytes:
-    return data[: draw.randrange(1, len(data))]
-
-
-def flip(data: bytes, draw: random.Random) -> bytes:
-    changed = bytearray(data)
-    changed[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-    return bytes(changed)
-
-
-def grow(data: bytes, draw: random.Random) -> bytes:
-    return data + draw.randbytes(draw.randrange(1, 9))
-
-
-def scramble(data: bytes, draw: random.Random) -> bytes:
-    at = draw.randrange(max(1, len(data) - 8))
-    return data[:at] + draw.randbytes(8) + data[at + 8 :]
-
-
-def empty(data: bytes, draw: random.Random) -> bytes:
-    return b""
-
-
-DAMAGES: tuple[Callable[[bytes, random.Random], bytes], ...] = (
-    truncate, flip, flip, flip, grow, scramble, empty,
-)  # fmt: skip
 
 
 def opens(path: Path) -> bool:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.neighbours.rows import NOTHING, SUREST, Neighbours, Place, learn_text
 from ragspec.retrievers.neighbours.table import NeighbourLayer, NeighbourTable
-from tests.retrievers.corpus.test_damage import DAMAGES, TIMES
+from tests.retrievers.corpus.test_damage import TIMES
+from tests.support.damage import DAMAGES
 
 VOCAB, K = 6, 3
 tokens = st.integers(0, VOCAB - 1)

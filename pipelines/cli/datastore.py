@@ -1,0 +1,116 @@
+"""`ragspec datastore`: what a model saw in texts, kept for `ragspec generate --datastore`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ragspec.errors import InputError
+from ragspec.pipelines.cli.store import FieldOption, count_of
+from ragspec.pipelines.console import options as o
+from ragspec.pipelines.console.terminal import Terminal
+
+if TYPE_CHECKING:
+    from ragspec.retrievers.knn.datastore import DatastoreInfo
+
+SHOWN = 12  # characters of a fingerprint
+
+app = typer.Typer(
+    no_args_is_help=True,
+    context_settings=o.HELP,
+    help="Datastores of a kNN language model: what a model made of texts, and what came next.",
+)
+
+DatastoreArgument = Annotated[Path, typer.Argument(metavar="DATASTORE", help="One on disk.")]
+
+
+@app.callback()
+def datastore() -> None:
+    """Datastores of a kNN language model: what a model made of texts, and what came next."""
+
+
+@app.command()
+def build(
+    texts: Annotated[
+        list[str],
+        typer.Argument(help="Folders, files (documents, jsonl, parquet), or Hugging Face names."),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where it is written.")],
+    model: o.ModelOption = "starter",
+    field: FieldOption = None,
+    split: Annotated[str | None, typer.Option(help="Part of a data set; else train.")] = None,
+    config: Annotated[str | None, typer.Option(help="Configuration of a data set.")] = None,
+    max_tokens: Annotated[str, typer.Option(help="Keep so many tokens at most: 500k, 10M.")] = "1M",
+    device: o.DeviceOption = "auto",
+    dtype: o.DtypeOption = "auto",
+    json: o.JsonOption = False,
+) -> None:
+    """Read texts with a model and keep its state before every token."""
+    from ragspec.pipelines.cli.store_run import counting
+    from ragspec.pipelines.cli.store_texts import Wanted, read_texts
+    from ragspec.retrievers.knn.datastore import Datastore
+
+    terminal = Terminal(quiet=json)
+    limit = count_of(max_tokens, "--max-tokens")
+    if limit < 1:
+        raise InputError("--max-tokens is 0; expected at least 1.")
+
+    def skipped(path: str, reason: str) -> None:
+        terminal.note(f"not read: {path} {reason}")
+
+    found = read_texts(texts, Wanted(field, split, config, skipped))
+    with terminal.working("loading the model"):
+        engine = o.EngineOptions(model, None, "none", "auto", device, dtype).engine()
+    began = time.perf_counter()
+
+    with counting(terminal, "reading") as told:
+        store = Datastore.build(found, engine, out, max_tokens=limit, progress=told)
+    _show(store.info(), terminal, json)
+    terminal.note(f"built in {time.perf_counter() - began:.0f} s")
+
+
+@app.command()
+def info(path: DatastoreArgument, json: o.JsonOption = False) -> None:
+    """Say what a datastore holds."""
+    from ragspec.retrievers.knn.datastore import Datastore
+
+    _show(Datastore.open(path, verify="size").info(), Terminal(quiet=json), json)
+
+
+@app.command()
+def verify(path: DatastoreArgument, json: o.JsonOption = False) -> None:
+    """Hash every file of a datastore; exit code 8 where something was changed."""
+    from ragspec.retrievers.knn.datastore import Datastore
+
+    terminal = Terminal(quiet=json)
+    with terminal.working("hashing"):
+        found = Datastore.open(path).info()
+    if json:
+        terminal.json({"path": str(path), "sound": True, "keys": found.keys, "bytes": found.bytes})
+    else:
+        terminal.line(f"{path} is sound: {found.keys:,} keys, {found.bytes:,} bytes")
+
+
+def _show(found: DatastoreInfo, terminal: Terminal, json: bool) -> None:
+    if json:
+        terminal.json(found.to_dict())
+        return
+    terminal.line(
+        f"{found.path}: {found.keys:,} keys of {found.width} numbers out of {found.documents:,} "
+        f"documents, {found.bytes:,} bytes"
+    )
+    terminal.line(
+        f"of model {found.model[:SHOWN]}, tokenizer {(found.tokenizer or 'none')[:SHOWN]}, "
+        f"{found.layer}"
+    )
+    terminal.table(
+        "fitted on places of its own texts, answered from elsewhere (weight 0.25)",
+        [">neighbours", ">temperature", ">bits a token", ">of the model alone"],
+        [
+            [f"{fit.k:,}", f"{fit.temperature:.3g}", f"{fit.mixed:.2f}", f"{fit.alone:.2f}"]
+            for fit in found.fits
+        ],
+    )

@@ -1,0 +1,127 @@
+"""`ragspec datastore` and `generate --datastore`, as a user types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragspec.pipelines.cli.app import main
+from tests.support import tiny
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    tiny.model().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def store(model: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("texts")
+    (folder / "a.txt").write_text("The tree holds what the walk keeps, and the walk goes on. " * 3)
+    (folder / "b.jsonl").write_text('{"text": "one row of it"}\n{"text": "another row"}\n')
+    (folder / "c.png").write_bytes(b"\x89PNG")
+    out = str(folder.parent / "knn")
+    assert main(["datastore", "build", str(folder), "--model", model, "--out", out]) == 0
+    return out
+
+
+def said(capsys: Capture, *arguments: str) -> dict[str, Any]:
+    capsys.readouterr()
+    code = main([*arguments, "--json"])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def test_info_says_what_it_holds(store: str, capsys: Capture) -> None:
+    found = said(capsys, "datastore", "info", store)
+    assert found["documents"] == 3 and found["width"] == 64
+    assert found["keys"] > 100 and found["fits"][0]["k"] == 1
+    assert main(["datastore", "info", store]) == 0
+    assert f"{found['keys']:,} keys of 64 numbers" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_verify_finds_a_changed_byte(store: str, tmp_path: Path, capsys: Capture) -> None:
+    import shutil
+
+    assert said(capsys, "datastore", "verify", store)["sound"] is True
+    shutil.copytree(store, tmp_path / "hurt")
+    hurt = next((tmp_path / "hurt").rglob("keys.bin"))
+    hurt.write_bytes(hurt.read_bytes()[:-1] + b"\x7f")
+    assert main(["datastore", "verify", str(tmp_path / "hurt")]) == 8
+    assert "SHA-256" in capsys.readouterr().err
+
+
+def test_most_tokens_are_counted(model: str, tmp_path: Path, capsys: Capture) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text("words and more words " * 20)
+    out = str(tmp_path / "knn")
+    build = ("datastore", "build", str(text), "--model", model, "--out", out)
+    assert said(capsys, *build, "--max-tokens", "50")["keys"] == 50
+    assert main([*build, "--max-tokens", "0"]) == 2
+    assert main([*build, "--max-tokens", "many"]) == 2
+
+
+def test_a_text_is_continued_by_it(store: str, model: str, capsys: Capture) -> None:
+    given = ("generate", "The tree", "--model", model, "--max-new-tokens", "30", "--seed", "2")
+    mixed = (*given, "-t", "0.9", "--datastore", store, "--knn", "8", "--knn-weight", "0.5")
+    found = said(capsys, *mixed, "--compare")
+    assert found["label"] == "exact-for(knn)" and found["compare"]["equal"]
+    assert found["report"]["retrieval"]["strides"] == found["report"]["tokens"]
+    off = said(capsys, *mixed, "--speculate", "off")
+    guessed = said(capsys, *mixed, "--speculate", "3", "--drafter", "none")
+    assert off["text"] == guessed["text"] == found["text"]
+    assert guessed["report"]["retrieval"]["hits"] > 0
+    assert said(capsys, *given, "-t", "0.9")["text"] != found["text"]
+
+
+def test_it_streams_what_it_writes(store: str, model: str, capsys: Capture) -> None:
+    capsys.readouterr()
+    given = ["generate", "The tree", "--model", model, "--datastore", store, "--knn", "8"]
+    assert main([*given, "--max-new-tokens", "20"]) == 0
+    out, err = capsys.readouterr()
+    assert out.strip() and "Looked up" in err.replace("\n", " ")
+
+
+def test_what_cannot_be_is_said(store: str, model: str, tmp_path: Path, capsys: Capture) -> None:
+    given = ["generate", "The tree", "--model", model]
+    for more, code, message in (
+        (["--knn", "4"], 2, "without --datastore"),
+        (["--speculate", "off"], 2, "without --datastore"),
+        (["--datastore", str(tmp_path)], 8, "holds no store"),
+        (["--datastore", store, "--knn", "99999"], 2, "k is 99999"),
+        (["--datastore", store, "--speculate", "often"], 2, "speculate is 'often'"),
+    ):
+        assert main([*given, *more]) == code
+        assert message in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_bench_compares_both_ways(store: str, model: str, tmp_path: Path, capsys: Capture) -> None:
+    texts, out = tmp_path / "long.jsonl", tmp_path / "rows.json"
+    texts.write_text(
+        "".join(json.dumps({"text": f"{i} tree walks " * 60}) + "\n" for i in range(3))
+    )
+    asked = ["bench", "knn", "--datastore", store, "--texts", str(texts), "--model", model]
+    small = ["--items", "2", "--tokens", "12", "--knn", "4,16", "--drafters", "none,context"]
+    assert main([*asked, *small, "--json", str(out)]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["drafter"], row["k"]) for row in rows] == [
+        ("none", 4), ("none", 16), ("context", 4), ("context", 16),
+    ]  # fmt: skip
+    for row in rows:
+        assert row["equal"] == row["texts"] == 2 and row["ratio"] > 0 and row["predicted"] > 0
+    assert main([*asked, "--knn", "x"]) == 2
+    short = tmp_path / "short.txt"
+    short.write_text("short")
+    assert (
+        main(["bench", "knn", "--datastore", store, "--texts", str(short), "--model", model]) == 2
+    )

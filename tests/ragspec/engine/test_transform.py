@@ -1,0 +1,116 @@
+"""A transform of the target's law: decoded exactly, whatever drafts there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.engine.engine import Engine
+from ragspec.errors import InputError
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.settings import Sampling
+from tests.support import tiny
+
+SAMPLINGS = [Sampling(), Sampling(temperature=0.9, top_p=0.9, repetition_penalty=1.2, seed=4)]
+
+
+class Tilt:
+    """Adds a product with the hidden state: a law that hangs on the states of every place."""
+
+    name = "tilted"
+
+    def __init__(self, strength: float = 1.0) -> None:
+        drawn = torch.Generator().manual_seed(1)
+        self.weights = strength * torch.randn(64, tiny.VOCAB, generator=drawn).double()
+        self.asked: list[int] = []
+        self.states = torch.zeros(0, 64)
+
+    def open(self, law: TokenLaw) -> Tilt:
+        return self
+
+    def forward(self, states: torch.Tensor) -> None:
+        self.states = states
+
+    def logits(self, node: int, logits: torch.Tensor, index: int) -> torch.Tensor:
+        self.asked.append(index)
+        return logits + 0.1 * self.states[node + 1] @ self.weights
+
+
+def engine(drafter: Any = None, **options: Any) -> Engine:
+    return Engine(tiny.model(dtype=torch.float64), tiny.tokenizer(), drafter, **options)
+
+
+def by_hand(tilt: Tilt, prompt: list[int], new: int) -> list[int]:
+    """Return the greedy text of the tilted law by whole forwards of transformers."""
+    tokens = list(prompt)
+    for _ in range(new):
+        with torch.no_grad():
+            found = tiny.model(dtype=torch.float64)(
+                torch.tensor([tokens]), output_hidden_states=True
+            )
+        logits = found.logits[0, -1] + 0.1 * found.hidden_states[-1][0, -1] @ tilt.weights
+        tokens.append(int(logits.argmax()))
+    return tokens[len(prompt) :]
+
+
+def test_the_text_is_that_of_the_changed_law() -> None:
+    prompt = tiny.prompt()
+    options: dict[str, Any] = {"max_new_tokens": 25, "ignore_eos": True}
+    found = engine().generate(prompt, transform=Tilt(), **options)
+    assert found.tokens == by_hand(Tilt(), prompt, 25)
+    assert found.tokens != engine().generate(prompt, **options).tokens
+    assert found.label == "exact-for(tilted)"
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("drafter", ["context", "auto", "model", "prediction"])
+def test_drafts_do_not_move_it(drafter: str, sampling: Sampling) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, "logprobs": 1}
+    plain = engine().generate(tiny.prompt(), sampling, transform=Tilt(), **options)
+    if drafter == "model":
+        asked = Engine(
+            tiny.model(dtype=torch.float64), tiny.tokenizer(), None,
+            tiny.model(seed=1, dtype=torch.float64),
+        )  # fmt: skip
+    else:
+        asked = engine("context" if drafter == "prediction" else drafter)
+    if drafter == "prediction":
+        options["prediction"] = plain.tokens
+    tilt = Tilt()
+    found = asked.generate(tiny.prompt(), sampling, transform=tilt, **options)
+    assert found.tokens == plain.tokens
+    assert [round(t.logprob, 9) for t in found.logprobs or ()] == [
+        round(t.logprob, 9) for t in plain.logprobs or ()
+    ]
+    assert tilt.asked == sorted(tilt.asked)
+    if drafter == "prediction":
+        assert found.report.accepted > 20
+
+
+def test_several_texts_and_samples_have_one_each() -> None:
+    class Fresh(Tilt):
+        def open(self, law: TokenLaw) -> Tilt:
+            return Tilt()
+
+    prompts = [tiny.prompt(9), tiny.prompt(17, seed=2)]
+    sampling = Sampling(temperature=0.8, n=2, seed=3)
+    together = engine("context").generate(prompts, sampling, transform=Fresh(), max_new_tokens=15)
+    for prompt, texts in zip(prompts, together, strict=True):
+        alone = engine().generate(prompt, sampling, transform=Fresh(), max_new_tokens=15)
+        assert [text.tokens for text in texts] == [text.tokens for text in alone]
+
+
+def test_what_is_no_transform_is_refused() -> None:
+    given: list[Any] = [3, Tilt, "knn"]
+    for wrong in given:
+        with pytest.raises(InputError, match="expected an object with name and open"):
+            engine().generate(tiny.prompt(), transform=wrong)
+
+
+def test_a_rule_that_is_not_exact_keeps_its_label() -> None:
+    found = engine("context", rule="typical").generate(
+        tiny.prompt(), Sampling(temperature=1.0, seed=1), transform=Tilt(), max_new_tokens=9
+    )
+    assert found.label == "approximate"

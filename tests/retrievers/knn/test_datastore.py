@@ -1,0 +1,202 @@
+"""A datastore: what is kept, where texts end, what is refused, and what damage does."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.engine.engine import Engine
+from ragspec.errors import DocumentError, InputError, RagspecError, StoreError
+from ragspec.retrievers.knn import keys as keys_file
+from ragspec.retrievers.knn.cache import AHEAD, NeighbourCache
+from ragspec.retrievers.knn.datastore import Datastore
+from ragspec.retrievers.knn.mixture import Mixture
+from ragspec.retrievers.knn.nearest_keys import Neighbours
+from tests.support import tiny
+from tests.support.damage import DAMAGES
+
+
+def engine(**model: Any) -> Engine:
+    return Engine(tiny.model(**model), tiny.tokenizer(), None)
+
+
+def texts(count: int = 12, seed: int = 0) -> list[list[int]]:
+    drawn = random.Random(seed)
+    return [[drawn.randrange(4, 60) for _ in range(drawn.randrange(2, 90))] for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Datastore:
+    return Datastore.build(texts(), engine(), tmp_path_factory.mktemp("knn") / "store")
+
+
+def states(tokens: list[int]) -> Any:
+    """Return what the output head of the tiny model reads, by transformers alone: [T, H]."""
+    with torch.no_grad():
+        found = tiny.model()(torch.tensor([tokens]), output_hidden_states=True)
+    return found.hidden_states[-1][0].numpy()
+
+
+def test_every_token_but_the_last_has_a_key_and_what_followed_it(store: Datastore) -> None:
+    at = 0
+    for text, start in zip(texts(), store.starts, strict=False):
+        assert start == at
+        assert store.values[at : at + len(text) - 1].tolist() == text[1:]
+        found = np.asarray(store.keys[at : at + len(text) - 1], np.float32)
+        assert np.allclose(found, states(text)[:-1], atol=5e-3, rtol=5e-3)
+        at += len(text) - 1
+    assert len(store) == at == store.starts[-1]
+
+
+def test_long_texts_are_read_in_windows_that_overlap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys_file, "WINDOW", 16)
+    text = [4 + i % 50 for i in range(75)]
+    found = Datastore.build([text, [5, 6, 7]], engine(), tmp_path / "store")
+    assert found.values.tolist() == [*text[1:], 6, 7]
+    assert found.starts.tolist() == [0, 74, 76]
+    # Behind the first window a key knows at least the overlap before it.
+    second = states(text[14:30])
+    assert np.allclose(
+        np.asarray(found.keys[20:29], np.float32), second[6:15], atol=5e-3, rtol=5e-3
+    )
+
+
+def test_it_stops_at_the_most_that_is_wanted(tmp_path: Path) -> None:
+    found = Datastore.build(texts(), engine(), tmp_path / "store", max_tokens=100)
+    whole = [token for text in texts() for token in text[1:]]
+    assert found.values.tolist() == whole[:100]
+    assert found.starts[-1] == 100
+
+
+def test_what_follows_ends_with_its_text(store: Datastore) -> None:
+    ends = store.starts[1:]
+    last = np.asarray([ends[0] - 1, ends[3] - 2, 0])
+    found = store.following(last, 3).tolist()
+    assert found == [ends[0] - 1, ends[3] - 2, ends[3] - 1, 0, 1, 2, 3]
+
+
+def test_opened_again_it_is_the_same(store: Datastore) -> None:
+    again = Datastore.open(store.path)
+    assert again.info() == store.info()
+    asked = np.asarray(store.keys[5:9], np.float32)
+    for one, other in zip(store.search(asked, 7), again.search(asked, 7), strict=True):
+        assert np.array_equal(one.numbers, other.numbers)
+        assert one.distances[0] == 0.0
+
+
+def test_temperatures_are_fitted_where_neighbours_know_what_comes_next(tmp_path: Path) -> None:
+    phrase = [4 + (7 * i) % 40 for i in range(40)]
+    known = Datastore.build([phrase] * 40, engine(), tmp_path / "known")
+    for fit in known.info().fits:
+        assert fit.mixed < fit.alone and fit.temperature > 0
+    assert known.temperature(30) == next(f.temperature for f in known.info().fits if f.k == 32)
+
+
+def test_a_mixture_is_what_its_equation_says() -> None:
+    logits = torch.randn(1, 9, generator=torch.Generator().manual_seed(0))
+    tokens, distances = np.asarray([3, 5, 3]), np.asarray([1.0, 2.0, 4.0])
+    mixed = Mixture(0.4, 2.0).logits(logits, tokens, distances)[0].exp()
+    near = np.exp(-distances / 2.0)
+    near /= near.sum()
+    expected = 0.6 * logits[0].double().softmax(-1)
+    expected[3] += 0.4 * (near[0] + near[2])
+    expected[5] += 0.4 * near[1]
+    assert torch.allclose(mixed, expected, atol=1e-12)
+    far = Mixture(0.4, 2.0).shares(np.asarray([1e9, 1e9 + 2.0]))
+    assert np.allclose(far, [1 / (1 + np.exp(-1)), 1 / (1 + np.e)])
+
+
+def test_the_cache_forgets_the_oldest_and_holds_what_follows(store: Datastore) -> None:
+    cache = NeighbourCache(store, most=20)
+    cache.add(Neighbours(np.asarray([3]), np.zeros(1)))
+    assert cache.size == AHEAD + 1
+    state = np.asarray(store.keys[3 + AHEAD], np.float32)
+    assert cache.nearest(state, 1).numbers.tolist() == [3 + AHEAD]
+    cache.add(Neighbours(np.asarray([3]), np.zeros(1)))
+    assert cache.size == AHEAD + 1  # nothing twice
+    long = next(int(s) for s, e in pairwise(store.starts[1:]) if e - s > AHEAD)
+    cache.add(Neighbours(np.asarray([long]), np.zeros(1)))
+    assert cache.size == 20
+    assert 3 not in cache.nearest(state, 20).numbers
+    assert set(cache.nearest(state, 20).numbers) >= set(range(long, long + AHEAD + 1))
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        ([], {}, "no two tokens in a row"),
+        ([[4], []], {}, "no two tokens in a row"),
+        (["a text"], {"max_tokens": 0}, "max_tokens is 0"),
+        ("a text", {}, "got one text"),
+        ([[4, 500]], {}, "document 0 holds ids from 4 to 500"),
+    ],
+)
+def test_texts_that_cannot_be_kept_leave_nothing(
+    given: Any, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises((InputError, DocumentError), match=message):
+        Datastore.build(given, engine(), tmp_path / "store", **options)
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_failed_build_leaves_the_older_one(store: Datastore, tmp_path: Path) -> None:
+    shutil.copytree(store.path, tmp_path / "store")
+    with pytest.raises(DocumentError):
+        Datastore.build([], engine(), tmp_path / "store")
+    assert len(Datastore.open(tmp_path / "store")) == len(store)
+
+
+def test_another_model_or_tokenizer_or_kind_is_refused(store: Datastore, tmp_path: Path) -> None:
+    store.check(engine())
+    with pytest.raises(StoreError, match="another model"):
+        store.check(engine(seed=4))
+    with pytest.raises(InputError, match="states of 3 numbers, the datastore has 64"):
+        store.search(np.zeros((1, 3), np.float32), 1)
+    with pytest.raises(StoreError, match="holds no store"):
+        Datastore.open(tmp_path)
+    from ragspec.retrievers.corpus.index import CorpusIndex
+
+    CorpusIndex.build([[4, 5, 6]], None, tmp_path / "corpus", vocab_size=97).close()
+    with pytest.raises(StoreError, match="expected 'datastore'"):
+        Datastore.open(tmp_path / "corpus")
+
+
+def test_a_model_that_overflows_has_no_datastore(tmp_path: Path) -> None:
+    large = np.asarray([[1.0, 1e6]], np.float32)
+    with pytest.raises(InputError, match="not finite in float16"):
+        keys_file._halved(large)
+
+
+def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(keys_file.KeyReader, "states", full)
+    with pytest.raises(StoreError, match="cannot take the keys"):
+        Datastore.build(texts(), engine(), tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
+def test_damage_to_any_file_is_a_typed_error(store: Datastore, tmp_path: Path) -> None:
+    files = [path for path in store.path.rglob("*") if path.is_file() and path.stat().st_size]
+    drawn = random.Random(3)
+    for time in range(200):
+        copy = tmp_path / f"copy{time}"
+        shutil.copytree(store.path, copy)
+        hurt = copy / files[time % len(files)].relative_to(store.path)
+        before = hurt.read_bytes()
+        after = DAMAGES[time % len(DAMAGES)](before, drawn)
+        hurt.write_bytes(after)
+        if after != before:
+            with pytest.raises(RagspecError):
+                Datastore.open(copy)
+        shutil.rmtree(copy)

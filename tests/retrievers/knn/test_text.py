@@ -1,0 +1,222 @@
+"""A text on guesses is the text of searching for every token, and that of the equation."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.engine.engine import Engine
+from ragspec.pipelines.knn.knn_lm import KnnLM
+from ragspec.retrievers.knn import text
+from ragspec.retrievers.knn.cache import NeighbourCache
+from ragspec.retrievers.knn.datastore import Datastore
+from ragspec.retrievers.knn.nearest_keys import Neighbours
+from ragspec.retrievers.speculation.schedule import Schedule
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
+from tests.support import tiny
+
+SAMPLINGS = [
+    Sampling(),
+    Sampling(temperature=0.9, seed=3),
+    Sampling(temperature=1.2, top_k=20, min_p=0.01, min_new_tokens=9, seed=2),
+    Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.2, frequency_penalty=0.3, seed=8),
+    Sampling(presence_penalty=0.6, no_repeat_ngram_size=3),
+]
+
+
+def engine(drafter: Any = None) -> Engine:
+    return Engine(tiny.model(dtype=torch.float64), tiny.tokenizer(), drafter)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Datastore:
+    """Return what the model saw in its own texts, so that neighbours are close, and some twice."""
+    asked = engine()
+    found = [
+        asked.generate(
+            tiny.prompt(9, seed=i), Sampling(temperature=0.8, seed=i), max_new_tokens=60,
+            ignore_eos=True,
+        ).tokens
+        for i in range(10)
+    ]  # fmt: skip
+    path = tmp_path_factory.mktemp("knn") / "store"
+    return Datastore.build([*found, found[2], found[5]], asked, path)
+
+
+def naive(
+    store: Datastore, lm: KnnLM, prompt: list[int], sampling: Sampling, new: int
+) -> list[int]:
+    """Return the text of the equation: whole forwards of transformers, all distances, one token."""
+    model, tokens = tiny.model(dtype=torch.float64), list(prompt)
+    keys = np.asarray(store.keys, np.float64)
+    law = TokenLaw(
+        sampling, NoiseStream(sampling.seed_of(0) or 0, 0), len(prompt), [tiny.VOCAB - 1]
+    )
+    mixture = lm.knn.mixture
+    for index in range(new):
+        with torch.no_grad():
+            found = model(torch.tensor([tokens]), output_hidden_states=True)
+        state = found.hidden_states[-1][0, -1].float().double().numpy()
+        distances = ((keys - state) ** 2).sum(axis=1)
+        order = np.lexsort((np.arange(len(keys)), distances))[: lm.knn.k]
+        weights = np.exp(-(distances[order] - distances[order[0]]) / mixture.temperature)
+        near = np.bincount(store.values[order], weights / weights.sum(), tiny.VOCAB)
+        own = found.logits[0, -1].double().softmax(-1)
+        mixed = (1 - mixture.weight) * own + mixture.weight * torch.from_numpy(near)
+        scores = law.process(mixed.log()[None], tokens, [[]])
+        tokens.append(int(law.select(scores, [index])))
+        if tokens[-1] == tiny.VOCAB - 1:
+            break
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("drafter", [None, "auto"])
+def test_it_is_the_text_of_the_equation(store: Datastore, drafter: Any, sampling: Sampling) -> None:
+    for k, weight in ((1, 0.3), (8, 0.5), (40, 0.9)):
+        prompt = tiny.prompt(7, seed=k)
+        for speculate in ("off", "auto", 4):
+            lm = KnnLM(engine(drafter), store, k=k, weight=weight, speculate=speculate)
+            found = lm.generate(prompt, sampling, max_new_tokens=20)
+            assert found.tokens == naive(store, lm, prompt, sampling, 20)
+            assert found.label == found.report.label == "exact-for(knn)"
+
+
+def test_random_cases_are_the_text_of_waiting(store: Datastore) -> None:
+    drawn, engines = random.Random(5), {name: engine(name) for name in (None, "context", "auto")}
+    hits = wasted = 0
+    for case in range(150):
+        sampling = drawn.choice(SAMPLINGS)
+        prompt = tiny.prompt(drawn.randint(1, 24), seed=case)
+        asked = engines[drawn.choice((None, "context", "auto"))]
+        settings: dict[str, Any] = {
+            "k": drawn.choice((1, 2, 16, 64, len(store))),
+            "weight": drawn.choice((0.0, 0.25, 0.6, 1.0)),
+            "temperature": drawn.choice((None, 1.0, 50.0)),
+        }
+        options: dict[str, Any] = {
+            "max_new_tokens": drawn.randint(1, 40),
+            "ignore_eos": drawn.random() < 0.5,
+            "logprobs": drawn.choice((None, 0, 3)),
+        }
+        off = KnnLM(asked, store, speculate="off", **settings)
+        whole = off.generate(prompt, sampling, **options)
+        if case % 3 == 0 and len(whole.tokens) > 6:
+            options["stop"] = asked.tokenizer.decode(whole.tokens[4:6]) or None
+            whole = off.generate(prompt, sampling, **options)
+        lm = KnnLM(asked, store, speculate=drawn.choice(("auto", 1, 2, 5, 16)), **settings)
+        for _ in range(2):  # the second time with what was learned
+            found = lm.generate(prompt, sampling, **options)
+            assert found.tokens == whole.tokens and found.text == whole.text
+            assert found.finish_reason == whole.finish_reason
+            assert [t for step in found.steps for t in step.tokens] == whole.tokens
+            assert (found.logprobs is None) == (whole.logprobs is None)
+            for one, other in zip(found.logprobs or (), whole.logprobs or (), strict=True):
+                assert one.token == other.token and abs(one.logprob - other.logprob) < 1e-9
+                assert [t for t, _ in one.top] == [t for t, _ in other.top]
+            told = found.report.retrieval
+            assert told is not None and told.strides == len(whole.tokens)
+            assert found.report.tokens == len(whole.tokens)
+            hits, wasted = hits + told.hits, wasted + told.wasted
+    assert hits > 300 and wasted > 300  # right and wrong guesses, plenty of both
+
+
+class Oracle(NeighbourCache):
+    """A cache that always knows, or never does."""
+
+    knows = True
+
+    def nearest(self, state: Any, k: int) -> Neighbours:
+        found = self._store.search(state[None], k)[0]
+        return found if self.knows else Neighbours(np.asarray([0]), np.zeros(1))
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_cache_that_is_always_right_or_wrong_changes_the_time_alone(
+    store: Datastore, knows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Oracle, "knows", knows)
+    monkeypatch.setattr(text, "NeighbourCache", Oracle)
+    monkeypatch.setattr(Schedule, "stays", False)
+    for sampling in SAMPLINGS:
+        settings: dict[str, Any] = {"k": 16, "weight": 0.95, "temperature": 40.0}
+        off = KnnLM(engine(), store, speculate="off", **settings)
+        whole = off.generate(tiny.prompt(), sampling, max_new_tokens=30, ignore_eos=True)
+        lm = KnnLM(engine(), store, speculate=5, **settings)
+        found = lm.generate(tiny.prompt(), sampling, max_new_tokens=30, ignore_eos=True)
+        assert found.tokens == whole.tokens
+        told = found.report.retrieval
+        assert told is not None
+        if knows:
+            assert told.rollbacks == 0 and told.hits == 30 and told.calls == 6
+        else:
+            assert told.rollbacks > 10
+
+
+def test_a_guess_that_is_kept_would_be_noticed(
+    store: Datastore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"k": 16, "weight": 0.9, "temperature": 40.0}
+    lm = KnnLM(engine(), store, speculate=4, **settings)
+    options: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True}
+    right = lm.generate(tiny.prompt(), **options).tokens
+    monkeypatch.setattr(text.KnnText, "_check", lambda self, law, new: (len(new), None))
+    assert lm.generate(tiny.prompt(), **options).tokens != right
+
+
+def test_a_processor_with_a_memory_is_asked_once_for_each_token(store: Datastore) -> None:
+    class Counts:
+        """Forbids a token after it was asked so often: what it says depends on being asked."""
+
+        def __init__(self) -> None:
+            self.asked: list[int] = []
+
+        def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            self.asked.append(ids.shape[1])
+            scores = scores.clone()
+            scores[:, len(self.asked) % tiny.VOCAB] = -torch.inf
+            return scores
+
+    made = []
+    for speculate in ("off", "auto"):
+        counts = Counts()
+        lm = KnnLM(engine("auto"), store, speculate=speculate)
+        found = lm.generate(
+            tiny.prompt(), max_new_tokens=25, ignore_eos=True, logits_processor=[counts]
+        )
+        made.append(found.tokens)
+        assert counts.asked == list(range(len(tiny.prompt()), len(tiny.prompt()) + 25))
+    assert made[0] == made[1]
+
+
+def test_where_guessing_does_not_pay_tokens_wait(store: Datastore) -> None:
+    lm = KnnLM(engine(), store)
+    for _ in range(2):
+        found = lm.generate(tiny.prompt(), max_new_tokens=40, ignore_eos=True)
+    told = found.report.retrieval
+    assert told is not None and told.gated > 0
+    assert told.queries < 80
+
+
+def test_what_is_waited_for_learns_whether_guesses_would_be_right(
+    store: Datastore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text, "WAITED", 2)
+    lm = KnnLM(engine(), store)
+    monkeypatch.setattr(Schedule, "gain", lambda self, plan: 1.0)
+    lm.generate(tiny.prompt(), max_new_tokens=60, ignore_eos=True)
+    assert lm.schedule.guesses > 0
+
+
+def test_it_is_drafted_for_as_any_text(store: Datastore) -> None:
+    lm = KnnLM(engine("context"), store, weight=1.0, k=1, speculate="off")
+    plain = lm.generate(tiny.prompt(), max_new_tokens=30, ignore_eos=True)
+    found = lm.generate(tiny.prompt(), max_new_tokens=30, ignore_eos=True, prediction=plain.tokens)
+    assert found.tokens == plain.tokens
+    assert found.report.accepted_prediction_tokens > 15
