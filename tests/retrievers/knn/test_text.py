@@ -88,10 +88,11 @@ def test_it_is_the_text_of_the_equation(store: Datastore, drafter: Any, sampling
             assert found.label == found.report.label == "exact-for(knn)"
 
 
-def test_random_cases_are_the_text_of_waiting(store: Datastore) -> None:
+@pytest.mark.parametrize("cases", [100, pytest.param(1500, marks=pytest.mark.slow)])
+def test_random_cases_are_the_text_of_waiting(store: Datastore, cases: int) -> None:
     drawn, engines = random.Random(5), {name: engine(name) for name in (None, "context", "auto")}
     hits = wasted = 0
-    for case in range(150):
+    for case in range(cases):
         sampling = drawn.choice(SAMPLINGS)
         prompt = tiny.prompt(drawn.randint(1, 24), seed=case)
         asked = engines[drawn.choice((None, "context", "auto"))]
@@ -124,7 +125,7 @@ def test_random_cases_are_the_text_of_waiting(store: Datastore) -> None:
             assert told is not None and told.strides == len(whole.tokens)
             assert found.report.tokens == len(whole.tokens)
             hits, wasted = hits + told.hits, wasted + told.wasted
-    assert hits > 300 and wasted > 300  # right and wrong guesses, plenty of both
+    assert hits > 2 * cases and wasted > 2 * cases  # right and wrong guesses, plenty of both
 
 
 class Oracle(NeighbourCache):
