@@ -60,24 +60,29 @@ class SearchCost:
 
     further: float = 0.5
     times: dict[int, deque[float]] = field(default_factory=dict)
+    medians: dict[int, float] = field(default_factory=dict)
 
     def learn(self, queries: int, milliseconds: float) -> None:
         """Add the time of one search."""
-        self.times.setdefault(queries, deque(maxlen=RECENT)).append(milliseconds)
+        times = self.times.setdefault(queries, deque(maxlen=RECENT))
+        times.append(milliseconds)
+        self.medians[queries] = median(times)
 
     def of(self, queries: int) -> float:
         """Return the milliseconds expected for so many queries at once; 0 before any."""
-        if not self.times:
+        if not self.medians:
             return 0.0
-        near = min(self.times, key=lambda known: (abs(known - queries), known))
-        return median(self.times[near]) * self._weight(queries) / self._weight(near)
+        near = queries
+        if near not in self.medians:
+            near = min(self.medians, key=lambda known: (abs(known - queries), known))
+        return self.medians[near] * self._weight(queries) / self._weight(near)
 
     def _weight(self, queries: int) -> float:
         return 1.0 + self.further * (queries - 1)
 
     def to_dict(self) -> dict[int, float]:
         """Return the medians that were measured, by the number of queries."""
-        return {queries: median(times) for queries, times in sorted(self.times.items())}
+        return dict(sorted(self.medians.items()))
 
 
 @dataclass(slots=True)
@@ -153,10 +158,9 @@ class Schedule:
 
     def _expected(self, plan: Plan) -> tuple[float, float]:
         """Return the strides that a round is expected to keep, and its milliseconds."""
-        chance, s, a, b = self.chance, plan.strides, self.stride_ms, self.search.of(plan.strides)
-        kept = (1.0 - chance**s) / (1.0 - chance)
-        hidden = chance**s * self.shared * min(a, b) if plan.overlapped else 0.0
-        return kept, s * a + b - hidden
+        b = self.search.of(plan.strides)
+        shared = self.shared if plan.overlapped else 0.0
+        return expected(plan.strides, self.chance, self.stride_ms, b, shared)
 
     def predicted(self, plans: Sequence[Plan]) -> float:
         """Return by what factor rounds of these plans are faster than as many single strides."""
@@ -176,9 +180,7 @@ class Schedule:
             return Plan(self.fixed, overlapped, guesses=self.fixed > 1 or overlapped)
         if not self.known:
             return Plan()
-        ways = (False, True) if self.overlap is None else (self.overlap,)
-        plans = [Plan(strides, way) for way in ways for strides in range(1, self.most + 1)]
-        best = max(plans, key=self.rate)
+        best = self._best()
         if self.gain(best) < LEAST_GAIN:
             self.gated += 1
             return Plan(guesses=self.gated % GLANCE == 0)
@@ -189,6 +191,19 @@ class Schedule:
             return best
         self.since_alone = 0
         return replace(best, overlapped=False)
+
+    def _best(self) -> Plan:
+        """Return the plan of the highest rate; of equal ones the smallest."""
+        chance, a = self.chance, self.stride_ms
+        best, most = (1, False), -1.0
+        for overlapped in (False, True) if self.overlap is None else (self.overlap,):
+            shared = self.shared if overlapped else 0.0
+            for strides in range(1, self.most + 1):
+                kept, spent = expected(strides, chance, a, self.search.of(strides), shared)
+                rate = kept / max(spent, 1e-9)
+                if rate > most:
+                    best, most = (strides, overlapped), rate
+        return Plan(*best)
 
     def learn_guesses(self, right: int, wrong: bool) -> None:
         """Count the guesses of a round up to the first wrong one."""
@@ -205,6 +220,17 @@ class Schedule:
         if shorter > 0.0:
             share = min(max((stride + search - both) / shorter, 0.0), 1.0)
             self.shared += SHARED_RATE * (share - self.shared)
+
+
+def expected(strides: int, chance: float, a: float, b: float, shared: float) -> tuple[float, float]:
+    """Return the strides that a round of s is expected to keep, and its milliseconds.
+
+    a: of a stride; b: of the search for all. shared: of the shorter of both, the part that an
+    overlap hides.
+    """
+    whole = chance**strides
+    kept = (1.0 - whole) / (1.0 - chance)
+    return kept, strides * a + b - whole * shared * min(a, b)
 
 
 def _cores() -> int:
