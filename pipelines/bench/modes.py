@@ -39,13 +39,15 @@ MODES = (*PEERS, "plain", "context", "model", "fused")  # what is run where noth
 class Outcome:
     """One run: generated tokens, target forwards (prefill included), wall seconds.
 
-    step_tokens: how many tokens each step gave, the target's own included.
+    step_tokens: how many tokens each step gave, the target's own included. prefill: seconds of the
+    work on the prompt, in which drafters are opened; None where a run of one token must tell.
     """
 
     tokens: list[int]
     forwards: int
     seconds: float
     step_tokens: list[int] = field(default_factory=list)
+    prefill: float | None = None
 
 
 class Mode(Protocol):
@@ -78,7 +80,8 @@ class OurMode:
         )
         seconds = time.perf_counter() - began
         given = [len(step.tokens) for step in result.steps]
-        return Outcome(result.tokens, result.report.forward_passes, seconds, given)
+        prefill = result.report.milliseconds["prefill"] / 1000.0
+        return Outcome(result.tokens, result.report.forward_passes, seconds, given, prefill)
 
 
 class HFMode:

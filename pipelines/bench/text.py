@@ -126,11 +126,13 @@ def _measure(
     for repeat in range(repeats):
         shift = (turn + repeat) % len(names)
         for name in names[shift:] + names[:shift]:
-            first = modes[name].run(item, 1)
             whole = modes[name].run(item, item.new_tokens)
+            prefill = whole.prefill
+            if prefill is None:
+                prefill = modes[name].run(item, 1).seconds
             kept = found.setdefault(name, Measured(whole))
             kept.seconds.append(whole.seconds)
-            kept.prefill.append(first.seconds)
+            kept.prefill.append(prefill)
     return {name: found[name] for name in names}
 
 

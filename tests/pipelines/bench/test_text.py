@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -79,6 +79,18 @@ def test_modes_are_interleaved_and_take_turns_in_going_first() -> None:
     assert turns[2] == ["lookup:5", "hf-greedy", "plain"]
     firsts = [entry for entry in log if entry[3] == 1]
     assert len(firsts) == 2 * 3 * len(ITEMS)
+
+
+def test_a_mode_that_tells_its_prefill_is_not_run_for_it() -> None:
+    class Telling(FakeMode):
+        def run(self, item: BenchItem, new_tokens: int) -> Outcome:
+            return replace(super().run(item, new_tokens), prefill=0.25)
+
+    log: list[tuple[str, str, str, int]] = []
+    modes = {"plain": [Telling("plain", log, 1.0)]}
+    found = run_benchmark(ITEMS, modes)  # type: ignore[arg-type]
+    assert all(entry[3] > 1 for entry in log[1:])  # the first one warms up
+    assert {tuple(run["plain"].prefill) for run in found.measured.values()} == {(0.25,)}
 
 
 def test_items_that_loop_are_counted_but_left_out_of_the_ratios() -> None:
