@@ -71,7 +71,8 @@ class KnnText:
         ended = False
         while not ended:
             plan = self.schedule.next()
-            waits = plan.strides == 1 or self.waits
+            # The first token always: its law says whether a place may be asked twice.
+            waits = plan.strides == 1 or self.waits or not self.calls
             ended = self._wait(plan) if waits else self._guess(plan)
             self.kept(self.known, self.calls[-1] if ended else None)
         return self.result()
@@ -129,7 +130,7 @@ class KnnText:
             searching = sum(milliseconds for *_, milliseconds in law.times)
             self.schedule.strides.append(max(took - searching, 1e-3) / len(new))
         first = law.first
-        if law.law is not None and law.law.lazy:  # no place may be asked twice
+        if law.law is not None and law.law.lazy:
             self.waits = True
         elif new and plan.guesses and first and first.guessed and law.law:
             self._learn_rivals(law.law, first.place, first.guessed, new[0], count=True)
@@ -149,8 +150,7 @@ class KnnText:
         if not new:  # it ended with the token that took a wrong one's place
             self._take(call, (), (), ())
             return True
-        if self.tokens:  # the first ones come with the reading of the prompt
-            self.schedule.strides.append(took / len(new))
+        self.schedule.strides.append(took / len(new))
         right, truth = self._check(law, new)
         ended = call.finish_reason != "paused" and truth is None
         kept = new if truth is None else [*new[:right], truth]

@@ -145,6 +145,7 @@ def test_a_cache_that_is_always_right_or_wrong_changes_the_time_alone(
     monkeypatch.setattr(Oracle, "knows", knows)
     monkeypatch.setattr(text, "NeighbourCache", Oracle)
     monkeypatch.setattr(Schedule, "stays", False)
+    guessed = 0
     for sampling in SAMPLINGS:
         settings: dict[str, Any] = {"k": 16, "weight": 0.95, "temperature": 40.0}
         off = KnnLM(engine(), store, speculate="off", **settings)
@@ -154,10 +155,14 @@ def test_a_cache_that_is_always_right_or_wrong_changes_the_time_alone(
         assert found.tokens == whole.tokens
         told = found.report.retrieval
         assert told is not None
+        if told.gated == told.rounds:  # a processor that must not be asked twice
+            continue
+        guessed += 1
         if knows:
-            assert told.rollbacks == 0 and told.hits == 30 and told.calls == 6
+            assert told.rollbacks == 0 and told.hits == 29 and told.calls == 1 + 6
         else:
             assert told.rollbacks > 10
+    assert guessed >= 3
 
 
 def test_a_guess_that_is_kept_would_be_noticed(
@@ -185,7 +190,8 @@ def test_a_processor_with_a_memory_is_asked_once_for_each_token(store: Datastore
             return scores
 
     made = []
-    for speculate in ("off", "auto"):
+    given: tuple[Any, ...] = ("off", "auto", 4)
+    for speculate in given:
         counts = Counts()
         lm = KnnLM(engine("auto"), store, speculate=speculate)
         found = lm.generate(
@@ -193,7 +199,7 @@ def test_a_processor_with_a_memory_is_asked_once_for_each_token(store: Datastore
         )
         made.append(found.tokens)
         assert counts.asked == list(range(len(tiny.prompt()), len(tiny.prompt()) + 25))
-    assert made[0] == made[1]
+    assert made[0] == made[1] == made[2]
 
 
 def test_where_guessing_does_not_pay_tokens_wait(store: Datastore) -> None:
