@@ -142,7 +142,7 @@ def knn(
 
 def _prompts(texts: Sequence[str], items: int) -> list[str]:
     """Return the beginnings of some texts, spread over the first ones that are long enough."""
-    from ragspec.pipelines.cli.store_texts import Wanted, read_texts
+    from ragspec.pipelines.console.texts import Wanted, read_texts
 
     found = (each for each in read_texts(texts, Wanted()) if isinstance(each, str))
     long = list(islice((each for each in found if len(each) >= LEAST), 100 * items))

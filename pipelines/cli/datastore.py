@@ -50,7 +50,7 @@ def build(
 ) -> None:
     """Read texts with a model and keep its state before every token."""
     from ragspec.pipelines.cli.store_run import counting
-    from ragspec.pipelines.cli.store_texts import Wanted, read_texts
+    from ragspec.pipelines.console.texts import Wanted, read_texts
     from ragspec.retrievers.knn.datastore import Datastore
 
     terminal = Terminal(quiet=json)

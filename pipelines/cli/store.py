@@ -47,7 +47,7 @@ def build(
 ) -> None:
     """Tokenize text with a model's tokenizer and index every phrase of it."""
     from ragspec.pipelines.cli.store_run import build_store
-    from ragspec.pipelines.cli.store_texts import Wanted
+    from ragspec.pipelines.console.texts import Wanted
 
     terminal = Terminal(quiet=json)
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ragspec.errors import DocumentError, InputError, ModelError, PromptTooLongError, StoreError
 from ragspec.pipelines.cli.answered import Answered
-from ragspec.pipelines.cli.store_texts import Wanted, read_prompts, read_texts
 from ragspec.pipelines.console.terminal import Terminal
+from ragspec.pipelines.console.texts import Wanted, read_prompts, read_texts
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine

@@ -270,7 +270,7 @@ def _texts(
     """Return a text model as a target, and documents as token ids."""
     from ragspec.models.load import load_model
     from ragspec.pipelines.cli.store_run import counting
-    from ragspec.pipelines.cli.store_texts import Wanted, read_texts
+    from ragspec.pipelines.console.texts import Wanted, read_texts
     from ragspec.retrievers.corpus.text import tokenized
     from ragspec.target.open import open_target
 

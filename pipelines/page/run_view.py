@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ragspec.acceptance.base import Step
+from ragspec.acceptance.rejection import EXACT_LAW
 from ragspec.pipelines.page.charts import Chart, first_number, search_chart, share_chart, step_chart
 from ragspec.pipelines.page.palette import TARGET, colours_of
 from ragspec.pipelines.page.tree_view import where
-from ragspec.reports.label import kind_of_label
+from ragspec.reports.label import ROUNDED, kind_of_label
 from ragspec.reports.sources import count_sources, kept_of, sources_of
 from ragspec.reports.trace import Trace
 
@@ -23,6 +24,16 @@ MEANINGS = {
     "bounded": "close to the target's law, within the stated distance",
     "approximate": "the text may differ from what the target alone would write",
 }
+
+
+def meaning_of(label: str) -> str:
+    """Return what a label says, for people."""
+    kind = kind_of_label(label)
+    if kind.startswith("exact-for") and EXACT_LAW not in label:
+        law = label.removeprefix("exact-for(").partition(")")[0]
+        but = ", save where two choices are a rounding apart" if kind.endswith(ROUNDED) else ""
+        return f"token for token what plain decoding by the law {law!r} gives with its seed{but}"
+    return MEANINGS.get(kind, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +129,7 @@ def run_view(trace: Trace) -> RunView:
 
 def _meaning(trace: Trace) -> str:
     """Return what the label means, and what came out where the run was compared."""
-    meaning = MEANINGS.get(kind_of_label(trace.report.label), "")
+    meaning = meaning_of(trace.report.label)
     found = (trace.header.extra.get("compare") or {}).get("first_divergence")
     if not found or not meaning:
         return meaning

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.indexes.token_rows import check_ids
-from ragspec.target.causal import MOST_LOGITS, CausalTarget, read_states
+
+if TYPE_CHECKING:
+    from ragspec.target.causal import CausalTarget
 
 KEYS, VALUES, STARTS = "keys.bin", "values.bin", "starts.bin"
 WINDOW = 512  # tokens that are read at once
@@ -44,9 +46,12 @@ class KeyReader:
     """Reads documents with a target, window by window. before: tokens that begin every text."""
 
     def __init__(self, target: CausalTarget, before: Sequence[int] = ()) -> None:
+        from ragspec.target.causal import MOST_LOGITS
+
         self.target = target
         self.before = list(before)
-        most = min(WINDOW, MOST_LOGITS // target.vocab_size)
+        self.room = MOST_LOGITS // target.vocab_size  # tokens whose logits are made on the way
+        most = min(WINDOW, self.room)
         self.size = min(most, target.max_length or most) - len(self.before)
 
     def windows(self, document: Sequence[int]) -> Iterator[Window]:
@@ -62,11 +67,13 @@ class KeyReader:
 
     def states(self, windows: Sequence[Window]) -> list[NDArray[np.float16]]:
         """Return the keys f16 [n, H] of windows, in their order."""
+        from ragspec.target.causal import read_states
+
         found: dict[int, NDArray[np.float16]] = {}
         order = sorted(range(len(windows)), key=lambda i: -len(windows[i].tokens))
         while order:  # the longest together, so that little is padded
             longest = len(windows[order[0]].tokens)
-            most = max(1, MOST_LOGITS // (longest * self.target.vocab_size))
+            most = max(1, self.room // longest)
             part, order = order[:most], order[most:]
             states = read_states(self.target, [windows[i].tokens for i in part])
             for i, state in zip(part, states, strict=True):

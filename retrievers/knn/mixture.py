@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 from ragspec.retrievers.search.nearest import Numbers
 
+# The neighbours never take all: where processors forbid all their tokens the target's own remain.
+MOST_WEIGHT = 1.0 - 1.0 / (1 << 40)
+
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
@@ -39,10 +42,10 @@ class Mixture:
         """
         if not len(tokens):
             return logits.double().log_softmax(-1)
-        law = logits.double().softmax(-1)
-        law *= 1.0 - self.weight
+        law, weight = logits.double().softmax(-1), min(self.weight, MOST_WEIGHT)
+        law *= 1.0 - weight
         places = torch.from_numpy(tokens).to(law.device)
-        added = torch.from_numpy(self.weight * self.shares(distances)).to(law.device)
+        added = torch.from_numpy(weight * self.shares(distances)).to(law.device)
         # One after the other on every device, as float64 sums of few numbers do not depend on it.
         law[0].index_add_(0, places, added)
         return law.log()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ragspec.errors import InputError
 from ragspec.pipelines.iterative.rag import IterativeRag
 from ragspec.retrievers.search.passage_index import PassageIndex
 from tests.pipelines.iterative.test_rag import SAMPLINGS, WORDS, documents, engine
@@ -65,7 +66,12 @@ def agree(indexes: dict[str, Any], cases: int, seed: int) -> Counter[str]:
         }
         asked = drawn.choice(engines)
         off = IterativeRag(asked, indexes[kind], speculate="off", **options)
-        plain = off.ask(question, sampling, **given)
+        try:
+            plain = off.ask(question, sampling, **given)
+        except InputError as error:  # no word of it is in the documents
+            assert "found nothing for the question" in str(error)
+            seen["none"] += 1
+            continue
         if case % 4 == 0 and len(plain.text) > 9:
             given["stop"] = plain.text[5:9]
             plain = off.ask(question, sampling, **given)
@@ -98,4 +104,4 @@ def test_some(indexes: dict[str, Any]) -> None:
 def test_many(indexes: dict[str, Any]) -> None:
     seen = agree(indexes, MANY, seed=2)
     assert seen["hits"] > 1500 and seen["wrong"] > 300
-    assert min(seen[kind] for kind in indexes) > 100
+    assert min(seen[kind] for kind in indexes) > 100 and seen["none"] < MANY // 10

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ragspec.acceptance.base import Step
-from ragspec.pipelines.page.run_view import Span, run_view
+from ragspec.pipelines.page.run_view import Span, meaning_of, run_view
 from ragspec.reports.report import ReportBuilder
 from ragspec.reports.trace import Trace, TraceHeader
 from ragspec.trees.draft_tree import LAYOUT, PREDICTION, DraftTree
@@ -75,3 +75,19 @@ def test_what_was_copied_from_no_document_has_its_own_colour(
     ]
     assert [given for given, _ in view.legend] == [name, "context", "target model"]
     assert [given for given, _ in view.drafters][2] == "recycling"
+
+
+@pytest.mark.parametrize(
+    ("label", "said"),
+    [
+        ("exact", "that plain decoding gives"),
+        ("exact-for(law)", "another sample from it"),
+        ("exact-for(law) up to rounding", "another sample from it"),
+        ("exact-for(knn)", "plain decoding by the law 'knn' gives"),
+        ("exact-for(knn) up to rounding", "a rounding apart"),
+        ("bounded(tv<=0.5)", "within the stated distance"),
+        ("approximate", "may differ"),
+    ],
+)
+def test_every_label_is_explained(label: str, said: str) -> None:
+    assert said in meaning_of(label)

@@ -111,6 +111,9 @@ def test_a_mixture_is_what_its_equation_says() -> None:
     expected[3] += 0.4 * (near[0] + near[2])
     expected[5] += 0.4 * near[1]
     assert torch.allclose(mixed, expected, atol=1e-12)
+    # Alone they leave the target's tokens a chance where theirs are forbidden.
+    alone = Mixture(1.0, 2.0).logits(logits, tokens, distances)[0]
+    assert alone.isfinite().all() and alone.exp()[[3, 5]].sum() > 1 - 1e-9
     far = Mixture(0.4, 2.0).shares(np.asarray([1e9, 1e9 + 2.0]))
     assert np.allclose(far, [1 / (1 + np.exp(-1)), 1 / (1 + np.e)])
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ragspec.errors import DocumentError, InputError
-from ragspec.pipelines.cli.store_texts import Wanted, read_prompts, read_texts
+from ragspec.pipelines.console.texts import Wanted, read_prompts, read_texts
 
 ROWS: list[dict[str, Any]] = [
     {"text": "one", "n": 1},
