@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ragspec.pipelines.docqa.prompt import build_prompt as build_prompt
     from ragspec.pipelines.iterative.rag import IterativeRag as IterativeRag
     from ragspec.pipelines.knn.knn_lm import KnnLM as KnnLM
+    from ragspec.pipelines.long.document import LongDocument as LongDocument
 
 _WHERE = {
     "Answer": "ragspec.pipelines.docqa.docqa",
@@ -24,6 +25,7 @@ _WHERE = {
     "DocQA": "ragspec.pipelines.docqa.docqa",
     "IterativeRag": "ragspec.pipelines.iterative.rag",
     "KnnLM": "ragspec.pipelines.knn.knn_lm",
+    "LongDocument": "ragspec.pipelines.long.document",
     "Prompt": "ragspec.pipelines.docqa.prompt",
     "build_prompt": "ragspec.pipelines.docqa.prompt",
 }

@@ -295,31 +295,7 @@ class DocQA:
             generation = self.engine.generate(ids, sampling, **options)
         else:
             generation = drain(self.engine.stream(ids, sampling, **options), stream)
-        return self._answer(question, made, asked, generation, milliseconds)
-
-    def _answer(
-        self,
-        question: str,
-        prompt: Prompt,
-        asked: Wording,
-        generation: Generation,
-        milliseconds: float,
-    ) -> Answer:
-        text = generation.text
-        evidence, short = asked.parts(text)
-        citations = cite(text, prompt, generation.steps, self._decode, short)
-        return Answer(
-            question=question,
-            text=text,
-            evidence=text[slice(*evidence)] if evidence else "",
-            short=text[slice(*short)] if short else "",
-            citations=tuple(citations),
-            passages=prompt.hits,
-            report=generation.report.with_retrieval(milliseconds),
-            label=generation.label,
-            generation=generation,
-            prompt=prompt,
-        )
+        return answer_of(question, made, asked, generation, milliseconds, self._decode)
 
     @staticmethod
     def refusal(question: str, hits: Sequence[Hit], why: str, milliseconds: float) -> Answer:
@@ -341,6 +317,31 @@ class DocQA:
 
     def _decode(self, tokens: Any) -> str:
         return str(self.engine.tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def answer_of(
+    question: str,
+    prompt: Prompt,
+    asked: Wording,
+    generation: Generation,
+    milliseconds: float,
+    decode: Callable[[Any], str],
+) -> Answer:
+    """Return what came of a question, parts and quotations found; milliseconds: of searching."""
+    text = generation.text
+    evidence, short = asked.parts(text)
+    return Answer(
+        question=question,
+        text=text,
+        evidence=text[slice(*evidence)] if evidence else "",
+        short=text[slice(*short)] if short else "",
+        citations=tuple(cite(text, prompt, generation.steps, decode, short)),
+        passages=prompt.hits,
+        report=generation.report.with_retrieval(milliseconds),
+        label=generation.label,
+        generation=generation,
+        prompt=prompt,
+    )
 
 
 def refusal(milliseconds: float) -> Generation:

@@ -117,6 +117,18 @@ def placed(tokenizer: Any, text: str, hits: Sequence[Hit]) -> Prompt:
     return Prompt(text, ids, tuple(hits), *find_spans(text, encoded["offset_mapping"], hits))
 
 
+def led_by(tokenizer: Any, question: str, hit: Hit, wording: Wording) -> tuple[str, int]:
+    """Return a prompt over one passage, and where the passage ends in it; 0 where it is not found.
+
+    What stands up to there depends on the passage and on no question.
+    """
+    special = special_of(tokenizer)
+    passages = passages_of([hit], special)
+    text = wording.write(tokenizer, disarm(question, special), passages)
+    at = text.find("\n" + passages[0][1])
+    return text, at + 1 + len(passages[0][1]) if at >= 0 else 0
+
+
 def special_of(tokenizer: Any) -> list[str]:
     """Return what documents must not spell out: the tokenizer's special tokens."""
     return [token for token in getattr(tokenizer, "all_special_tokens", []) if token]

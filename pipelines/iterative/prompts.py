@@ -14,12 +14,10 @@ from ragspec.drafters.base import SourceText
 from ragspec.pipelines.docqa.prompt import (
     Prompt,
     Span,
-    disarm,
     laid_out,
-    passages_of,
+    led_by,
     placed,
     plain_ids,
-    special_of,
 )
 from ragspec.pipelines.docqa.wording import Wording
 from ragspec.retrievers.search.fusion import Hit
@@ -59,11 +57,7 @@ class StridePrompts:
         return text if text.strip() else self.question
 
     def _write(self, hit: Hit) -> StridePrompt:
-        special = special_of(self.tokenizer)
-        passages = passages_of([hit], special)
-        text = self.wording.write(self.tokenizer, disarm(self.question, special), passages)
-        at = text.find("\n" + passages[0][1])
-        end = at + 1 + len(passages[0][1]) if at >= 0 else 0
+        text, end = led_by(self.tokenizer, self.question, hit, self.wording)
         if not end:  # a template that changed the passage: all of it is read as one
             whole = placed(self.tokenizer, text, [hit])
             return StridePrompt(text, whole.token_ids, 0, whole.spans, self._layout(whole))

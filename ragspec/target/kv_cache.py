@@ -215,6 +215,15 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
                 layer.move(row, index, target)
 
 
+def slot_bytes(config: Any, dtype: torch.dtype) -> int:
+    """Return the bytes that one token takes in the cache of a model with this configuration."""
+    text = config.get_text_config()
+    heads = int(text.num_attention_heads)
+    groups = int(getattr(text, "num_key_value_heads", None) or heads)
+    width = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
+    return 2 * int(text.num_hidden_layers) * groups * width * dtype.itemsize
+
+
 def _grown(buffer: torch.Tensor, needed: int) -> torch.Tensor:
     batch, heads, capacity, width = buffer.shape
     grown = buffer.new_zeros(batch, heads, max(needed, 2 * capacity), width)

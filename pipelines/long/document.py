@@ -1,0 +1,282 @@
+"""One long document, read once: every question starts where the document ends.
+
+The document stands first in the prompt and the question behind it, tokenised apart, so that its
+keys and values serve every question (RAGCache, arXiv 2404.12457). They can be saved, and then serve
+after a restart.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from ragspec.engine.kept import KeptContext
+from ragspec.engine.options import refuse_unknown
+from ragspec.engine.prefixes import PrefixCache
+from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError
+from ragspec.models.packed import free_memory
+from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer, answer_of, drain
+from ragspec.pipelines.docqa.prompt import Prompt, laid_out, led_by, placed, plain_ids
+from ragspec.pipelines.docqa.wording import Wording, suited, wording
+from ragspec.pipelines.long.kept import Kept, open_kept, save_kept
+from ragspec.retrievers.search.documents import Document, load_document
+from ragspec.retrievers.search.fusion import Hit
+from ragspec.retrievers.search.passages import Passage
+from ragspec.sampling.repetition import EndRepetition
+from ragspec.sampling.settings import Sampling
+from ragspec.storage.store import is_store
+from ragspec.target.kv_cache import slot_bytes
+
+if TYPE_CHECKING:
+    from ragspec.engine.engine import Engine
+
+QUESTION_ROOM = 256  # tokens of the context that a document leaves to question and answer
+COPIES = 2  # of keys and values: those that are kept, and those of the question at work
+MOST_SHARE = 0.9  # of the free memory
+
+Part = tuple[int, int]
+OnRead = Callable[[int, int], None]
+
+
+class LongDocument:
+    """Answers questions over one document, which is read when it is opened.
+
+    Any number of threads may ask; each question at work has a copy of the keys and values. Use
+    `open`. prefix: the prompt up to the end of the document.
+    """
+
+    def __init__(self, engine: Engine, kept: Kept, hit: Hit, prefix: Prompt) -> None:
+        self.engine = engine
+        self.document = kept.document
+        self.part = kept.part
+        self.wording = kept.wording
+        self.hit = hit
+        self.prefix = prefix
+        self._beginnings = PrefixCache(most_bytes=1 << 62)
+        if kept.beginning:
+            self._beginnings.keep(engine.target, prefix.token_ids, kept.beginning)
+        self._idle: list[KeptContext] = []
+        self._using = threading.Lock()
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str] | Document,
+        engine: Engine,
+        *,
+        part: Part | None = None,
+        prompt: str | Path | Wording | None = None,
+        system: str | None = None,
+        on_read: OnRead | None = None,
+    ) -> Self:
+        """Read a document, or open one that `save` wrote.
+
+        path: a file, a `Document`, or the folder of a kept one, which brings its own prompt and
+        part. part: which of the document's tokens to read, from and to. prompt, system: see
+        `DocQA.ask`. on_read: told how many tokens have been read and of how many. Raises
+        DocumentError, PromptTooLongError where the document does not fit the context (it says what
+        does), InputError where its keys do not fit the memory, StoreError,
+        UnsupportedModelError for a model whose cache cannot be kept.
+        """
+        if engine.tokenizer is None:
+            raise InputError("The engine has no tokenizer; questions over documents need one.")
+        if not isinstance(path, Document) and Path(path).is_dir() and is_store(Path(path)):
+            if part is not None or prompt is not None or system is not None:
+                raise InputError(
+                    f"got part, prompt or system with {path}, which was kept with its own; "
+                    "expected none of them, or the document itself."
+                )
+            kept = open_kept(Path(path), engine)
+            hit, prefix = _laid(engine, kept.document, kept.part, kept.wording)
+            if prefix.token_ids != kept.tokens:
+                raise InputError(
+                    f"{path} was kept over {len(kept.tokens)} tokens that its text does not give "
+                    "now; the tokenizer or chat template has changed. Keep the document again."
+                )
+            return cls(engine, kept, hit, prefix)
+        document = path if isinstance(path, Document) else load_document(path)
+        asked = wording(suited(engine.tokenizer) if prompt is None else prompt, system)
+        part = _checked_part(part)
+        hit, prefix = _laid(engine, document, part, asked)
+        _check_room(engine, prefix, part)
+        found = cls(engine, Kept(document, asked, prefix.token_ids, part, ()), hit, prefix)
+        found._read(on_read)
+        return found
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of the prompt up to the end of the document, which are read once."""
+        return len(self.prefix.token_ids)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the keys and values that are kept."""
+        return self._beginnings.bytes
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what was read to a folder, as a whole or not at all; raises StoreError."""
+        found = self._beginnings.find(self.engine.target, self.prefix.token_ids)
+        assert found is not None
+        own = (self.document, self.wording, self.prefix.token_ids, self.part)
+        save_kept(Path(path), Kept(*own, found), self.engine)
+
+    def over(self, engine: Engine) -> LongDocument:
+        """Return the same document asked through another engine over the same target."""
+        if engine.target is not self.engine.target:
+            raise InputError("got an engine over another model; expected one over the same target.")
+        found = self._beginnings.find(self.engine.target, self.prefix.token_ids)
+        kept = Kept(self.document, self.wording, self.prefix.token_ids, self.part, found or ())
+        return LongDocument(engine, kept, self.hit, self.prefix)
+
+    def ask(
+        self,
+        question: str,
+        sampling: Sampling | None = None,
+        *,
+        max_new_tokens: int = NEW_TOKENS,
+        stream: Callable[[str], None] | None = None,
+        **options: Any,
+    ) -> Answer:
+        """Answer a question over the document, which is not read again.
+
+        stream: called with each piece of text as it is verified; an interrupt then ends the text
+        and keeps what was written. options: further arguments of `Engine.generate`. Raises
+        InputError for an empty question or n > 1, PromptTooLongError where question and answer do
+        not fit behind the document.
+        """
+        refuse_unknown(options)
+        if not isinstance(question, str) or not question.strip():
+            raise InputError(f"The question is empty or no text ({question!r}); ask something.")
+        if sampling is not None and sampling.n != 1:
+            raise InputError(f"ask() gives one answer, got n={sampling.n}; use Engine.generate.")
+        made = self._prompt(" ".join(question.split()))
+        options = {
+            "stop": self.wording.stop,
+            "stopping_criteria": [EndRepetition(len(made.token_ids))],
+            **options,
+            "max_new_tokens": max_new_tokens,
+            "spans": made.spans,
+            "texts": (*made.layout, *options.get("texts", ())),
+            "prefix": self.tokens,
+        }
+        ids = list(made.token_ids)
+        with self._context() as kept:
+            if stream is None:
+                generation = self.engine.generate(ids, sampling, **options, kept=kept)
+            else:
+                pieces = self.engine.stream(ids, sampling, **options, kept=kept)
+                generation = drain(pieces, stream)
+        return answer_of(question, made, self.wording, generation, 0.0, self._decode)
+
+    def _prompt(self, question: str) -> Prompt:
+        """Return the prompt of a question, whose beginning is the document's."""
+        tokenizer = self.engine.tokenizer
+        text, end = led_by(tokenizer, question, self.hit, self.wording)
+        ids = (*self.prefix.token_ids, *plain_ids(tokenizer, text[end:]))
+        whole = replace(self.prefix, text=text, token_ids=ids)
+        return laid_out(tokenizer, whole, self.wording)
+
+    def _read(self, on_read: OnRead | None) -> None:
+        """Read the document, and keep its keys and values; no text is written."""
+        from ragspec.engine.engine import Engine as AnyEngine
+
+        reader = AnyEngine(self.engine.target, self.engine.tokenizer, drafter=None)
+        ids = list(self.prefix.token_ids)
+        with self._context() as kept:
+            reader.generate(
+                [*ids, ids[-1]], max_new_tokens=1, prefix=len(ids), kept=kept, on_read=on_read
+            )
+        if self._beginnings.find(self.engine.target, self.prefix.token_ids) is None:
+            raise UnsupportedModelError(
+                f"what {type(self.engine.model).__name__} makes of a document cannot be kept: its "
+                "cache cannot be cut, or its positions depend on the prompt's length. Ask it with "
+                "DocQA over passages."
+            )
+
+    @contextmanager
+    def _context(self) -> Iterator[KeptContext]:
+        """Lend a context that no other question uses."""
+        with self._using:
+            kept = self._idle.pop() if self._idle else KeptContext(self._beginnings)
+        try:
+            yield kept
+        finally:
+            with self._using:
+                self._idle.append(kept)
+
+    def _decode(self, tokens: Any) -> str:
+        return str(self.engine.tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def _laid(
+    engine: Engine, document: Document, part: Part | None, asked: Wording
+) -> tuple[Hit, Prompt]:
+    """Return a document as the one passage of a prompt, and the prompt up to its end."""
+    start, end = _characters(engine.tokenizer, document, part)
+    text = document.text[start:end].strip()
+    if not text:
+        raise InputError(f"part {part} of {document.name} holds no text; choose another.")
+    first = document.text.index(text, start)
+    passage = Passage(0, first, first + len(text), document.title, text)
+    hit = Hit(document, passage, 1.0)
+    whole, at = led_by(engine.tokenizer, "?", hit, asked)
+    if not at:
+        raise InputError(
+            f"the prompt {asked.name!r} does not put the document on lines of its own; expected a "
+            "template that does, before the question."
+        )
+    return hit, placed(engine.tokenizer, whole[:at], [hit])
+
+
+def _characters(tokenizer: Any, document: Document, part: Part | None) -> Part:
+    """Return from where to where a part of a document reaches, in characters."""
+    if part is None:
+        return 0, len(document.text)
+    if not getattr(tokenizer, "is_fast", False):
+        raise InputError("part= needs a tokenizer that tells characters; expected a fast one.")
+    encoded = tokenizer(document.text, add_special_tokens=False, return_offsets_mapping=True)
+    places = encoded["offset_mapping"]
+    if part[0] >= len(places):
+        raise InputError(
+            f"part {part} begins behind the {len(places)} tokens of {document.name}; expected less."
+        )
+    return int(places[part[0]][0]), int(places[min(part[1], len(places)) - 1][1])
+
+
+def _checked_part(part: Part | None) -> Part | None:
+    if part is None:
+        return None
+    first, last = part
+    if not 0 <= first < last:
+        raise InputError(f"part is {part}; expected two tokens of the document, from below to.")
+    return int(first), int(last)
+
+
+def _check_room(engine: Engine, prefix: Prompt, part: Part | None) -> None:
+    """Raise where a document fits neither the context nor the memory, and say what would."""
+    limit, length = engine.target.max_length, len(prefix.token_ids)
+    first = part[0] if part else 0
+    if limit is not None and length + QUESTION_ROOM > limit:
+        fits = max(1, limit - QUESTION_ROOM - (length - _document_tokens(prefix)))
+        raise PromptTooLongError(
+            f"the document takes {length:,} tokens of a context of {limit:,}, {QUESTION_ROOM} of "
+            f"which question and answer need; {fits:,} fit: read a part of it (part=({first}, "
+            f"{first + fits}), --part {first}:{first + fits}), or ask DocQA, which searches it."
+        )
+    needed = COPIES * length * slot_bytes(engine.model.config, engine.target.dtype)
+    free = free_memory()
+    if engine.target.device.type == "cpu" and free and needed > MOST_SHARE * free:
+        raise InputError(
+            f"keys and values of {length:,} tokens take {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB "
+            "are free; read a part of the document (part=), or load the model in a smaller type."
+        )
+
+
+def _document_tokens(prefix: Prompt) -> int:
+    """Return how many tokens of the beginning are the document's own."""
+    return sum(end - start for start, end, _, _ in prefix.spans) or len(prefix.token_ids)

@@ -1,0 +1,130 @@
+"""What a model made of a document, on disk: keys and values, and what they are of.
+
+A store that is whole or absent, every file hashed; keys and values are mapped when they are
+opened, not read. They are those of one model in one type of numbers, over tokens of one tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ragspec.errors import StoreError
+from ragspec.pipelines.docqa.wording import Wording
+from ragspec.retrievers.fingerprints import check_prints, prints_of
+from ragspec.retrievers.search.documents import Document
+from ragspec.retrievers.search.passage_index import read_document
+from ragspec.storage.manifest import Contents, Verify
+from ragspec.storage.store import OpenStore, open_store, publish
+from ragspec.target.base import Beginning
+
+if TYPE_CHECKING:
+    from ragspec.engine.engine import Engine
+
+KIND = "kept document"
+LAYERS, DOCUMENT = "layers.bin", "document.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A document that was read: its text, how questions over it are put, and what was kept.
+
+    tokens: of the prompt up to the end of the document. part: of the document's own tokens, from
+    and to, None for all.
+    """
+
+    document: Document
+    wording: Wording
+    tokens: tuple[int, ...]
+    part: tuple[int, int] | None
+    beginning: Beginning
+
+
+def save_kept(path: Path, kept: Kept, engine: Engine) -> None:
+    """Write what was read of a document; raises StoreError."""
+
+    def fill(folder: Path) -> Contents:
+        shapes = []
+        try:
+            with (folder / LAYERS).open("wb") as file:
+                for pair in kept.beginning:
+                    for part in pair:
+                        raw = part.detach().cpu().contiguous()
+                        shapes.append(list(raw.shape))
+                        file.write(raw.view(torch.uint8).numpy().tobytes())
+            facts = {
+                "document": asdict(kept.document),
+                "wording": asdict(kept.wording),
+                "tokens": list(kept.tokens),
+                "part": kept.part,
+            }
+            text = json.dumps(facts, ensure_ascii=False)
+            (folder / DOCUMENT).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise StoreError(
+                f"{path} cannot be written ({error.strerror}); expected room for "
+                f"{sum(p.nbytes for pair in kept.beginning for p in pair):,} bytes. Name another "
+                "folder, or free some room."
+            ) from error
+        parameters = {
+            "dtype": str(engine.target.dtype),
+            "shapes": shapes,
+            "name": kept.document.name,
+            "prompt_tokens": len(kept.tokens),
+        }
+        return Contents(parameters, prints_of(engine.model, engine.tokenizer))
+
+    publish(Path(path), KIND, fill)
+
+
+def open_kept(path: Path, engine: Engine, verify: Verify = "full") -> Kept:
+    """Open what `save_kept` wrote with this model.
+
+    Raises StoreError where it is missing, damaged, of another model, tokenizer or type of numbers.
+    """
+    store = open_store(Path(path), KIND, verify=verify)
+    what = f"the kept document {path}"
+    check_prints(what, store.manifest.fingerprints, prints_of(engine.model, engine.tokenizer))
+    try:
+        return _read(store, engine, what)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, StoreError):
+            raise
+        raise StoreError(f"{path} cannot be read ({error}); keep the document again.") from error
+
+
+def _read(store: OpenStore, engine: Engine, what: str) -> Kept:
+    facts, dtype = store.manifest.parameters, engine.target.dtype
+    if facts["dtype"] != str(dtype):
+        raise StoreError(
+            f"{what} holds numbers of {facts['dtype']}, the model works in {dtype}; load the model "
+            "in that type (dtype=), or keep the document again."
+        )
+    record = json.loads(store.file(DOCUMENT).read_text(encoding="utf-8"))
+    wording = dict(record["wording"])
+    wording["stop"] = tuple(wording["stop"])
+    part = record["part"]
+    return Kept(
+        read_document(record["document"]),
+        Wording(**wording),
+        tuple(int(token) for token in record["tokens"]),
+        None if part is None else (int(part[0]), int(part[1])),
+        _mapped(store.file(LAYERS), facts["shapes"], dtype, engine.target.device),
+    )
+
+
+def _mapped(path: Path, shapes: Any, dtype: torch.dtype, device: torch.device) -> Beginning:
+    """Map keys and values, a pair of tensors for each layer."""
+    sizes = [int(torch.Size(shape).numel()) for shape in shapes]
+    if path.stat().st_size != sum(sizes) * dtype.itemsize or len(sizes) % 2:
+        raise ValueError(f"{path.name} has {path.stat().st_size} bytes for {len(sizes)} parts")
+    whole = torch.from_file(str(path), shared=False, size=sum(sizes), dtype=dtype)
+    flat = [
+        part.view(*shape) for part, shape in zip(torch.split(whole, sizes), shapes, strict=True)
+    ]
+    moved = [part.to(device) for part in flat]
+    return list(zip(moved[::2], moved[1::2], strict=True))
