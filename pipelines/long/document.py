@@ -55,6 +55,7 @@ class LongDocument:
         self.document = kept.document
         self.part = kept.part
         self.wording = kept.wording
+        self._about = replace(kept, beginning=())
         self.hit = hit
         self.prefix = prefix
         self._beginnings = PrefixCache(most_bytes=1 << 62)
@@ -92,7 +93,7 @@ class LongDocument:
                     "expected none of them, or the document itself."
                 )
             kept = open_kept(Path(path), engine)
-            hit, prefix = _laid(engine, kept.document, kept.part, kept.wording)
+            hit, prefix = _laid(engine, kept.document, kept.characters, kept.wording)
             if prefix.token_ids != kept.tokens:
                 raise InputError(
                     f"{path} was kept over {len(kept.tokens)} tokens that its text does not give "
@@ -102,9 +103,11 @@ class LongDocument:
         document = path if isinstance(path, Document) else load_document(path)
         asked = wording(suited(engine.tokenizer) if prompt is None else prompt, system)
         part = _checked_part(part)
-        hit, prefix = _laid(engine, document, part, asked)
+        characters = _characters(engine.tokenizer, document, part)
+        hit, prefix = _laid(engine, document, characters, asked)
         _check_room(engine, prefix, part)
-        found = cls(engine, Kept(document, asked, prefix.token_ids, part, ()), hit, prefix)
+        kept = Kept(document, asked, prefix.token_ids, part, characters, ())
+        found = cls(engine, kept, hit, prefix)
         found._read(on_read)
         return found
 
@@ -120,18 +123,17 @@ class LongDocument:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what was read to a folder, as a whole or not at all; raises StoreError."""
-        found = self._beginnings.find(self.engine.target, self.prefix.token_ids)
-        assert found is not None
-        own = (self.document, self.wording, self.prefix.token_ids, self.part)
-        save_kept(Path(path), Kept(*own, found), self.engine)
+        save_kept(Path(path), self._kept(), self.engine)
 
     def over(self, engine: Engine) -> LongDocument:
         """Return the same document asked through another engine over the same target."""
         if engine.target is not self.engine.target:
             raise InputError("got an engine over another model; expected one over the same target.")
+        return LongDocument(engine, self._kept(), self.hit, self.prefix)
+
+    def _kept(self) -> Kept:
         found = self._beginnings.find(self.engine.target, self.prefix.token_ids)
-        kept = Kept(self.document, self.wording, self.prefix.token_ids, self.part, found or ())
-        return LongDocument(engine, kept, self.hit, self.prefix)
+        return replace(self._about, beginning=found or ())
 
     def ask(
         self,
@@ -214,13 +216,13 @@ class LongDocument:
 
 
 def _laid(
-    engine: Engine, document: Document, part: Part | None, asked: Wording
+    engine: Engine, document: Document, characters: Part, asked: Wording
 ) -> tuple[Hit, Prompt]:
     """Return a document as the one passage of a prompt, and the prompt up to its end."""
-    start, end = _characters(engine.tokenizer, document, part)
+    start, end = characters
     text = document.text[start:end].strip()
     if not text:
-        raise InputError(f"part {part} of {document.name} holds no text; choose another.")
+        raise InputError(f"that part of {document.name} holds no text; choose another.")
     first = document.text.index(text, start)
     passage = Passage(0, first, first + len(text), document.title, text)
     hit = Hit(document, passage, 1.0)

@@ -34,13 +34,14 @@ class Kept:
     """A document that was read: its text, how questions over it are put, and what was kept.
 
     tokens: of the prompt up to the end of the document. part: of the document's own tokens, from
-    and to, None for all.
+    and to, None for all; characters: the same in its text.
     """
 
     document: Document
     wording: Wording
     tokens: tuple[int, ...]
     part: tuple[int, int] | None
+    characters: tuple[int, int]
     beginning: Beginning
 
 
@@ -61,6 +62,7 @@ def save_kept(path: Path, kept: Kept, engine: Engine) -> None:
                 "wording": asdict(kept.wording),
                 "tokens": list(kept.tokens),
                 "part": kept.part,
+                "characters": kept.characters,
             }
             text = json.dumps(facts, ensure_ascii=False)
             (folder / DOCUMENT).write_text(text, encoding="utf-8")
@@ -107,12 +109,13 @@ def _read(store: OpenStore, engine: Engine, what: str) -> Kept:
     record = json.loads(store.file(DOCUMENT).read_text(encoding="utf-8"))
     wording = dict(record["wording"])
     wording["stop"] = tuple(wording["stop"])
-    part = record["part"]
+    part, (start, end) = record["part"], record["characters"]
     return Kept(
         read_document(record["document"]),
         Wording(**wording),
         tuple(int(token) for token in record["tokens"]),
         None if part is None else (int(part[0]), int(part[1])),
+        (int(start), int(end)),
         _mapped(store.file(LAYERS), facts["shapes"], dtype, engine.target.device),
     )
 

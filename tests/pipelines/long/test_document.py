@@ -1,0 +1,215 @@
+"""A long document that is read once: the answers of reading it anew, kept in memory or on disk."""
+
+from __future__ import annotations
+
+import copy
+import random
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.engine.engine import Engine
+from ragspec.errors import InputError, PromptTooLongError, RagspecError, StoreError
+from ragspec.pipelines import LongDocument
+from ragspec.pipelines.cli.compare import plain_engine
+from ragspec.pipelines.long import document as module
+from ragspec.retrievers import Document
+from ragspec.sampling.settings import Sampling
+from tests.support import tiny
+from tests.support.damage import DAMAGES
+
+TEXT = (
+    "The walk keeps a token of the draft tree. The rule is kept by the target, word for word. " * 2
+)
+SAMPLINGS = [
+    Sampling(),
+    Sampling(temperature=0.9, seed=3),
+    Sampling(temperature=0.8, top_p=0.9, seed=1),
+]
+QUESTIONS = ("What is kept?", "Who keeps the rule?", "What is a walk?")
+GIVEN: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
+
+
+def engine(drafter: Any = "auto", **model: Any) -> Engine:
+    return Engine(tiny.model(dtype=torch.float64, **model), tiny.tokenizer(), drafter)
+
+
+def text_file(folder: Path, text: str = TEXT) -> Path:
+    path = folder / "report.txt"
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("long")
+    LongDocument.open(text_file(folder), engine()).save(folder / "kept")
+    return folder / "kept"
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("drafter", [None, "context", "auto"])
+def test_answers_are_those_of_reading_it_anew(
+    kept: Path, drafter: Any, sampling: Sampling, tmp_path: Path
+) -> None:
+    asked, plain = engine(drafter), engine(None)
+    opened = LongDocument.open(text_file(tmp_path), asked)
+    again = LongDocument.open(kept, asked)
+    for question in (*QUESTIONS, QUESTIONS[0]):
+        found = opened.ask(question, sampling, **GIVEN)
+        fresh = plain.generate(
+            list(found.prompt.token_ids), sampling, stop=opened.wording.stop, **GIVEN
+        )
+        assert found.generation.tokens[: len(fresh.tokens)] == fresh.tokens
+        assert found.report.kept_tokens >= opened.tokens
+        assert again.ask(question, sampling, **GIVEN).generation.tokens == found.generation.tokens
+        assert found.label == "exact" and TEXT.strip()[:20] in found.prompt.text
+
+
+def test_the_document_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, told = engine(), list[tuple[int, int]]()
+    asked.target.piece = 16
+    opened = LongDocument.open(
+        text_file(tmp_path), asked, on_read=lambda done, total: told.append((done, total))
+    )
+    assert told[0][0] == 0 and told[-1][0] == told[-1][1] >= opened.tokens
+    assert opened.bytes > 0
+    read: list[int] = []
+    forward = asked.target.forward
+
+    def counting(tokens: Any, *arguments: Any) -> Any:
+        read.append(tokens.shape[1])
+        return forward(tokens, *arguments)
+
+    monkeypatch.setattr(asked.target, "forward", counting)
+    for question in QUESTIONS:
+        read.clear()
+        found = opened.ask(question, **GIVEN)
+        assert max(read) < opened.tokens
+        assert sum(read[:4]) < opened.tokens
+        assert found.passages[0].document.name == "report.txt"
+
+
+def test_two_questions_at_once_leave_it_untouched(tmp_path: Path) -> None:
+    opened = LongDocument.open(text_file(tmp_path), engine("context"))
+    alone = {question: opened.ask(question, **GIVEN).text for question in QUESTIONS}
+    found: dict[str, list[str]] = {question: [] for question in QUESTIONS}
+
+    def ask(question: str) -> None:
+        for _ in range(4):
+            found[question].append(opened.ask(question, **GIVEN).text)
+
+    threads = [threading.Thread(target=ask, args=(question,)) for question in QUESTIONS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {question: [text] * 4 for question, text in alone.items()}
+
+
+def test_answers_quote_the_document_and_stream(tmp_path: Path) -> None:
+    pieces: list[str] = []
+    asked = engine("context")
+    opened = LongDocument.open(text_file(tmp_path), asked, prompt="quote")
+    found = opened.ask(QUESTIONS[0], stream=pieces.append, prediction=TEXT, **GIVEN)
+    assert "".join(pieces) == found.text
+    assert found.text == opened.over(plain_engine(asked)).ask(QUESTIONS[0], **GIVEN).text
+    for citation in found.citations:
+        assert TEXT[citation.start : citation.end].split()[0] in found.text
+
+
+def test_a_part_is_read_where_all_does_not_fit(tmp_path: Path) -> None:
+    small = engine(max_position_embeddings=512)
+    long = text_file(tmp_path, "a walk of the tree and so on. " * 60)
+    with pytest.raises(PromptTooLongError, match=r"fit: read a part of it \(part=\(0, ") as error:
+        LongDocument.open(long, small)
+    fits = int(str(error.value).split("part=(0, ")[1].split(")")[0])
+    opened = LongDocument.open(long, small, part=(0, fits))
+    assert opened.ask("What?", max_new_tokens=8).text is not None
+    assert opened.hit.passage.text == long.read_text()[: opened.hit.passage.end]
+    with pytest.raises(PromptTooLongError):
+        opened.ask("What? " * 60, max_new_tokens=200)
+    middle = LongDocument.open(long, small, part=(20, 60))
+    assert middle.hit.passage.start > 0 and middle.tokens < opened.tokens
+    middle.save(tmp_path / "kept")
+    assert LongDocument.open(tmp_path / "kept", small).part == (20, 60)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"part": (5, 5)}, "expected two tokens"),
+        ({"part": (-1, 5)}, "expected two tokens"),
+        ({"part": (9000, 9001)}, "begins behind the"),
+        ({"prompt": "nothing"}, "nothing"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=message):
+        LongDocument.open(text_file(tmp_path), engine(), **options)
+
+
+def test_bad_questions_are_refused(kept: Path) -> None:
+    opened = LongDocument.open(kept, engine())
+    with pytest.raises(InputError, match="question is empty"):
+        opened.ask(" ")
+    with pytest.raises(InputError, match="one answer, got n=2"):
+        opened.ask("What?", Sampling(temperature=1.0, n=2))
+    with pytest.raises(InputError, match="unknown option"):
+        opened.ask("What?", tokens=3)
+    with pytest.raises(InputError, match="another model"):
+        opened.over(engine())
+
+
+def test_memory_is_stated_before_it_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "free_memory", lambda: 1000)
+    with pytest.raises(InputError, match=r"take 0\.\d GB, 0\.0 GB are free"):
+        LongDocument.open(text_file(tmp_path), engine())
+
+
+def test_a_document_in_memory_serves_too() -> None:
+    opened = LongDocument.open(Document("d", "Trees", TEXT), engine())
+    assert opened.document.title == "Trees"
+
+
+def test_a_kept_document_of_something_else_is_refused(kept: Path, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="another model"):
+        LongDocument.open(kept, engine(seed=3))
+    other = copy.deepcopy(tiny.model(dtype=torch.float64)).to(torch.float32)
+    with pytest.raises(StoreError, match=r"holds numbers of torch.float64.*float32"):
+        LongDocument.open(kept, Engine(other, tiny.tokenizer(), None))
+    with pytest.raises(InputError, match="kept with its own"):
+        LongDocument.open(kept, engine(), part=(0, 3))
+    with pytest.raises(RagspecError):
+        LongDocument.open(tmp_path, engine())
+
+
+def test_a_model_whose_cache_cannot_be_kept_is_refused(tmp_path: Path) -> None:
+    asked = Engine(tiny.model("qwen3_next"), tiny.tokenizer(), None)
+    with pytest.raises(RagspecError, match="cannot be kept"):
+        LongDocument.open(text_file(tmp_path), asked)
+
+
+def test_damage_to_any_file_is_a_typed_error(kept: Path, tmp_path: Path) -> None:
+    asked = engine(None)
+    files = [path for path in kept.rglob("*") if path.is_file() and path.stat().st_size]
+    drawn = random.Random(7)
+    for time in range(200):
+        twin = tmp_path / f"twin{time}"
+        shutil.copytree(kept, twin)
+        hurt = twin / files[time % len(files)].relative_to(kept)
+        before = hurt.read_bytes()
+        after = DAMAGES[time % len(DAMAGES)](before, drawn)
+        hurt.write_bytes(after)
+        if after != before:
+            with pytest.raises(RagspecError):
+                LongDocument.open(twin, asked)
+        shutil.rmtree(twin)
