@@ -179,11 +179,33 @@ def ask(
             "for the one before (Iter-RetGen), in place of every few tokens.",
         ),
     ] = None,
+    long: Annotated[
+        bool, typer.Option("--long", help="Read the one document as a whole, and only once.")
+    ] = False,
+    part: Annotated[
+        str | None, typer.Option(help="With --long: FROM:TO, which of its tokens to read.")
+    ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(help="With --long: a folder that keeps what was read, for later questions."),
+    ] = None,
 ) -> None:
     """Answer a question from documents, with citations."""
     from ragspec.pipelines.cli.ask import Asking, Iterative, answer_question
+    from ragspec.pipelines.cli.long import Long, answer_long, part_of
 
-    if bool(docs) == bool(index):
+    o.check_long(
+        long,
+        {"--part": part, "--keep": keep},
+        {
+            "--index": index,
+            "--embedder": embedder,
+            "--top-passages": top_passages,
+            "--follow-up": follow_up or None,
+            "--iterative": iterative or None,
+        },
+    )
+    if not long and bool(docs) == bool(index):
         raise InputError(
             f"got {'both' if docs else 'neither'} of --docs and --index; expected one of them: "
             "--docs FOLDER reads documents, --index FILE opens an index made by `ragspec index`."
@@ -212,6 +234,9 @@ def ask(
     alone["--speculate"] = speculate if speculate != "auto" else None
     o.check_iterative(iterative, alone, top_passages, follow_up)
     text = o.checked_text(question)
+    if long:
+        _finish(answer_long(text, docs or [], Long(part_of(part), keep), asking))
+        return
     if follow_up:
         converse(text, docs or [], index, top_passages, asking, embedder)
         return

@@ -154,7 +154,7 @@ def continue_text(text: str, stop: Sequence[str], asking: Asking, *, as_chat: bo
     ) -> Generation:
         options: Any = {"max_new_tokens": asking.max_new_tokens, "stop": stop, "on_read": on_read}
         if mixed is not None and store is not None:
-            told = terminal.piece if show else _unseen
+            told = terminal.piece if show else unseen
             with terminal.working("opening the datastore"):
                 lm = mixed.lm(engine, store, plain=plain)
             return lm.generate(prompt, sampling, stream=told, **options, **asking.options)
@@ -171,10 +171,10 @@ def continue_text(text: str, stop: Sequence[str], asking: Asking, *, as_chat: bo
         generation = run(engine, asking.sampling, asking.streams, told)
     fields = {"text": generation.text, "finish_reason": generation.finish_reason}
     result = Result(generation, generation.report, fields, extra={"prompt": text})
-    compared, interrupted = _compared(
+    compared, interrupted = compared_with_plain(
         engine, result, asking, lambda e, s: run(e, s, False, plain=True), terminal
     )
-    _show(result, compared, engine, asking, terminal)
+    show_result(result, compared, engine, asking, terminal)
     return interrupted
 
 
@@ -250,17 +250,17 @@ def answer_question(
             refuse=asking.refuse,
         )
     with terminal.reading() as told:
-        answer = run(engine, asking.sampling, terminal.piece if asking.streams else _unseen, told)
+        answer = run(engine, asking.sampling, terminal.piece if asking.streams else unseen, told)
     result = answered(question, answer)
     result.fields["skipped"] = [asdict(skipped) for skipped in qa.skipped]
-    compared, interrupted = _compared(
-        engine, result, asking, lambda e, s: run(e, s, _unseen, plain=True).generation, terminal
+    compared, interrupted = compared_with_plain(
+        engine, result, asking, lambda e, s: run(e, s, unseen, plain=True).generation, terminal
     )
-    _show(result, compared, engine, asking, terminal)
+    show_result(result, compared, engine, asking, terminal)
     return interrupted
 
 
-def _unseen(piece: str) -> None:
+def unseen(piece: str) -> None:
     """Take a piece that is not shown: a streamed text survives an interrupt."""
 
 
@@ -293,7 +293,7 @@ def answered(question: str, answer: Answer) -> Result:
     return Result(answer.generation, answer.report, fields, names, extra)
 
 
-def _compared(
+def compared_with_plain(
     engine: Engine,
     result: Result,
     asking: Asking,
@@ -316,7 +316,7 @@ def _compared(
     return compare(engine, result.generation, plain, asking.sampling), False
 
 
-def _show(
+def show_result(
     result: Result,
     compared: Comparison | None,
     engine: Engine,

@@ -234,6 +234,19 @@ def check_iterative(
         )
 
 
+def check_long(long: bool, alone: Mapping[str, Any], others: Mapping[str, Any]) -> None:
+    """Raise InputError for options that do not go together with `--long`, or without it.
+
+    alone: options that mean nothing without it; others: that mean nothing beside it. By name, None
+    where one was not given.
+    """
+    for name, given in (others if long else alone).items():
+        if given is not None:
+            way = "with" if long else "without"
+            rest = "it reads one document as a whole" if long else "expected both, or neither"
+            raise InputError(f"got {name} {way} --long; {rest}. Leave one of them out.")
+
+
 def drafter_of(text: str) -> Any:
     """Return what the engine takes as a drafter: None, a name, or a list of names."""
     names = [name.strip() for name in text.split(",") if name.strip()]

@@ -1,0 +1,120 @@
+"""What `ragspec ask --long` does once its options are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ragspec.errors import InputError
+from ragspec.pipelines.cli.ask import (
+    Asking,
+    answered,
+    compared_with_plain,
+    show_result,
+    unseen,
+)
+from ragspec.pipelines.console.options import be_quiet
+from ragspec.pipelines.console.terminal import Terminal
+
+if TYPE_CHECKING:
+    from ragspec.engine.engine import Engine
+    from ragspec.pipelines.docqa.docqa import Answer
+    from ragspec.pipelines.long.document import LongDocument
+    from ragspec.sampling.settings import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Long:
+    """One document that is read as a whole: a part of its tokens, and where it is kept."""
+
+    part: tuple[int, int] | None = None
+    keep: Path | None = None
+
+
+def part_of(text: str | None) -> tuple[int, int] | None:
+    """Return what `--part` names, FROM:TO in tokens of the document; raises InputError."""
+    if text is None:
+        return None
+    first, colon, last = text.partition(":")
+    if not (colon and first.isdecimal() and last.isdecimal()):
+        raise InputError(f"--part is {text!r}; expected FROM:TO, two tokens, such as 0:7000.")
+    return int(first), int(last)
+
+
+def answer_long(question: str, docs: Sequence[Path], long: Long, asking: Asking) -> bool:
+    """Answer a question over one document and show the result; return whether it was interrupted.
+
+    Where `keep` is a kept document it is not read again, else it is read and kept there.
+    """
+    from ragspec.pipelines.docqa.docqa import NEW_TOKENS
+    from ragspec.storage.store import is_store
+
+    be_quiet()
+    terminal = Terminal(quiet=asking.json)
+    known = long.keep is not None and long.keep.is_dir() and is_store(long.keep)
+    if known and (docs or long.part or asking.prompt or asking.system):
+        raise InputError(
+            f"{long.keep} holds a kept document; expected it alone, without --docs, --part, "
+            "--prompt and --system, or another folder to keep this one in."
+        )
+    if not known and len(docs) != 1:
+        raise InputError(
+            f"got --long with {len(docs)} of --docs; expected one file, or a kept document "
+            "(--keep FOLDER)."
+        )
+    with terminal.working("loading the model"):
+        engine = asking.engine.engine()
+    asking = replace(asking, sampling=asking.chosen(engine))
+    document = _opened(engine, docs, long, asking, known, terminal)
+
+    def run(engine: Engine, sampling: Sampling, stream: Any) -> Answer:
+        return document.over(engine).ask(
+            question,
+            sampling,
+            max_new_tokens=asking.max_new_tokens or NEW_TOKENS,
+            stream=stream,
+            **asking.options,
+        )
+
+    if asking.compare:  # so that neither run has the keys to copy for the first time
+        document.ask(question, max_new_tokens=1)
+    answer = run(engine, asking.sampling, terminal.piece if asking.streams else unseen)
+    result = answered(question, answer)
+    compared, interrupted = compared_with_plain(
+        engine, result, asking, lambda e, s: run(e, s, unseen).generation, terminal
+    )
+    show_result(result, compared, engine, asking, terminal)
+    return interrupted
+
+
+def _opened(
+    engine: Engine,
+    docs: Sequence[Path],
+    long: Long,
+    asking: Asking,
+    known: bool,
+    terminal: Terminal,
+) -> LongDocument:
+    """Open a kept document, or read one and keep it where that is wanted."""
+    from ragspec.pipelines.long.document import LongDocument as AnyDocument
+
+    if known:
+        assert long.keep is not None
+        with terminal.working("opening the kept document"):
+            return AnyDocument.open(long.keep, engine)
+    with terminal.reading() as told:
+        found = AnyDocument.open(
+            docs[0],
+            engine,
+            part=long.part,
+            prompt=asking.prompt,
+            system=asking.system,
+            on_read=told,
+        )
+    if long.keep is not None:
+        with terminal.working("keeping it"):
+            found.save(long.keep)
+        terminal.note(f"kept in {long.keep}: {found.tokens:,} tokens, {found.bytes / 1e6:,.0f} MB")
+    return found

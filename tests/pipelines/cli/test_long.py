@@ -1,0 +1,80 @@
+"""`ragspec ask --long`, as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragspec.pipelines.cli.app import main
+from tests.support import tiny
+
+Capture = pytest.CaptureFixture[str]
+TEXT = "The walk keeps a token of the tree. The rule is kept by the target, word for word. " * 3
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    tiny.model(max_position_embeddings=1024).save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> str:
+    (tmp_path / "report.txt").write_text(TEXT)
+    return str(tmp_path / "report.txt")
+
+
+def said(capsys: Capture, *arguments: str) -> dict[str, Any]:
+    capsys.readouterr()
+    code = main(["ask", "What is kept?", *arguments, "--max-new-tokens", "20", "--json"])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def test_a_document_is_read_kept_and_not_read_again(
+    model: str, report: str, tmp_path: Path, capsys: Capture
+) -> None:
+    keep = str(tmp_path / "kept")
+    first = said(capsys, "--docs", report, "--long", "--keep", keep, "--model", model)
+    again = said(capsys, "--long", "--keep", keep, "--model", model, "--compare")
+    assert first["answer"] == again["answer"] and again["compare"]["equal"]
+    assert again["report"]["kept_tokens"] > 200
+    assert again["passages"][0]["document"] == "report.txt"
+    part = said(capsys, "--docs", report, "--long", "--part", "10:60", "--model", model)
+    assert len(part["passages"][0]["text"]) < len(TEXT) // 2
+
+
+def test_it_streams_and_says_what_it_kept(
+    model: str, report: str, tmp_path: Path, capsys: Capture
+) -> None:
+    keep = str(tmp_path / "kept")
+    given = ["ask", "What?", "--docs", report, "--long", "--keep", keep, "--model", model]
+    assert main([*given, "--max-new-tokens", "12"]) == 0
+    out, err = capsys.readouterr()
+    assert out.strip() and "kept in" in err
+
+
+def test_what_cannot_be_is_said(model: str, report: str, tmp_path: Path, capsys: Capture) -> None:
+    keep = str(tmp_path / "kept")
+    base = ["ask", "What?", "--model", model, "--max-new-tokens", "5"]
+    assert main([*base, "--docs", report, "--long", "--keep", keep, "--json"]) == 0
+    capsys.readouterr()
+    for more, message in (
+        (["--docs", report, "--part", "0:5"], "got --part without --long"),
+        (["--docs", report, "--keep", keep], "got --keep without --long"),
+        (["--docs", report, "--long", "--iterative"], "got --iterative with --long"),
+        (["--docs", report, "--long", "--part", "five"], "expected FROM:TO"),
+        (["--docs", report, "--docs", report, "--long"], "expected one file"),
+        (["--long"], "expected one file"),
+        (["--docs", report, "--long", "--keep", keep], "holds a kept document"),
+        (["--docs", report, "--long", "--part", "0:5000000", "--keep", report], "is a file"),
+    ):
+        assert main([*base, *more]) != 0
+        assert message in capsys.readouterr().err.replace("\n", " "), more
