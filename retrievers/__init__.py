@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ragspec.retrievers.methods.ngrams import NGramDrafter as NGramDrafter
     from ragspec.retrievers.methods.ngrams import NGramPool as NGramPool
     from ragspec.retrievers.methods.prompt_lookup import LookupDrafter as LookupDrafter
+    from ragspec.retrievers.methods.rapid import Rapid as Rapid
     from ragspec.retrievers.methods.rasd import Rasd as Rasd
     from ragspec.retrievers.methods.sam_decoding import MatchDrafter as MatchDrafter
     from ragspec.retrievers.methods.sam_decoding import Select as Select
@@ -64,6 +65,7 @@ _WHERE = {
     "NeighbourTable": "ragspec.retrievers.neighbours.table",
     "Passage": "ragspec.retrievers.search.passages",
     "PassageIndex": "ragspec.retrievers.search.passage_index",
+    "Rapid": "ragspec.retrievers.methods.rapid",
     "Rasd": "ragspec.retrievers.methods.rasd",
     "RestDrafter": "ragspec.retrievers.corpus.rest",
     "Retriever": "ragspec.retrievers.search.fusion",

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from ragspec.drafters.base import wants_draft_prompt
 from ragspec.engine.kept import KeptContext
 from ragspec.engine.options import refuse_unknown
 from ragspec.engine.prefixes import PrefixCache
@@ -23,6 +24,7 @@ from ragspec.models.packed import free_memory
 from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer, answer_of, drain
 from ragspec.pipelines.docqa.prompt import Prompt, laid_out, led_by, placed, plain_ids
 from ragspec.pipelines.docqa.wording import Wording, suited, wording
+from ragspec.pipelines.long.chunks import Chunks
 from ragspec.pipelines.long.kept import Kept, open_kept, save_kept
 from ragspec.retrievers.search.documents import Document, load_document
 from ragspec.retrievers.search.fusion import Hit
@@ -62,6 +64,7 @@ class LongDocument:
         if kept.beginning:
             self._beginnings.keep(engine.target, prefix.token_ids, kept.beginning)
         self._idle: list[KeptContext] = []
+        self._chunks: Chunks | None = None
         self._using = threading.Lock()
 
     @classmethod
@@ -166,6 +169,8 @@ class LongDocument:
             "texts": (*made.layout, *options.get("texts", ())),
             "prefix": self.tokens,
         }
+        if wants_draft_prompt(self.engine.drafter):
+            options.setdefault("draft_prompt", self._draft_prompt(question))
         ids = list(made.token_ids)
         with self._context() as kept:
             if stream is None:
@@ -174,6 +179,12 @@ class LongDocument:
                 pieces = self.engine.stream(ids, sampling, **options, kept=kept)
                 generation = drain(pieces, stream)
         return answer_of(question, made, self.wording, generation, 0.0, self._decode)
+
+    def _draft_prompt(self, question: str) -> tuple[int, ...] | None:
+        """Return what a drafter with a context of its own reads: chunks that the question finds."""
+        if self._chunks is None:
+            self._chunks = Chunks(self.document, self.hit, self.tokens)
+        return self._chunks.prompt(self.engine.tokenizer, question, self.wording)
 
     def _prompt(self, question: str) -> Prompt:
         """Return the prompt of a question, whose beginning is the document's."""

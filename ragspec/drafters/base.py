@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import torch
 
@@ -49,6 +49,7 @@ class DraftRequest:
     texts: further texts that are not part of the prompt.
     law: the row's token law (processors and noise), for drafters that draw.
     device: where the target is, for drafters that keep what they learn there; None is the host.
+    draft_prompt: what a drafter with a context of its own reads in place of the prompt.
     """
 
     prompt: tuple[int, ...]
@@ -57,6 +58,7 @@ class DraftRequest:
     texts: tuple[SourceText, ...] = ()
     law: TokenLaw | None = None
     device: torch.device | None = None
+    draft_prompt: tuple[int, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -178,6 +180,13 @@ def reads_prompts(drafters: Iterable[Drafter | None]) -> bool:
     """
     asking = (each for each in drafters if getattr(each, "top_logits", 0))
     return any(getattr(each, "reads_prompt", True) for each in asking)
+
+
+def wants_draft_prompt(drafter: Any) -> bool:
+    """Tell whether a drafter, or one that it holds, reads `DraftRequest.draft_prompt`."""
+    inner = [*getattr(drafter, "drafters", ()), getattr(drafter, "drafter", None)]
+    own = bool(getattr(drafter, "wants_draft_prompt", False))
+    return own or any(wants_draft_prompt(each) for each in inner if each is not None)
 
 
 def needs_hidden(drafters: Iterable[Drafter | None]) -> bool:

@@ -31,7 +31,7 @@ class RowSettings:
     texts: see `DraftRequest`. predictions: one for each prompt of the call, or none at all. alone:
     whether the call has a single row, which then needs no processors of its own. defaults: the
     model's generation config, None for none. kept: what was read before. on_read, written,
-    prefix, transform: see `Options`.
+    prefix, transform, draft_prompt: see `Options`.
     """
 
     sampling: Sampling
@@ -48,6 +48,7 @@ class RowSettings:
     written: Sequence[int] = ()
     prefix: int = 0
     transform: Transform | None = None
+    draft_prompt: tuple[int, ...] | None = None
 
     def stop_of(self, row: int) -> StopRule:
         """Return what ends row number `row` of the call, with the criteria of that row."""
@@ -100,7 +101,8 @@ class Options(TypedDict, total=False):
     them, too; log-probabilities, steps and report are those of this call. A text that ends with the
     last of them is returned as it is. One prompt, one sample; the prompt may be another one.
     transform: changes the target's law before processors and temperature, see `Transform`; the text
-    is then exact for that law.
+    is then exact for that law. draft_prompt: token ids, or a text, that drafters with a context of
+    their own read in place of the prompt, such as `Rapid`; one prompt. It moves no token.
     """
 
     max_new_tokens: int | None
@@ -120,6 +122,7 @@ class Options(TypedDict, total=False):
     prefix: int
     written: Sequence[int] | None
     transform: Transform | None
+    draft_prompt: str | Sequence[int] | None
 
 
 def read_options(
@@ -174,7 +177,29 @@ def read_options(
         prefix=_prefix(options, prompts),
         written=_written(options.get("written"), alone, new, vocab_size),
         transform=_transform(options.get("transform")),
+        draft_prompt=_draft_prompt(options.get("draft_prompt"), prompts, tokenizer, vocab_size),
     )
+
+
+def _draft_prompt(
+    given: Any, prompts: Sequence[Sequence[int]], tokenizer: Any, vocab_size: int
+) -> tuple[int, ...] | None:
+    """Return what drafters read in place of the prompt."""
+    if given is None:
+        return None
+    if len(prompts) > 1:
+        raise InputError(f"got draft_prompt= with {len(prompts)} prompts; expected one prompt.")
+    if isinstance(given, str) and tokenizer is None:
+        raise InputError("draft_prompt is a text but the engine has no tokenizer; pass token ids")
+    tokens = tokenizer(given)["input_ids"] if isinstance(given, str) else given
+    if not isinstance(tokens, Sequence):
+        raise InputError(f"draft_prompt is {given!r}; expected token ids, a text, or None")
+    wrong = [t for t in tokens if not isinstance(t, Integral) or not 0 <= int(t) < vocab_size]
+    if wrong:
+        raise InputError(
+            f"draft_prompt has {wrong[0]!r}; expected token ids from 0 to {vocab_size - 1}"
+        )
+    return tuple(map(int, tokens))
 
 
 def _transform(given: Transform | None) -> Transform | None:

@@ -212,6 +212,7 @@ class Run:
                 texts=settings.texts_of(number),
                 law=law,
                 device=parts.target.device,
+                draft_prompt=settings.draft_prompt,
             )
             row.drafter = self.drafter.open(request)
             row.top = wanted([self.drafter])

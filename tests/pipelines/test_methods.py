@@ -67,7 +67,7 @@ def test_methods_that_need_nothing_work_without_stores(name: str, plain: list[in
 
 
 def test_what_is_missing_or_unknown_is_named(sources: Sources) -> None:
-    assert set(METHODS) - set(ALONE) == {"model", "fused", "rest"}
+    assert set(METHODS) - set(ALONE) == {"model", "fused", "rapid", "rest"}
     with pytest.raises(InputError, match="store"):
         build_method("rest", Sources(draft_model=sources.draft_model))
     with pytest.raises(InputError, match="draft model"):

@@ -17,7 +17,8 @@ from ragspec.errors import InputError, PromptTooLongError, RagspecError, StoreEr
 from ragspec.pipelines import LongDocument
 from ragspec.pipelines.cli.compare import plain_engine
 from ragspec.pipelines.long import document as module
-from ragspec.retrievers import Document
+from ragspec.pipelines.long.chunks import room_of
+from ragspec.retrievers import Document, Rapid
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny
 from tests.support.damage import DAMAGES
@@ -213,3 +214,38 @@ def test_damage_to_any_file_is_a_typed_error(kept: Path, tmp_path: Path) -> None
             with pytest.raises(RagspecError):
                 LongDocument.open(twin, asked)
         shutil.rmtree(twin)
+
+
+def test_a_drafter_with_a_context_of_its_own_reads_what_the_question_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = random.Random(3)
+    said = [
+        f"Part {i} speaks of {drawn.choice(('rivers', 'trees', 'birds'))}. " * 4 for i in range(12)
+    ]
+    said[7] = "The rule is kept by the target alone, word for word, and by nobody else. "
+    target = tiny.model(dtype=torch.float64, max_position_embeddings=2048)
+    asked = Engine(target, tiny.tokenizer(), Rapid(target), budget=4)
+    opened = LongDocument.open(Document("d", "Parts", "\n\n".join(said)), asked, part=None)
+    read: list[tuple[int, ...] | None] = []
+    own = opened._draft_prompt
+
+    def watched(question: str) -> tuple[int, ...] | None:
+        read.append(own(question))
+        return read[-1]
+
+    monkeypatch.setattr(opened, "_draft_prompt", watched)
+    found = opened.ask("Who keeps the rule?", **GIVEN)
+    assert read[0] is not None and 10 < len(read[0]) < opened.tokens // 2
+    assert "The rule is kept" in asked.tokenizer.decode(list(read[0]))
+    plain = Engine(asked.target, tiny.tokenizer(), None)
+    assert (
+        found.generation.tokens
+        == opened.over(plain).ask("Who keeps the rule?", **GIVEN).generation.tokens
+    )
+    assert found.report.drafted_by_source["rapid"] > 0
+
+
+def test_what_a_drafter_reads_is_bounded() -> None:
+    assert room_of(7000) == 875 and room_of(1_000_000) == 41_666 and room_of(40_000) == 4096
+    assert room_of(3) == 1

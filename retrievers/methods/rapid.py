@@ -1,0 +1,97 @@
+"""RAPID: a draft model that reads what was retrieved instead of the whole document.
+
+RAPID (Chen et al. 2025, arXiv 2502.20330, section 3.1): over a long context the target pays for all
+of it at every token; a drafter that reads a few retrieved chunks pays for those alone, and may then
+be as large as the target, or be the target. It reads `Options.draft_prompt` in place of the prompt,
+and behind it what was generated; noise goes by the index of the generated token, so that its drafts
+are coupled to the target's choices all the same.
+
+Where we deviate: drafts are judged by the target's own law, so that the text is that of plain
+decoding; the paper moves the law towards the drafter's (eta above 0), which is another text. It
+reads its prompt when a draft is first wanted, and falls silent where its context is full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Feedback
+from ragspec.drafters.delegate import KnowsLaws
+from ragspec.drafters.method import Method
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.trees.draft_tree import DraftTree
+
+if TYPE_CHECKING:
+    from ragspec.drafters.model.cache import KnownLaw
+
+
+class Rapid:
+    """Drafts with a model over a prompt of its own.
+
+    drafter: a transformers causal model of the target's vocabulary (the target itself, too), or
+    any drafter. Without `draft_prompt` it reads the prompt, as that drafter would.
+    """
+
+    method = Method(
+        "a draft model that reads `draft_prompt=` in place of the prompt",
+        "RAPID, by the target's own law",
+        make=lambda sources: Rapid(sources.draft_model),
+        needs=frozenset({"draft model"}),
+        uses=frozenset({"draft model"}),
+        colour=5,
+    )
+    wants_draft_prompt = True
+
+    def __init__(self, drafter: Any = None, *, name: str = "rapid") -> None:
+        from ragspec.drafters.model.drafter import ModelDrafter
+
+        own = isinstance(drafter, Drafter) and not isinstance(drafter, type)
+        self.drafter: Drafter = drafter if own else ModelDrafter(drafter, name=name)
+        self.kind = self.drafter.kind
+        self.name = name
+
+    def open(self, request: DraftRequest) -> RapidSession:
+        """Return a session that reads its prompt when it is first asked for a draft."""
+        return RapidSession(self.drafter, request)
+
+
+class RapidSession:
+    """A drafter over another beginning of the same text; see `Rapid`."""
+
+    def __init__(self, drafter: Drafter, request: DraftRequest) -> None:
+        own = request.prompt if request.draft_prompt is None else request.draft_prompt
+        law = request.law
+        self._drafter = drafter
+        self._request = replace(
+            request,
+            prompt=tuple(own),
+            spans=(),
+            draft_prompt=None,
+            # Penalties count what was generated, which begins elsewhere here.
+            law=None if law is None else TokenLaw(law.sampling, law.noise, len(own)),
+        )
+        self._tokens = list(own)
+        self._length = len(own)
+        self._seen: int | None = None  # tokens of the text that are here, too
+        self._session: DraftSession | None = None
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        """Return the drafter's tree below the text, as far as it sees it."""
+        seen = context.prompt_length if self._seen is None else self._seen
+        self._tokens += context.tokens[seen:]
+        self._seen = len(context.tokens)
+        if self._session is None:
+            self._session = self._drafter.open(replace(self._request, prompt=tuple(self._tokens)))
+        translated = DraftContext(self._tokens, self._length, context.remaining, context.adviser)
+        return self._session.propose(translated, budget)
+
+    def laws(self) -> Iterable[KnownLaw]:
+        """Return what the draft model knew at the last proposal."""
+        return self._session.laws() if isinstance(self._session, KnowsLaws) else ()
+
+    def observe(self, feedback: Feedback) -> None:
+        """Hand on what came of the step, once there is a drafter."""
+        if self._session is not None:
+            self._session.observe(feedback)  # type: ignore[arg-type]
