@@ -220,3 +220,17 @@ def test_answers(folder: Path, tmp_path: Path) -> None:
     assert row["found"] is True and row["tokens"] <= 24 and row["prompt"] == "quote"
     assert "questions of docqa over docqa: 0.0% refused" in printed
     assert "| quote | docqa (1) | 100% |" in printed
+
+
+def test_long_documents(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    run(
+        *("long_documents.py", "--data", folder, "--model", folder, "--json", out),
+        *("--tokens", "60", "--documents", "1", "--dtype", "float32", "--start", "10"),
+    )
+    found = json.loads(out.read_text())
+    (row,) = found["rows"]
+    assert row["equal"] and row["tokens"] > 60 and row["kept, first"] > 0
+    assert set(found["ratios"]) == {
+        f"anew to {way}, {what}" for way in ("kept", "disk") for what in ("first", "whole")
+    }
