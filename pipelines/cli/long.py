@@ -70,7 +70,8 @@ def answer_long(question: str, docs: Sequence[Path], long: Long, asking: Asking)
     document = _opened(engine, docs, long, asking, known, terminal)
 
     def run(engine: Engine, sampling: Sampling, stream: Any) -> Answer:
-        return document.over(engine).ask(
+        own = document if engine is document.engine else document.over(engine)
+        return own.ask(
             question,
             sampling,
             max_new_tokens=asking.max_new_tokens or NEW_TOKENS,

@@ -214,7 +214,7 @@ def test_what_the_system_refuses_is_one_line(
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(answering, "_show", full)
+    monkeypatch.setattr(answering, "show_result", full)
     arguments = ["generate", "A tree ", "--model", model, "--max-new-tokens", "4"]
     assert main(arguments) == 1
     assert "the system refused: [Errno 28] No space left" in capsys.readouterr().err
