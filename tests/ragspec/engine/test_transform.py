@@ -9,6 +9,7 @@ import torch
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
+from ragspec.retrievers import ContextDrafter
 from ragspec.sampling.distribution import TokenLaw
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny
@@ -65,7 +66,7 @@ def test_the_text_is_that_of_the_changed_law() -> None:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("drafter", ["context", "auto", "model", "prediction"])
+@pytest.mark.parametrize("drafter", ["context", "auto", "recycling", "model", "prediction"])
 def test_drafts_do_not_move_it(drafter: str, sampling: Sampling) -> None:
     options: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, "logprobs": 1}
     plain = engine().generate(tiny.prompt(), sampling, transform=Tilt(), **options)
@@ -87,6 +88,28 @@ def test_drafts_do_not_move_it(drafter: str, sampling: Sampling) -> None:
     assert tilt.asked == sorted(tilt.asked)
     if drafter == "prediction":
         assert found.report.accepted > 20
+
+
+def test_no_drafter_asks_about_places_that_no_rule_visited() -> None:
+    views: list[Any] = []
+
+    class Curious(ContextDrafter):
+        def open(self, request: Any) -> Any:
+            session = super().open(request)
+            observe = session.observe
+
+            def watched(step: Any) -> None:
+                views.append(step.view)
+                observe(step)
+
+            session.observe = watched  # type: ignore[method-assign]
+            return session
+
+    engine(Curious()).generate(tiny.prompt(), transform=Tilt(), max_new_tokens=9, ignore_eos=True)
+    assert views and set(views) == {None}
+    views.clear()
+    engine(Curious()).generate(tiny.prompt(), max_new_tokens=9, ignore_eos=True)
+    assert None not in views  # without one they are lent
 
 
 def test_several_texts_and_samples_have_one_each() -> None:
