@@ -49,7 +49,7 @@ def answer_long(question: str, docs: Sequence[Path], long: Long, asking: Asking)
     Where `keep` is a kept document it is not read again, else it is read and kept there.
     """
     from ragspec.pipelines.docqa.docqa import NEW_TOKENS
-    from ragspec.storage.store import is_store
+    from ragspec.storage.store import check_writable, is_store
 
     be_quiet()
     terminal = Terminal(quiet=asking.json)
@@ -59,11 +59,13 @@ def answer_long(question: str, docs: Sequence[Path], long: Long, asking: Asking)
             f"{long.keep} holds a kept document; expected it alone, without --docs, --part, "
             "--prompt and --system, or another folder to keep this one in."
         )
-    if not known and len(docs) != 1:
+    if not known and (len(docs) != 1 or docs[0].is_dir()):
+        got = f"the folder {docs[0]}" if len(docs) == 1 else f"{len(docs)} of --docs"
         raise InputError(
-            f"got --long with {len(docs)} of --docs; expected one file, or a kept document "
-            "(--keep FOLDER)."
+            f"got --long with {got}; expected one file, or a kept document (--keep FOLDER)."
         )
+    if long.keep is not None and long.keep.exists():
+        check_writable(long.keep)  # before the document is read, which takes long
     with terminal.working("loading the model"):
         engine = asking.engine.engine()
     asking = replace(asking, sampling=asking.chosen(engine))

@@ -72,6 +72,8 @@ def test_what_cannot_be_is_said(model: str, report: str, tmp_path: Path, capsys:
         (["--docs", report, "--long", "--iterative"], "got --iterative with --long"),
         (["--docs", report, "--long", "--part", "five"], "expected FROM:TO"),
         (["--docs", report, "--docs", report, "--long"], "expected one file"),
+        (["--docs", str(tmp_path), "--long"], "got --long with the folder"),
+        (["--docs", report, "--long", "--keep", str(tmp_path)], "holds other files"),
         (["--long"], "expected one file"),
         (["--docs", report, "--long", "--keep", keep], "holds a kept document"),
         (["--docs", report, "--long", "--part", "0:5000000", "--keep", report], "is a file"),

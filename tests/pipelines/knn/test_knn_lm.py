@@ -44,19 +44,22 @@ def test_pieces_are_the_text(store: Datastore, speculate: Any) -> None:
     assert len(pieces) > 0
 
 
-def test_an_interrupt_keeps_what_was_shown(store: Datastore) -> None:
-    lm, pieces = KnnLM(engine(), store, k=8), list[str]()
+@pytest.mark.parametrize(
+    ("speculate", "after"), [("auto", 1), ("auto", 2), (4, 1), (4, 2), (4, 5), (4, 9)]
+)
+def test_an_interrupt_keeps_what_was_shown(store: Datastore, speculate: Any, after: int) -> None:
+    lm, pieces = KnnLM(engine(), store, k=8, weight=0.7, speculate=speculate), list[str]()
 
     def take(piece: str) -> None:
         pieces.append(piece)
-        if len("".join(pieces)) > 5:
+        if len(pieces) == after:
             raise KeyboardInterrupt
 
     options: dict[str, Any] = {"max_new_tokens": 60, "ignore_eos": True}
     found = lm.generate("the tree", stream=take, **options)
     whole = lm.generate("the tree", **options)
     assert found.finish_reason == found.report.finish_reason == "cancelled"
-    assert 0 < len(found.tokens) < 60
+    assert 0 < len(found.tokens) < 60 and found.text.rstrip("\ufffd") == "".join(pieces)
     assert found.tokens == whole.tokens[: len(found.tokens)]
     assert whole.text.startswith(found.text[:-1])
 
