@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,9 @@ from ragspec.engine.output import Generation
 from ragspec.errors import InputError, StoreError
 from ragspec.pipelines import KnnLM
 from ragspec.retrievers import Datastore
+from ragspec.retrievers.knn.cache import NeighbourCache
+from ragspec.retrievers.knn.nearest_keys import Neighbours
+from ragspec.retrievers.speculation.schedule import Schedule
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny
 
@@ -47,8 +51,13 @@ def test_pieces_are_the_text(store: Datastore, speculate: Any) -> None:
 @pytest.mark.parametrize(
     ("speculate", "after"), [("auto", 1), ("auto", 2), (4, 1), (4, 2), (4, 5), (4, 9)]
 )
-def test_an_interrupt_keeps_what_was_shown(store: Datastore, speculate: Any, after: int) -> None:
-    lm, pieces = KnnLM(engine(), store, k=8, weight=0.7, speculate=speculate), list[str]()
+def test_an_interrupt_keeps_what_was_shown(
+    store: Datastore, speculate: Any, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blind = Neighbours(np.asarray([0]), np.zeros(1))  # so that guesses are wrong, and replaced
+    monkeypatch.setattr(NeighbourCache, "nearest", lambda self, state, k: blind)
+    monkeypatch.setattr(Schedule, "stays", False)
+    lm, pieces = KnnLM(engine(), store, k=8, weight=0.95, speculate=speculate), list[str]()
 
     def take(piece: str) -> None:
         pieces.append(piece)
