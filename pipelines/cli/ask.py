@@ -64,7 +64,7 @@ class Mixed:
         """Open the datastore; raises StoreError."""
         from ragspec.retrievers.knn.datastore import Datastore as AnyDatastore
 
-        return AnyDatastore.open(self.datastore, verify="size")
+        return AnyDatastore.open(self.datastore)
 
     def lm(self, engine: Engine, store: Datastore, *, plain: bool) -> KnnLM:
         """Return the language model; plain: every search is waited for."""

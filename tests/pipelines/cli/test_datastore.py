@@ -59,6 +59,8 @@ def test_verify_finds_a_changed_byte(store: str, tmp_path: Path, capsys: Capture
     hurt.write_bytes(hurt.read_bytes()[:-1] + b"\x7f")
     assert main(["datastore", "verify", str(tmp_path / "hurt")]) == 8
     assert "SHA-256" in capsys.readouterr().err
+    assert main(["generate", "The tree", "--datastore", str(tmp_path / "hurt")]) == 8
+    assert "SHA-256" in capsys.readouterr().err
 
 
 def test_most_tokens_are_counted(model: str, tmp_path: Path, capsys: Capture) -> None:
