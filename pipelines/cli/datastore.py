@@ -44,6 +44,9 @@ def build(
     split: Annotated[str | None, typer.Option(help="Part of a data set; else train.")] = None,
     config: Annotated[str | None, typer.Option(help="Configuration of a data set.")] = None,
     max_tokens: Annotated[str, typer.Option(help="Keep so many tokens at most: 500k, 10M.")] = "1M",
+    search: Annotated[
+        str, typer.Option(help="exact, or hnsw or ivf (faiss): sooner, and nearly the nearest.")
+    ] = "exact",
     device: o.DeviceOption = "auto",
     dtype: o.DtypeOption = "auto",
     json: o.JsonOption = False,
@@ -67,7 +70,7 @@ def build(
     began = time.perf_counter()
 
     with counting(terminal, "reading") as told:
-        store = Datastore.build(found, engine, out, max_tokens=limit, progress=told)
+        store = Datastore.build(found, engine, out, max_tokens=limit, search=search, progress=told)
     _show(store.info(), terminal, json)
     terminal.note(f"built in {time.perf_counter() - began:.0f} s")
 
@@ -104,7 +107,7 @@ def _show(found: DatastoreInfo, terminal: Terminal, json: bool) -> None:
     )
     terminal.line(
         f"of model {found.model[:SHOWN]}, tokenizer {(found.tokenizer or 'none')[:SHOWN]}, "
-        f"{found.layer}"
+        f"{found.layer}, searched {found.search}"
     )
     terminal.table(
         "fitted on places of its own texts, answered from elsewhere (weight 0.25)",

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 K, WEIGHT = 32, 0.25
 OWN = ("kept", "pause", "prefix", "transform", "written")  # options that are set here
-FURTHER = 0.1  # what each further query of a search adds, as a share of a single one, about
 
 
 class KnnLM:
@@ -75,7 +74,7 @@ class KnnLM:
         self.knn = Knn(store, k, Mixture(weight, fitted))
         self.speculate = speculate
         self.schedule = Schedule.named(speculate, overlap=False)
-        self.schedule.search.further = FURTHER
+        self.schedule.search.further = store.near.further
 
     def generate(
         self,

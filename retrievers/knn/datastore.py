@@ -31,9 +31,9 @@ from ragspec.retrievers.knn.keys import (
     Told,
     write_keys,
 )
-from ragspec.retrievers.knn.nearest_keys import NearestKeys, Neighbours
+from ragspec.retrievers.knn.nearest_keys import ApproximateKeys, NearestKeys, Neighbours
 from ragspec.retrievers.knn.temperature import Fit, fit
-from ragspec.retrievers.search.nearest import Floats, Numbers
+from ragspec.retrievers.search.nearest import FLAT, KINDS, Approximate, Floats, Numbers
 from ragspec.storage.manifest import Contents, Verify
 from ragspec.storage.store import OpenStore, open_store, publish
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
 
 KIND = "datastore"
+INDEX = "nearest.faiss"
 LAYER = "input of the output head"
 MOST_KEYS = 1_000_000
 
@@ -55,6 +56,7 @@ class DatastoreInfo:
     documents: int
     vocab_size: int
     layer: str
+    search: str
     bytes: int
     model: str
     tokenizer: str | None
@@ -74,6 +76,7 @@ class Datastore:
         self.width = int(facts["width"])
         self.vocab_size = int(facts["vocab_size"])
         self.layer = str(facts["layer"])
+        self.kind = str(facts.get("search", FLAT))
         self.fits_known = tuple(Fit(**record) for record in facts["fits"])
         count, documents = int(facts["keys"]), int(facts["documents"])
         self.keys: NDArray[np.float16] = _mapped(store.file(KEYS), "<f2", (count, self.width))
@@ -95,17 +98,21 @@ class Datastore:
         out: str | os.PathLike[str],
         *,
         max_tokens: int = MOST_KEYS,
+        search: str = FLAT,
         progress: Told = lambda documents, keys: None,
     ) -> Datastore:
         """Read texts with an engine's model and keep what it made of every beginning.
 
         texts: texts or rows of token ids, may be a stream. max_tokens: keys to stop at; each takes
-        twice the model's width in bytes. progress: called with the documents and keys so far. An
+        twice the model's width in bytes. search: "exact", or "hnsw" or "ivf" of faiss, which find
+        most of the nearest sooner. progress: called with the documents and keys so far. An
         older datastore in `out` is replaced once the new one is whole. Raises InputError,
         DocumentError where no text has two tokens, StoreError.
         """
         if max_tokens < 1:
             raise InputError(f"max_tokens is {max_tokens}; expected at least 1.")
+        if search not in KINDS:
+            raise InputError(f"search is {search!r}; expected one of {', '.join(KINDS)}.")
         reader = KeyReader(engine.target, _beginning(engine.tokenizer))
         rows = tokenized(texts, engine.tokenizer)
 
@@ -116,7 +123,7 @@ class Datastore:
                     "the texts hold no two tokens in a row; no datastore was written. Name texts."
                 )
             return Contents(
-                _facts(engine, folder, written), prints_of(engine.model, engine.tokenizer)
+                _facts(engine, folder, written, search), prints_of(engine.model, engine.tokenizer)
             )
 
         publish(Path(out), KIND, fill)
@@ -146,9 +153,14 @@ class Datastore:
         return self._store.path.parent
 
     @cached_property
-    def near(self) -> NearestKeys:
-        """What searches the keys."""
-        return NearestKeys(self.keys)
+    def near(self) -> NearestKeys | ApproximateKeys:
+        """What searches the keys; raises StoreError for an index that is not theirs."""
+        if self.kind == FLAT:
+            return NearestKeys(self.keys)
+        facts, path = self._store.manifest.parameters, self._store.file(INDEX)
+        parameters = facts["search_parameters"]
+        index = Approximate.load(path, self.kind, parameters, self.keys)  # type: ignore[arg-type]
+        return ApproximateKeys(self.keys, index)
 
     def search(self, states: Floats, k: int) -> list[Neighbours]:
         """Return the k nearest keys of each state f32 [Q, H]; raises InputError for other sizes."""
@@ -190,6 +202,7 @@ class Datastore:
             documents=len(self.starts) - 1,
             vocab_size=self.vocab_size,
             layer=self.layer,
+            search=self.kind,
             bytes=sum(record.size for record in files.values()),
             model=prints["model"],
             tokenizer=prints.get("tokenizer"),
@@ -197,8 +210,8 @@ class Datastore:
         )
 
 
-def _facts(engine: Engine, folder: Path, written: KeysWritten) -> Mapping[str, Any]:
-    """Return what the manifest says, temperatures fitted."""
+def _facts(engine: Engine, folder: Path, written: KeysWritten, search: str) -> Mapping[str, Any]:
+    """Return what the manifest says, temperatures fitted and keys indexed."""
     keys = _mapped(folder / KEYS, "<f2", (written.keys, written.width))
     values = np.asarray(_mapped(folder / VALUES, "<i4", (written.keys,)), np.int64)
     target = engine.target
@@ -209,12 +222,20 @@ def _facts(engine: Engine, folder: Path, written: KeysWritten) -> Mapping[str, A
             return target.head_logits(own, torch.arange(len(states))[None])[0]
 
     fits = fit(keys, values, NearestKeys(keys), head)
+    parameters: Mapping[str, int] = {}
+    if search != FLAT:
+        vectors = np.asarray(keys, np.float32)
+        index = Approximate.build(vectors, search, distances=True)
+        index.save(folder / INDEX)
+        parameters = index.parameters
     return {
         **asdict(written),
         "vocab_size": target.vocab_size,
         "layer": LAYER,
         "dtype": str(target.dtype),
         "fits": [asdict(each) for each in fits],
+        "search": search,
+        "search_parameters": dict(parameters),
     }
 
 

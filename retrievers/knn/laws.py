@@ -89,7 +89,8 @@ class Searching:
         """Search for the root and the likeliest nodes together."""
         self._states = on_host(states)
         self._found = {}
-        self._search(range(ROOT, min(len(self._states) - 1, TOGETHER)))
+        together = TOGETHER if self._knn.store.near.further < 0.5 else 0  # one pass for all, or not
+        self._search(range(ROOT, min(len(self._states) - 1, together)))
 
     def logits(self, node: int, logits: torch.Tensor, index: int) -> torch.Tensor:
         """Return the mixed law after a node."""

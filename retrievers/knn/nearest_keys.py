@@ -21,6 +21,7 @@ from ragspec.retrievers.search.nearest import (
     BLOCK,
     LEAST_HALVES,
     PACKED_FOR,
+    Approximate,
     Floats,
     Numbers,
     above,
@@ -42,7 +43,12 @@ class Neighbours(NamedTuple):
 
 
 class NearestKeys:
-    """Searches keys f16 [N, H], which may be a mapped file."""
+    """Searches keys f16 [N, H], which may be a mapped file.
+
+    further: what each further query of a search adds, as a share of a single one, about.
+    """
+
+    further = 0.1
 
     def __init__(self, keys: NDArray[np.float16]) -> None:
         self._keys = keys
@@ -62,7 +68,7 @@ class NearestKeys:
         scores = self._scores(centred)
         slack = 2.0 * self._error(centred.norm(dim=1))
         return [
-            self._nearest(query, above(own, k, float(most)), k)
+            measured(self._keys, query, above(own, k, float(most)), k)
             for own, query, most in zip(scores, queries, slack, strict=True)
         ]
 
@@ -123,24 +129,45 @@ class NearestKeys:
             error = error + factors + sizes * (ROUND_HALF + ROUND)
         return error
 
-    def _nearest(self, query: Floats, numbers: torch.Tensor, k: int) -> Neighbours:
-        """Measure candidates, in float32 and what is left in float64."""
-        state = torch.from_numpy(np.ascontiguousarray(query, np.float32))
-        parts = [
-            (torch.from_numpy(self._keys[part.numpy()]).float() - state).square().sum(1)
-            for part in torch.split(numbers, MEASURED)
-        ]
-        rough = torch.cat(parts)
-        if len(rough) > k:
-            bound = float(rough.kthvalue(k).values)
-            # Of the distance each difference, square and sum is off by its last bit.
-            slack = 4.0 * (self._keys.shape[1] + 4) * ROUND
-            numbers = numbers[rough <= bound * (1.0 + slack) + 1e-30]
-        found: Numbers = np.asarray(numbers.numpy(), np.int64)
-        rows = self._keys[found].astype(np.float64) - query.astype(np.float64)
-        distances: NDArray[np.float64] = (rows * rows).sum(axis=1)
-        order = np.lexsort((found, distances))[:k]
-        return Neighbours(found[order], distances[order])
+
+class ApproximateKeys:
+    """Searches keys f16 [N, H] by an index of faiss, whose candidates are measured again."""
+
+    further = 1.0
+
+    def __init__(self, keys: NDArray[np.float16], index: Approximate) -> None:
+        self._keys = keys
+        self.index = index
+
+    def open(self) -> None:
+        """Do nothing: the index is there."""
+
+    def search(self, queries: Floats, k: int) -> list[Neighbours]:
+        """Return the k nearest of the keys that the index finds; see `NearestKeys.search`."""
+        states = np.ascontiguousarray(queries, np.float32)
+        named = self.index.candidates(states, k)
+        pairs = zip(named, states, strict=True)
+        return [measured(self._keys, query, torch.from_numpy(found), k) for found, query in pairs]
+
+
+def measured(keys: NDArray[np.float16], query: Floats, numbers: torch.Tensor, k: int) -> Neighbours:
+    """Return the k nearest of some keys, measured in float32 and what is left in float64."""
+    state = torch.from_numpy(np.ascontiguousarray(query, np.float32))
+    parts = [
+        (torch.from_numpy(keys[part.numpy()]).float() - state).square().sum(1)
+        for part in torch.split(numbers, MEASURED)
+    ]
+    rough = torch.cat(parts)
+    if len(rough) > k:
+        bound = float(rough.kthvalue(k).values)
+        # Of the distance each difference, square and sum is off by its last bit.
+        slack = 4.0 * (keys.shape[1] + 4) * ROUND
+        numbers = numbers[rough <= bound * (1.0 + slack) + 1e-30]
+    found: Numbers = np.asarray(numbers.numpy(), np.int64)
+    rows = keys[found].astype(np.float64) - query.astype(np.float64)
+    distances: NDArray[np.float64] = (rows * rows).sum(axis=1)
+    order = np.lexsort((found, distances))[:k]
+    return Neighbours(found[order], distances[order])
 
 
 def _in_parts(block: torch.Tensor) -> torch.Tensor:

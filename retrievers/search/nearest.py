@@ -159,18 +159,19 @@ class Approximate:
         self._index = index
 
     @classmethod
-    def build(cls, vectors: Floats, kind: str) -> Self:
-        """Index vectors; raises MissingExtraError where faiss is missing."""
+    def build(cls, vectors: Floats, kind: str, *, distances: bool = False) -> Self:
+        """Index vectors by their inner products, or by distances; raises MissingExtraError."""
         faiss = _faiss()
+        metric = faiss.METRIC_L2 if distances else faiss.METRIC_INNER_PRODUCT
         count, width = vectors.shape
         if kind == "hnsw":
-            index = faiss.IndexHNSWFlat(width, HNSW_LINKS, faiss.METRIC_INNER_PRODUCT)
+            index = faiss.IndexHNSWFlat(width, HNSW_LINKS, metric)
             index.hnsw.efConstruction = HNSW_BUILT
             parameters = {"links": HNSW_LINKS, "built": HNSW_BUILT, "searched": SEARCHED}
         else:
             lists = max(1, min(round(4 * math.sqrt(count)), count // 4))
-            centres = faiss.IndexFlatIP(width)
-            index = faiss.IndexIVFFlat(centres, width, lists, faiss.METRIC_INNER_PRODUCT)
+            centres = faiss.IndexFlat(width, metric)
+            index = faiss.IndexIVFFlat(centres, width, lists, metric)
             index.own_fields = True
             centres.this.disown()
             index.cp.seed = SEED

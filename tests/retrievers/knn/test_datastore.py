@@ -139,6 +139,7 @@ def test_the_cache_forgets_the_oldest_and_holds_what_follows(store: Datastore) -
         ([], {}, "no two tokens in a row"),
         ([[4], []], {}, "no two tokens in a row"),
         (["a text"], {"max_tokens": 0}, "max_tokens is 0"),
+        (["a text"], {"search": "fast"}, "search is 'fast'; expected one of exact, hnsw, ivf"),
         ("a text", {}, "got one text"),
         ([[4, 500]], {}, "document 0 holds ids from 4 to 500"),
     ],

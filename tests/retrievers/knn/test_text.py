@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -174,6 +176,30 @@ def test_a_guess_that_is_kept_would_be_noticed(
     right = lm.generate(tiny.prompt(), **options).tokens
     monkeypatch.setattr(text.KnnText, "_check", lambda self, law, new: (len(new), None))
     assert lm.generate(tiny.prompt(), **options).tokens != right
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "ivf"])
+def test_an_approximate_index_gives_one_text_too(
+    store: Datastore, kind: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("faiss")
+    texts = [store.values[a:b].tolist() for a, b in pairwise(store.starts)]
+    near = Datastore.build(texts, engine(), tmp_path / kind, search=kind)
+    opened = Datastore.open(near.path)
+    assert opened.kind == near.info().search == kind
+    asked = np.asarray(near.keys[:9], np.float32)
+    for one, many in zip(asked, opened.search(asked, 5), strict=True):
+        assert np.array_equal(opened.search(one[None], 5)[0].numbers, many.numbers)
+        assert many.distances[0] == 0.0
+    for sampling in SAMPLINGS[:3]:
+        for drafter in (None, "auto"):
+            found = [
+                KnnLM(engine(drafter), opened, k=16, weight=0.6, speculate=way).generate(
+                    tiny.prompt(9), sampling, max_new_tokens=25, ignore_eos=True
+                )
+                for way in ("off", "auto", 5)
+            ]
+            assert found[0].tokens == found[1].tokens == found[2].tokens
 
 
 def test_a_processor_with_a_memory_is_asked_once_for_each_token(store: Datastore) -> None:
