@@ -160,6 +160,11 @@ class Datastore:
         facts, path = self._store.manifest.parameters, self._store.file(INDEX)
         parameters = facts["search_parameters"]
         index = Approximate.load(path, self.kind, parameters, self.keys)  # type: ignore[arg-type]
+        if not index.by_distance:
+            raise StoreError(
+                f"{path.name} goes by inner products, expected squared distances; build the "
+                "datastore again."
+            )
         return ApproximateKeys(self.keys, index)
 
     def search(self, states: Floats, k: int) -> list[Neighbours]:

@@ -181,6 +181,11 @@ class Approximate:
         index.add(vectors)
         return cls(kind, index, parameters)
 
+    @property
+    def by_distance(self) -> bool:
+        """Whether it goes by distances, and not by inner products."""
+        return bool(self._index.metric_type == _faiss().METRIC_L2)
+
     def candidates(self, queries: Floats, k: int) -> list[Numbers]:
         """Return the positions that the index finds; fewer where it reaches fewer."""
         faiss, most = _faiss(), max(k, SEARCHED)

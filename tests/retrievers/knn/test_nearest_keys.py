@@ -10,7 +10,8 @@ import torch
 
 from ragspec.models.packed import available, halves
 from ragspec.retrievers.knn import nearest_keys
-from ragspec.retrievers.knn.nearest_keys import NearestKeys
+from ragspec.retrievers.knn.nearest_keys import ApproximateKeys, NearestKeys
+from ragspec.retrievers.search.nearest import Approximate
 
 
 def clustered(count: int, width: int, seed: int = 0) -> Any:
@@ -82,3 +83,20 @@ def test_without_memory_for_a_copy_the_keys_are_read_each_time(
     assert not poor._blocks
     for one, other in zip(whole, found, strict=True):
         assert np.array_equal(one.numbers, other.numbers)
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "ivf"])
+def test_an_approximate_index_goes_by_distances_not_by_products(kind: str) -> None:
+    pytest.importorskip("faiss")
+    drawn = np.random.default_rng(4)
+    sizes = drawn.uniform(0.2, 5.0, size=(4000, 1))  # the largest would win every product
+    keys = (drawn.normal(size=(4000, 12)) * sizes).astype(np.float16)
+    queries = keys[::80].astype(np.float32)
+    index = Approximate.build(keys.astype(np.float32), kind, distances=True)
+    found = ApproximateKeys(keys, index).search(queries, 10)
+    exact = NearestKeys(keys).search(queries, 10)
+    pairs = list(zip(found, exact, strict=True))
+    shared = [len(set(a.numbers) & set(b.numbers)) / 10 for a, b in pairs]
+    assert np.mean(shared) > 0.8
+    assert all(near.distances[0] == 0.0 for near in found)
+    assert all((np.diff(near.distances) >= 0.0).all() for near in found)

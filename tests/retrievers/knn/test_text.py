@@ -16,7 +16,7 @@ from ragspec.pipelines.knn.knn_lm import KnnLM
 from ragspec.retrievers.knn import text
 from ragspec.retrievers.knn.cache import NeighbourCache
 from ragspec.retrievers.knn.datastore import Datastore
-from ragspec.retrievers.knn.nearest_keys import Neighbours
+from ragspec.retrievers.knn.nearest_keys import ApproximateKeys, Neighbours
 from ragspec.retrievers.speculation.schedule import Schedule
 from ragspec.sampling.distribution import TokenLaw
 from ragspec.sampling.noise import NoiseStream
@@ -187,6 +187,8 @@ def test_an_approximate_index_gives_one_text_too(
     near = Datastore.build(texts, engine(), tmp_path / kind, search=kind)
     opened = Datastore.open(near.path)
     assert opened.kind == near.info().search == kind
+    near_index = opened.near
+    assert isinstance(near_index, ApproximateKeys) and near_index.index.by_distance
     asked = np.asarray(near.keys[:9], np.float32)
     for one, many in zip(asked, opened.search(asked, 5), strict=True):
         assert np.array_equal(opened.search(one[None], 5)[0].numbers, many.numbers)
