@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +89,23 @@ def test_weights_in_eight_bits(saved: Path) -> None:
     model, _ = load_model(saved, "cpu", "float32", quantize="int8")
     assert "Int8" in type(model.model.layers[0].mlp.up_proj.weight).__name__
     drafted_equals_plain(model)
+
+
+def test_the_command_line_works_in_eight_bits(saved: Path) -> None:
+    """With torchao from the folder where the set-up puts it, which no other test should import."""
+    beside = Path(sys.prefix) / "beside"
+    if not (beside / "torchao").is_dir():
+        pytest.skip("no torchao beside the environment: python3 dev.py setup brings it")
+    run = ["generate", "Hello.", "--model", str(saved), "--max-new-tokens", "8", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ragspec", *run, "--quantize", "int8", "--compare"],
+        env=os.environ | {"PYTHONPATH": str(beside)},
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["text"] and said["compare"]["equal"]
 
 
 def test_what_cannot_be_had_is_said(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
