@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from ragspec.retrievers.methods.ngrams import NGramDrafter as NGramDrafter
     from ragspec.retrievers.methods.ngrams import NGramPool as NGramPool
     from ragspec.retrievers.methods.prompt_lookup import LookupDrafter as LookupDrafter
-    from ragspec.retrievers.methods.rapid import Rapid as Rapid
     from ragspec.retrievers.methods.rasd import Rasd as Rasd
     from ragspec.retrievers.methods.sam_decoding import MatchDrafter as MatchDrafter
     from ragspec.retrievers.methods.sam_decoding import Select as Select
     from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter as SuffixDrafter
     from ragspec.retrievers.methods.token_recycling import NeighbourDrafter as NeighbourDrafter
     from ragspec.retrievers.neighbours.table import NeighbourTable as NeighbourTable
+    from ragspec.retrievers.rapid.drafter import Rapid as Rapid
     from ragspec.retrievers.search.dense import DenseIndex as DenseIndex
     from ragspec.retrievers.search.dense import Embedder as Embedder
     from ragspec.retrievers.search.dense import load_embedder as load_embedder
@@ -65,7 +65,7 @@ _WHERE = {
     "NeighbourTable": "ragspec.retrievers.neighbours.table",
     "Passage": "ragspec.retrievers.search.passages",
     "PassageIndex": "ragspec.retrievers.search.passage_index",
-    "Rapid": "ragspec.retrievers.methods.rapid",
+    "Rapid": "ragspec.retrievers.rapid.drafter",
     "Rasd": "ragspec.retrievers.methods.rasd",
     "RestDrafter": "ragspec.retrievers.corpus.rest",
     "Retriever": "ragspec.retrievers.search.fusion",

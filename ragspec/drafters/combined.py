@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ragspec.drafters.base import Drafter, needs_hidden, reads_prompts, wanted
+from ragspec.errors import InputError
 from ragspec.trees.draft_tree import DraftKind
 
 
@@ -64,3 +65,18 @@ def within(drafter: Drafter) -> Iterator[Drafter]:
     yield drafter
     for held in getattr(drafter, "drafters", ()):
         yield from within(held)
+
+
+def brought(drafter: Drafter | None, what: str) -> Any:
+    """Return what a drafter, or one that it holds, brings along: its `transform` or its `rule`.
+
+    None where none brings one. Raises InputError where several do.
+    """
+    held = () if drafter is None else within(drafter)
+    found = [own for each in held if (own := getattr(each, what, None)) is not None]
+    if len(found) > 1:
+        names = ", ".join(repr(own.name) for own in found)
+        raise InputError(
+            f"got drafters that each bring a {what} ({names}); expected one that does."
+        )
+    return found[0] if found else None

@@ -18,6 +18,7 @@ from ragspec.budget.base import BudgetPolicy
 from ragspec.budget.policy import make_budget
 from ragspec.drafters.base import Drafter, check_pairing
 from ragspec.drafters.build import build_drafter
+from ragspec.drafters.combined import brought
 from ragspec.engine.loop import Emission, decode
 from ragspec.engine.options import Options, RowSettings, end_tokens, read_options
 from ragspec.engine.output import Generation
@@ -42,7 +43,8 @@ class Engine:
     tokenizer: its tokenizer, or None for token ids only. drafter: a name, a Drafter, a list of
     them (fused into one tree), or None for plain decoding. draft_model: a smaller model of the
     same vocabulary (object, path or name), one more drafter. budget: "auto", a number of draft
-    nodes, or a BudgetPolicy. rule: a name or a Rule. batch_size: prompts decoded side by side.
+    nodes, or a BudgetPolicy. rule: a name or a Rule, None for that of the drafter, which is "walk"
+    where it brings none. batch_size: prompts decoded side by side.
     Raises UnsupportedModelError, TokenizerMismatchError, UnknownNameError, RuleError.
     """
 
@@ -53,7 +55,7 @@ class Engine:
         drafter: str | Drafter | Sequence[str | Drafter] | None = "auto",
         draft_model: Any = None,
         budget: str | int | BudgetPolicy = "auto",
-        rule: str | Rule = "walk",
+        rule: str | Rule | None = None,
         *,
         batch_size: int = 16,
         cache: Path | None = None,
@@ -67,6 +69,7 @@ class Engine:
         self.batch_size = batch_size
         self.drafter = build_drafter(drafter, draft_model, tokenizer, self.target)
         self.budget = make_budget(budget)
+        rule = brought(self.drafter, "rule") or "walk" if rule is None else rule
         self.rule = expect_rule(resolve("rule", rule)() if isinstance(rule, str) else rule)
         self._listeners: dict[object, Callable[[Generation], None]] = {}
         self._listening = threading.Lock()

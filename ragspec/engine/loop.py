@@ -57,7 +57,7 @@ def _keep_hidden(session: TargetSession, rows: Sequence[Row]) -> None:
     """Let the session keep hidden states; raises UnsupportedModelError where a law needs them."""
     if isinstance(session, KeepsHidden):
         session.keep_hidden()
-    elif any(row.transform is not None for row in rows):
+    elif any(row.transform_reads for row in rows):
         raise UnsupportedModelError(
             "this model's last hidden states cannot be read, which the transform of its law needs; "
             "expected a model that verifies trees or chains. Leave transform out."
@@ -197,8 +197,9 @@ def _judge(
     judged = []
     for i, row in enumerate(rows):
         chosen, states = None if together is None else together[i], hidden[i]
-        if row.transform is not None and states is not None:
-            row.transform.forward(states[0, : len(trees[i]) + 1])
+        if row.transform is not None:
+            own = None if states is None else states[0, : len(trees[i]) + 1]
+            row.transform.forward(own, trees[i], contexts[i])
         law, stop = row.law, row.stop
         view = RowView(parts[i], trees[i], law, stop, contexts[i], chosen, row.transform)
         verdict = row.rule.judge(trees[i], view)

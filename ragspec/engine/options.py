@@ -205,7 +205,8 @@ def _draft_prompt(
 def _transform(given: Transform | None) -> Transform | None:
     if given is not None and (not isinstance(given, Transform) or isinstance(given, type)):
         raise InputError(
-            f"transform is {given!r}; expected an object with name and open(law), or None"
+            f"transform is {given!r}; expected an object with name, reads_hidden and open(start), "
+            "or None"
         )
     return given
 

@@ -13,6 +13,7 @@ from ragspec.acceptance.walk import Walk
 from ragspec.budget.base import BudgetSession
 from ragspec.drafters.base import (
     DraftContext,
+    Drafter,
     DraftRequest,
     DraftSession,
     needs_hidden,
@@ -20,9 +21,11 @@ from ragspec.drafters.base import (
     wanted,
 )
 from ragspec.drafters.build import with_prediction
+from ragspec.drafters.combined import brought
 from ragspec.engine.options import RowSettings
 from ragspec.engine.output import Generation
 from ragspec.engine.parts import Parts
+from ragspec.errors import InputError
 from ragspec.models.device import without_autograd
 from ragspec.reports.label import label_under, rounds
 from ragspec.reports.report import ReportBuilder
@@ -30,7 +33,7 @@ from ragspec.sampling.distribution import TokenLaw
 from ragspec.sampling.noise import NoiseStream, fresh_seed
 from ragspec.sampling.settings import TokenLogprob
 from ragspec.sampling.stopping import StopState
-from ragspec.sampling.transform import RowTransform
+from ragspec.sampling.transform import RowTransform, TextStart, Transform
 
 MOST_NODES = 64  # room that a cache keeps for a draft
 
@@ -42,7 +45,8 @@ class Row:
     logprobs: None, or how many alternatives to keep with each token's log-probability. top: how
     many of the target's best tokens the drafter learns from, 0 for none; reads_prompt: also while
     the prompt is read. hidden: it learns from the target's hidden states. transform: changes the
-    target's law, which is then that of the name `law_name`. pending: committed tokens that the
+    target's law, which is then that of the name `law_name`; transform_reads: it wants the target's
+    hidden states. pending: committed tokens that the
     target has not seen, the root last.
     rule: judges this row's drafts; `decode` opens it. started, finished: seconds of the
     performance counter.
@@ -60,6 +64,7 @@ class Row:
     hidden: bool = False
     transform: RowTransform | None = None
     law_name: str | None = None
+    transform_reads: bool = False
     pending: list[int] = field(default_factory=list)
     rule: Rule = field(default_factory=Walk)
     steps: list[Step] = field(default_factory=list)
@@ -80,7 +85,7 @@ class Row:
     @property
     def reads_hidden(self) -> bool:
         """Whether the target's hidden states are wanted, by the drafter or for its law."""
-        return self.hidden or self.transform is not None
+        return self.hidden or self.transform_reads
 
 
 class Run:
@@ -105,6 +110,7 @@ class Run:
         target = parts.target
         drafts = parts.drafter is not None and not target.bit_exact
         self._rounded = drafts and rounds(target.dtype, target.device)
+        self.transform = _law_of(settings.transform, parts.drafter)
         self.seconds = 0.0
         batch = len(prompts) * settings.sampling.n
         cost = parts.cost
@@ -148,6 +154,7 @@ class Run:
             faults=getattr(drafter, "faults", None),
             reason=budget.reason if budget is not None else None,
             rested=getattr(row.context.adviser, "rested", None),
+            drift=getattr(row.transform, "drift", None),
         )
         return Generation(
             text=self._text(row, tokens),
@@ -185,9 +192,11 @@ class Run:
             settings.own_of(ids, target.vocab_size),
         )
         before = [*prompt, *settings.written]
-        changes = settings.transform
-        name = None if changes is None else changes.name
-        transform = None if changes is None else changes.open(law)
+        changes, transform, name = self.transform, None, None
+        if changes is not None:
+            size = target.vocab_size
+            start = TextStart(law, tuple(prompt), size, settings.draft_prompt)
+            transform, name = changes.open(start), changes.name
         row = Row(
             context=DraftContext(
                 list(before), len(prompt), settings.stop.room(len(settings.written))
@@ -199,6 +208,7 @@ class Run:
             ),
             transform=transform,
             law_name=name,
+            transform_reads=changes is not None and changes.reads_hidden,
             logprobs=settings.logprobs,
             pending=list(before),
             started=self.began,
@@ -221,3 +231,14 @@ class Run:
             row.budget = parts.budget.open(self._cost)
             row.context.adviser = getattr(row.budget, "adviser", None)
         return row
+
+
+def _law_of(asked: Transform | None, drafter: Drafter | None) -> Transform | None:
+    """Return the transform of a call: the one that is asked for, or that the drafter brings."""
+    own: Transform | None = brought(drafter, "transform")
+    if own is not None and asked is not None and own is not asked:
+        raise InputError(
+            f"got transform={asked.name!r} with a drafter that changes the law itself "
+            f"({own.name!r}); expected one of them."
+        )
+    return own if asked is None else asked

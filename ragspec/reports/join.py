@@ -28,7 +28,6 @@ def joined(reports: Sequence[Report], tokens: Sequence[int], seconds: float) -> 
     }
     added |= {name: _merged(getattr(report, name) for report in reports) for name in MERGED}
     accepted = sum(sum(report.per_step_accepted) for report in reports)
-    measured = [r.tv_excess * r.tokens for r in reports if r.tv_excess is not None]
     return replace(
         last,
         **added,
@@ -39,8 +38,18 @@ def joined(reports: Sequence[Report], tokens: Sequence[int], seconds: float) -> 
         distinct_4=distinct_share(tokens, 4),
         loop_share=loop_share(tokens),
         reason=None if accepted else last.reason,
-        tv_excess=sum(measured) / max(1, len(tokens)) if len(measured) == len(reports) else None,
+        tv_excess=_mean(reports, tokens, "tv_excess"),
+        drift=_mean(reports, tokens, "drift"),
     )
+
+
+def _mean(reports: Sequence[Report], tokens: Sequence[int], name: str) -> float | None:
+    """Return the mean by token of a figure, None where a part did not measure it."""
+    figures = [getattr(report, name) for report in reports]
+    if None in figures:
+        return None
+    total = sum(figure * r.tokens for figure, r in zip(figures, reports, strict=True))
+    return float(total) / max(1, len(tokens))
 
 
 def _merged(mappings: Iterable[Mapping[Any, Any]]) -> dict[Any, Any]:

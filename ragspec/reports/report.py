@@ -27,6 +27,7 @@ DERIVED = (
     "accepted",
     "mean_accepted_length",
     "draft_acceptance_rate",
+    "draft_cost",
     "acceptance_histogram",
     "forward_passes",
     "tokens_per_second",
@@ -51,7 +52,10 @@ class Report:
     of the policy; budget_sizes: tree size -> number of steps. reason: why speculation gave
     no token, None where it did. rested: by source, for how many steps it was not asked, or told of
     none, and why. tv_excess: mean total variation per token that a relaxed rule may
-    have added; 0 under exact rules, None under rules that do not measure it. retrieval: the
+    have added; 0 under exact rules, None under rules that do not measure it. drift: mean total
+    variation per token between the target's own law and the one that a transform made of it, None
+    where nothing measures it. kv_bytes: of keys and values at the end of a long document's answer,
+    None for others. retrieval: the
     searches of a text that looks passages up while it is written, None for any other.
     """
 
@@ -83,6 +87,8 @@ class Report:
     prefill_tokens: int = 1
     kept_tokens: int = 0
     retrieval: Retrieval | None = None
+    drift: float | None = None
+    kv_bytes: int | None = None
 
     @property
     def forward_passes(self) -> int:
@@ -108,6 +114,17 @@ class Report:
     def draft_acceptance_rate(self) -> float:
         """accepted / drafted; 0 where nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def draft_cost(self) -> float | None:
+        """Time to propose a token by the time of a target's forward: c of the papers.
+
+        None where nothing was proposed.
+        """
+        if not (self.drafted and self.forwards and self.milliseconds.get("verify")):
+            return None
+        proposed = self.milliseconds.get("draft", 0.0) / self.drafted
+        return proposed * self.forwards / self.milliseconds["verify"]
 
     @property
     def acceptance_histogram(self) -> list[int]:
@@ -199,6 +216,8 @@ class Report:
             parts.append(f"Milliseconds: {spent}.")
         if self.tv_excess:
             parts.append(f"Relaxed by {self.tv_excess:.3f} total variation a token.")
+        if self.drift:
+            parts.append(f"The law drifts by {self.drift:.3f} total variation a token.")
         if self.loop_share > 0.2:
             parts.append(f"{self.loop_share:.0%} of the output repeats itself.")
         if self.faults:
@@ -262,6 +281,7 @@ class ReportBuilder:
         faults: Mapping[str, int] | None = None,
         reason: str | None = None,
         rested: Mapping[str, str] | None = None,
+        drift: float | None = None,
     ) -> Report:
         """Return the report; `seconds` is the wall time of prefill and decoding together."""
         drafted = tuple(len(row.sources) for row in self._rows)
@@ -297,6 +317,7 @@ class ReportBuilder:
             tv_excess=sum(self._excess) / max(1, len(output_tokens)) if measured else None,
             prefill_tokens=len(output_tokens) - sum(row.emitted for row in self._rows),
             kept_tokens=self.kept,
+            drift=drift,
         )
 
     def _milliseconds(self) -> dict[str, float]:

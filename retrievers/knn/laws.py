@@ -20,7 +20,8 @@ from ragspec.retrievers.knn.mixture import Mixture
 from ragspec.retrievers.knn.nearest_keys import Neighbours
 from ragspec.retrievers.search.nearest import Floats
 from ragspec.sampling.distribution import TokenLaw
-from ragspec.trees.draft_tree import ROOT
+from ragspec.sampling.transform import TextStart
+from ragspec.trees.draft_tree import ROOT, DraftTree
 
 NAME = "knn"
 TOGETHER = 16  # of a draft's nodes that are searched with the root, in one pass over the keys
@@ -70,6 +71,7 @@ class Searching:
     """
 
     name = NAME
+    reads_hidden = True
 
     def __init__(self, knn: Knn, cache: NeighbourCache | None = None) -> None:
         self._knn = knn
@@ -80,13 +82,14 @@ class Searching:
         self.times: list[tuple[float, int, float]] = []
         self.first: First | None = None
 
-    def open(self, law: TokenLaw) -> Searching:
+    def open(self, start: TextStart) -> Searching:
         """Serve one text."""
-        self.law = law
+        self.law = start.law
         return self
 
-    def forward(self, states: torch.Tensor) -> None:
+    def forward(self, states: torch.Tensor | None, tree: DraftTree, tokens: Sequence[int]) -> None:
         """Search for the root and the likeliest nodes together."""
+        assert states is not None
         self._states = on_host(states)
         self._found = {}
         together = TOGETHER if self._knn.store.near.further < 0.5 else 0  # one pass for all, or not
@@ -123,17 +126,19 @@ class Guessing:
     cache: NeighbourCache
     alone: bool = False
     name: str = NAME
+    reads_hidden: bool = True
     asked: list[Asked] = field(default_factory=list)
     law: TokenLaw | None = None
     _states: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))
 
-    def open(self, law: TokenLaw) -> Guessing:
+    def open(self, start: TextStart) -> Guessing:
         """Serve one text."""
-        self.law = law
+        self.law = start.law
         return self
 
-    def forward(self, states: torch.Tensor) -> None:
+    def forward(self, states: torch.Tensor | None, tree: DraftTree, tokens: Sequence[int]) -> None:
         """Take the states."""
+        assert states is not None
         self._states = on_host(states)
 
     def logits(self, node: int, logits: torch.Tensor, index: int) -> torch.Tensor:

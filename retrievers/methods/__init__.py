@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from ragspec.retrievers.methods.ngrams import NGramDrafter as NGramDrafter
     from ragspec.retrievers.methods.ngrams import NGramPool as NGramPool
     from ragspec.retrievers.methods.prompt_lookup import LookupDrafter as LookupDrafter
-    from ragspec.retrievers.methods.rapid import Rapid as Rapid
     from ragspec.retrievers.methods.rasd import Rasd as Rasd
     from ragspec.retrievers.methods.sam_decoding import MatchDrafter as MatchDrafter
     from ragspec.retrievers.methods.sam_decoding import Select as Select
@@ -31,7 +30,6 @@ _WHERE = {
     "NGramDrafter": "ragspec.retrievers.methods.ngrams",
     "NGramPool": "ragspec.retrievers.methods.ngrams",
     "NeighbourDrafter": "ragspec.retrievers.methods.token_recycling",
-    "Rapid": "ragspec.retrievers.methods.rapid",
     "Rasd": "ragspec.retrievers.methods.rasd",
     "Select": "ragspec.retrievers.methods.sam_decoding",
     "SuffixDrafter": "ragspec.retrievers.methods.suffix_decoding",

@@ -73,7 +73,7 @@ class ModelDrafter:
                 "got no draft model; expected a causal model of the target's vocabulary. Use "
                 "Engine(..., draft_model=model) or ModelDrafter(model)."
             )
-        self.model = _checked(model)
+        self.model = draft_target(model)
         self.depth = depth
         self.kind = checked_mode(mode, depth, worth)
         self.widths = checked_widths(width, mode)
@@ -165,7 +165,8 @@ class ModelSession:
             self._growth.learn(step.tokens)
 
 
-def _checked(model: Any) -> CausalTarget:
+def draft_target(model: Any) -> CausalTarget:
+    """Return a model that can draft; UnsupportedModelError where drafts cannot be taken back."""
     if isinstance(model, CausalTarget):
         target = model
     else:

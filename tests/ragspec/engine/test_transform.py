@@ -10,8 +10,8 @@ import torch
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
 from ragspec.retrievers import ContextDrafter
-from ragspec.sampling.distribution import TokenLaw
 from ragspec.sampling.settings import Sampling
+from ragspec.sampling.transform import TextStart
 from tests.support import tiny
 
 SAMPLINGS = [Sampling(), Sampling(temperature=0.9, top_p=0.9, repetition_penalty=1.2, seed=4)]
@@ -21,6 +21,7 @@ class Tilt:
     """Adds a product with the hidden state: a law that hangs on the states of every place."""
 
     name = "tilted"
+    reads_hidden = True
 
     def __init__(self, strength: float = 1.0) -> None:
         drawn = torch.Generator().manual_seed(1)
@@ -28,10 +29,11 @@ class Tilt:
         self.asked: list[int] = []
         self.states = torch.zeros(0, 64)
 
-    def open(self, law: TokenLaw) -> Tilt:
+    def open(self, start: TextStart) -> Tilt:
         return self
 
-    def forward(self, states: torch.Tensor) -> None:
+    def forward(self, states: torch.Tensor | None, tree: Any, tokens: Any) -> None:
+        assert states is not None and len(states) == len(tree) + 1
         self.states = states
 
     def logits(self, node: int, logits: torch.Tensor, index: int) -> torch.Tensor:
@@ -114,7 +116,7 @@ def test_no_drafter_asks_about_places_that_no_rule_visited() -> None:
 
 def test_several_texts_and_samples_have_one_each() -> None:
     class Fresh(Tilt):
-        def open(self, law: TokenLaw) -> Tilt:
+        def open(self, start: TextStart) -> Tilt:
             return Tilt()
 
     prompts = [tiny.prompt(9), tiny.prompt(17, seed=2)]
@@ -128,7 +130,7 @@ def test_several_texts_and_samples_have_one_each() -> None:
 def test_what_is_no_transform_is_refused() -> None:
     given: list[Any] = [3, Tilt, "knn"]
     for wrong in given:
-        with pytest.raises(InputError, match="expected an object with name and open"):
+        with pytest.raises(InputError, match="expected an object with name, reads_hidden"):
             engine().generate(tiny.prompt(), transform=wrong)
 
 

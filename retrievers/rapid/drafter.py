@@ -6,9 +6,11 @@ be as large as the target, or be the target. It reads `Options.draft_prompt` in 
 and behind it what was generated; noise goes by the index of the generated token, so that its drafts
 are coupled to the target's choices all the same.
 
-Where we deviate: drafts are judged by the target's own law, so that the text is that of plain
-decoding; the paper moves the law towards the drafter's (eta above 0), which is another text. It
-reads its prompt when a draft is first wanted, and falls silent where its context is full.
+Where we deviate: drafts are judged by the target's own law unless another mode is asked for, so
+that the text is that of plain decoding. The paper moves the law towards the drafter's (eta above
+0), which is another text: `steering` does that without a loss, `published` as it was published.
+The drafter reads its prompt when a draft is first wanted, and falls silent where its context is
+full.
 """
 
 from __future__ import annotations
@@ -20,18 +22,29 @@ from typing import TYPE_CHECKING, Any
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Feedback
 from ragspec.drafters.delegate import KnowsLaws
 from ragspec.drafters.method import Method
+from ragspec.errors import InputError, UnknownNameError
+from ragspec.registry import unknown
+from ragspec.retrievers.rapid.law import ALPHA, ETA, checked
 from ragspec.sampling.distribution import TokenLaw
-from ragspec.trees.draft_tree import DraftTree
+from ragspec.trees.draft_tree import DraftKind, DraftTree
 
 if TYPE_CHECKING:
+    from ragspec.acceptance.base import Rule
     from ragspec.drafters.model.cache import KnownLaw
+    from ragspec.sampling.transform import Transform
+
+MODES = ("exact", "steered", "paper")
 
 
 class Rapid:
     """Drafts with a model over a prompt of its own.
 
     drafter: a transformers causal model of the target's vocabulary (the target itself, too), or
-    any drafter. Without `draft_prompt` it reads the prompt, as that drafter would.
+    any drafter. Without `draft_prompt` it reads the prompt, as that drafter would. mode: "exact",
+    the law of the text is the target's; "steered", the one between both (`Steering`), whatever is
+    drafted; "paper", the published acceptance (`Published`), which has to be the only drafter.
+    eta: how far the law moves, None for 10 (0 in mode "exact"). Raises InputError for no model or
+    an eta below 0, UnknownNameError for another mode.
     """
 
     method = Method(
@@ -44,13 +57,50 @@ class Rapid:
     )
     wants_draft_prompt = True
 
-    def __init__(self, drafter: Any = None, *, name: str = "rapid") -> None:
+    def __init__(
+        self,
+        drafter: Any = None,
+        *,
+        mode: str = "exact",
+        eta: float | None = None,
+        name: str = "rapid",
+    ) -> None:
         from ragspec.drafters.model.drafter import ModelDrafter
 
+        eta = _checked(mode, eta)
         own = isinstance(drafter, Drafter) and not isinstance(drafter, type)
-        self.drafter: Drafter = drafter if own else ModelDrafter(drafter, name=name)
+        way = "sampled" if mode == "paper" else "coupled"
+        self.drafter: Drafter = drafter if own else ModelDrafter(drafter, mode=way, name=name)
         self.kind = self.drafter.kind
         self.name = name
+        self.mode = mode
+        self.transform: Transform | None = None
+        self.rule: Rule | None = None
+        if mode == "steered" and eta:
+            self.transform = self._steering(eta)
+        elif mode == "paper":
+            self.rule = self._published(eta)
+
+    def _steering(self, eta: float) -> Transform:
+        from ragspec.retrievers.rapid.steering import Steering
+
+        model = getattr(self.drafter, "model", None)
+        if model is None:
+            raise InputError(
+                f"got the drafter {self.drafter.name!r} with mode='steered'; expected a draft "
+                "model, whose law steers."
+            )
+        return Steering(model, eta)
+
+    def _published(self, eta: float) -> Rule:
+        from ragspec.retrievers.rapid.published import Published
+
+        if self.kind is not DraftKind.SAMPLED:
+            raise InputError(
+                f"got a drafter of {self.kind.value!r} drafts with mode='paper'; expected sampled "
+                "chains: a draft model, or ModelDrafter(model, mode='sampled')."
+            )
+        return Published(eta)
 
     def open(self, request: DraftRequest) -> RapidSession:
         """Return a session that reads its prompt when it is first asked for a draft."""
@@ -95,3 +145,17 @@ class RapidSession:
         """Hand on what came of the step, once there is a drafter."""
         if self._session is not None:
             self._session.observe(feedback)  # type: ignore[arg-type]
+
+
+def _checked(mode: str, eta: float | None) -> float:
+    """Return eta as the mode has it."""
+    if mode not in MODES:
+        raise UnknownNameError(unknown("mode", mode, MODES))
+    if mode == "exact":
+        if eta:
+            raise InputError(
+                f"got eta={eta} with mode='exact', where the law is the target's; expected "
+                "mode='steered' or 'paper', or no eta."
+            )
+        return 0.0
+    return checked(ETA if eta is None else eta, ALPHA)[0]

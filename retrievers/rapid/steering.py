@@ -1,0 +1,179 @@
+"""RAPID's steering: the target's law moved towards that of a model that reads what was retrieved.
+
+RAPID (Chen et al. 2025, arXiv 2502.20330, equation 6): one step of distillation at every token,
+p_hat = softmax(z / T + eta (q - p)), where z are the target's logits over everything, p its law and
+q that of a model over the retrieved chunks, at the same temperature and under the same processors.
+It counts for tokens of which q is at least alpha times as sure as of its first, as in the code of
+the paper.
+
+Where we deviate: p_hat is the law of the text, decoded exactly at every position, drafted for or
+not, so that the seed decides and drafts never do; the paper emits p_hat where it drafted and p
+elsewhere, see `published`. With temperature 0, where the paper's shift vanishes, the most probable
+token by z + kappa (q - p) is taken, with p and q at temperature 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ragspec.retrievers.rapid.law import ALPHA, ETA, checked, shift
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.settings import Sampling
+from ragspec.sampling.transform import TextStart
+from ragspec.trees.draft_tree import ROOT, DraftTree
+from ragspec.trees.operations import depths
+
+if TYPE_CHECKING:
+    from ragspec.drafters.model.cache import DraftCache
+    from ragspec.target.causal import CausalTarget
+
+TOGETHER = 16  # nodes that are read with the root; further ones when a rule comes to them
+
+
+class Steering:
+    """Moves the target's law towards that of another model over another prompt.
+
+    model: a transformers causal model of the target's vocabulary, or the target itself; it reads
+    `draft_prompt` in place of the prompt. eta: how far; logits move by at most eta times the
+    temperature. kappa: the same for greedy text, in logits; None is eta.
+    Where the model's context is full, or a token is none of its own, the law is the target's from
+    there on. Raises InputError for settings outside their range, UnsupportedModelError for a model
+    that keeps no keys and values.
+    """
+
+    reads_hidden = False
+
+    def __init__(
+        self, model: Any, eta: float = ETA, *, kappa: float | None = None, alpha: float = ALPHA
+    ) -> None:
+        from ragspec.drafters.model.drafter import draft_target
+
+        self.model: CausalTarget = draft_target(model)
+        self.eta, self.alpha = checked(eta, alpha)
+        self.kappa, _ = checked(eta if kappa is None else kappa, alpha)
+
+    @property
+    def name(self) -> str:
+        """The name of the law."""
+        greedy = "" if self.kappa == self.eta else f", kappa {self.kappa:g}"
+        return f"RAPID, eta {self.eta:g}{greedy}"
+
+    def open(self, start: TextStart) -> SteeredText:
+        """Return the steering of one text."""
+        from ragspec.drafters.model.cache import DraftCache
+
+        own = start.prompt if start.draft_prompt is None else start.draft_prompt
+        cache = DraftCache(self.model, start.vocab_size, len(own) + 256)
+        return SteeredText(start, own, cache, self)
+
+
+class SteeredText:
+    """One text that is steered; see `Steering`. drift: mean total variation of the places asked."""
+
+    def __init__(
+        self, start: TextStart, own: Sequence[int], cache: DraftCache, steering: Steering
+    ) -> None:
+        self._taken = start.law.without_lazy()
+        self._known = _by_which_known(self._taken)
+        sampling = start.law.sampling
+        scale = steering.kappa if sampling.greedy else steering.eta * sampling.temperature
+        self._scale, self._alpha = scale, steering.alpha
+        self._cache = cache
+        self._prompt_length = len(start.prompt)
+        self._text = list(own)
+        self._generated = 0
+        self._tree = DraftTree.empty()
+        self._context: Sequence[int] = ()
+        self._length = 0
+        self._depths: list[int] = []
+        self._slots: dict[int, int] = {}
+        self._logits: dict[int, torch.Tensor] = {}
+        self._drifts: list[float] = []
+
+    @property
+    def drift(self) -> float:
+        """Mean total variation between the target's own law and this one."""
+        return sum(self._drifts) / max(1, len(self._drifts))
+
+    def forward(self, states: torch.Tensor | None, tree: DraftTree, tokens: Sequence[int]) -> None:
+        """Read what is new of the text, and the likeliest nodes of the tree."""
+        fresh = list(tokens[self._prompt_length + self._generated :])
+        self._cache.commit(fresh)
+        self._text += fresh
+        self._generated += len(fresh)
+        self._tree, self._context, self._length = tree, tokens, len(tokens)
+        self._depths = depths(tree.parents).tolist()
+        self._slots.clear()
+        self._logits.clear()
+        if self._cache.readable(self._text):
+            with self._cache.lease():
+                self._logits[ROOT] = self._cache.read(self._text)
+                self._slots[ROOT] = ROOT
+                self._read(range(min(len(tree), TOGETHER)))
+
+    def logits(self, node: int, logits: torch.Tensor, index: int) -> torch.Tensor:
+        """Return the steered logits f64 [1, V] after a node; the target's own without a q."""
+        found = self._found(node)
+        if found is None or not self._scale:
+            self._drifts.append(0.0)
+            return logits
+        path = self._path(node)
+        p = self._probabilities(self._known, logits, path)
+        q = self._probabilities(self._known, found.to(logits.device), path)
+        steered = logits.double() + shift(p, q, self._scale, self._alpha)
+        if self._known is not self._taken:  # greedy: what is taken is one token
+            p = self._probabilities(self._taken, logits, path)
+        apart = (self._probabilities(self._taken, steered, path) - p).abs().sum()
+        self._drifts.append(0.5 * float(apart))
+        return steered
+
+    def _probabilities(
+        self, law: TokenLaw, logits: torch.Tensor, path: Sequence[int]
+    ) -> torch.Tensor:
+        """Return the law after draft tokens: logits [1, V] -> f64 [1, V]."""
+        return law.probabilities(law.process(logits, self._context[: self._length], [path]))
+
+    def _found(self, node: int) -> torch.Tensor | None:
+        """Return the model's logits [1, V] after a node, None where it cannot read the text."""
+        if node not in self._logits and ROOT in self._logits:
+            above = int(self._tree.parents[node])
+            if self._found(above) is not None:
+                with self._cache.lease():
+                    self._read([node])
+        return self._logits.get(node)
+
+    def _read(self, nodes: Sequence[int]) -> None:
+        """Read nodes in one forward, parents first, those that the model can read."""
+        tokens, parents = self._tree.tokens, self._tree.parents
+        room, size = self._cache.room(self._text), self._cache.model.input_size
+        slot, taken = self._cache.drafted, list[int]()
+        for node in nodes:
+            known = int(parents[node]) in self._slots
+            if known and self._depths[node] < room and int(tokens[node]) < size:
+                self._slots[node] = slot + len(taken)
+                taken.append(node)
+        if taken:
+            rows = self._cache.extend(
+                [int(tokens[node]) for node in taken],
+                [self._slots[int(parents[node])] for node in taken],
+            )
+            self._logits.update((node, rows[i : i + 1]) for i, node in enumerate(taken))
+
+    def _path(self, node: int) -> list[int]:
+        path: list[int] = []
+        while node != ROOT:
+            path.append(int(self._tree.tokens[node]))
+            node = int(self._tree.parents[node])
+        return path[::-1]
+
+
+def _by_which_known(taken: TokenLaw) -> TokenLaw:
+    """Return the law that p and q are known by: that of the text, at temperature 1 for greedy."""
+    if not taken.sampling.greedy:
+        return taken
+    known = TokenLaw(Sampling(temperature=1.0), taken.noise, taken.prompt_length)
+    known.processors = taken.processors
+    return known

@@ -1,0 +1,192 @@
+"""The steered law, decoded exactly: by two full forwards, and whatever was drafted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.engine.engine import Engine
+from ragspec.errors import InputError, UnknownNameError, UnsupportedModelError
+from ragspec.retrievers import ContextDrafter, Rapid
+from ragspec.retrievers.rapid import Steering
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
+from tests.support import tiny
+from tests.support.noisy import NoisyTrees
+
+SMALL = 64
+SAMPLINGS = [
+    Sampling(),
+    Sampling(temperature=0.9, seed=5),
+    Sampling(temperature=0.7, top_p=0.8, frequency_penalty=0.5, seed=2),
+    Sampling(temperature=0.8, top_k=7, repetition_penalty=1.3, seed=9),
+]
+GIVEN: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True}
+OWN = tiny.prompt(7, seed=4)
+
+
+def target() -> Any:
+    return tiny.model(dtype=torch.float64)
+
+
+def other() -> Any:
+    return tiny.model(seed=1, dtype=torch.float64)
+
+
+def engine(drafter: Any = None, budget: Any = 6) -> Engine:
+    return Engine(target(), tiny.tokenizer(), drafter, budget=budget)
+
+
+def naive(p: torch.Tensor, q: torch.Tensor, eta: float, z: torch.Tensor) -> torch.Tensor:
+    """Return z / T moved, by the paper's words: laws p, q and scaled logits z [T, V]."""
+    moved = z.clone()
+    for row in range(len(z)):
+        for token in range(z.shape[1]):
+            if q[row, token] >= 0.1 * q[row].max():
+                moved[row, token] += eta * (q[row, token] - p[row, token])
+    return moved
+
+
+@pytest.mark.parametrize("eta", [3.0, 20.0])
+def test_each_token_is_that_of_two_full_forwards(eta: float) -> None:
+    """Five hundred seeds in all: argmax(log p_hat + g), of every place of every text."""
+    reads_all = tiny.model(vocab_size=SMALL, dtype=torch.float64)
+    reads_few = tiny.model(vocab_size=SMALL, seed=1, dtype=torch.float64)
+    prompt, own = (tiny.prompt(n, vocab_size=SMALL, seed=n) for n in (20, 6))
+    asked = Engine(reads_all, None, Rapid(reads_few, mode="steered", eta=eta), budget=4)
+    temperature, new = 0.8, 5
+    moved = 0
+    for seed in range(250):
+        sampling = Sampling(temperature=temperature, seed=seed)
+        found = asked.generate(
+            prompt, sampling, draft_prompt=own, max_new_tokens=new, ignore_eos=True
+        )
+        rows = []
+        with torch.no_grad():
+            for model, start in ((reads_all, prompt), (reads_few, own)):
+                logits = model(torch.tensor([start + found.tokens])).logits[0]
+                rows.append(logits[len(start) - 1 : -1].double() / temperature)
+        z, p, q = rows[0], rows[0].softmax(-1), rows[1].softmax(-1)
+        noise = NoiseStream(seed, 0).gumbel_rows(
+            list(range(new)), torch.arange(SMALL).expand(new, -1)
+        )
+        law = naive(p, q, eta, z).log_softmax(-1)
+        assert (law + noise).argmax(-1).tolist() == found.tokens
+        moved += int(((z + noise).argmax(-1) != (law + noise).argmax(-1)).sum())
+        apart = 0.5 * (law.exp() - p).abs().sum(-1)
+        assert found.report.drift == pytest.approx(float(apart.mean()), abs=1e-9)
+    assert moved > 30
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_drafts_do_not_move_it(sampling: Sampling) -> None:
+    prompt = tiny.prompt(50)
+    law = Steering(other())
+    plain = engine().generate(prompt, sampling, transform=law, draft_prompt=OWN, **GIVEN)
+    assert plain.label == "exact-for(RAPID, eta 10)"
+    assert plain.tokens != engine().generate(prompt, sampling, **GIVEN).tokens
+    noisy = NoisyTrees({tuple(prompt): plain.tokens})
+    drafters: list[Any] = ["context", "auto", noisy, Rapid(target()), [noisy, Rapid(other())]]
+    for drafter in drafters:
+        for budget in (0, 4, 40, "auto"):
+            asked = engine(drafter, budget)
+            found = asked.generate(prompt, sampling, transform=law, draft_prompt=OWN, **GIVEN)
+            assert found.tokens == plain.tokens and found.label == plain.label
+            assert found.report.drift == pytest.approx(plain.report.drift)
+        if drafter is noisy:
+            assert found.report.accepted > 5
+    for budget in (0, 4, "auto"):
+        own = engine([ContextDrafter(), Rapid(other(), mode="steered")], budget)
+        assert own.generate(prompt, sampling, draft_prompt=OWN, **GIVEN).tokens == plain.tokens
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS[:2])
+def test_eta_0_is_the_target_alone(sampling: Sampling) -> None:
+    prompt = tiny.prompt(40)
+    plain = engine().generate(prompt, sampling, **GIVEN)
+    drafter = Rapid(other(), mode="steered", eta=0.0)
+    found = engine(drafter).generate(prompt, sampling, draft_prompt=OWN, **GIVEN)
+    assert found.tokens == plain.tokens and found.label == "exact" and found.report.drift is None
+    still = engine().generate(prompt, sampling, transform=Steering(other(), 0.0), **GIVEN)
+    assert still.tokens == plain.tokens and still.report.drift == 0.0
+
+
+def test_greedy_text_is_steered_by_kappa() -> None:
+    prompt, kappa = tiny.prompt(30), 4.0
+    law = Steering(other(), kappa=kappa)
+    found = engine().generate(prompt, transform=law, draft_prompt=OWN, **GIVEN)
+    rows = []
+    with torch.no_grad():
+        for model, start in ((target(), prompt), (other(), OWN)):
+            logits = model(torch.tensor([start + found.tokens])).logits[0]
+            rows.append(logits[len(start) - 1 : -1])
+    steered = naive(rows[0].softmax(-1), rows[1].softmax(-1), kappa, rows[0])
+    assert steered.argmax(-1).tolist() == found.tokens
+    changed = (steered.argmax(-1) != rows[0].argmax(-1)).double().mean()
+    assert found.report.drift == pytest.approx(float(changed)) and changed > 0
+    assert found.label == "exact-for(RAPID, eta 10, kappa 4)"
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS[:2])
+def test_where_the_model_cannot_read_on_the_law_is_the_targets(sampling: Sampling) -> None:
+    prompt, own = tiny.prompt(30), tiny.prompt(20, seed=3)
+    short = tiny.model(seed=1, dtype=torch.float64, max_position_embeddings=32)
+    few = tiny.model(seed=1, dtype=torch.float64, vocab_size=40)
+    few_own = [token % 40 for token in own]
+    for model, read in ((short, own), (few, few_own)):
+        law = Steering(model, 40.0)
+        plain = engine().generate(prompt, sampling, transform=law, draft_prompt=read, **GIVEN)
+        noisy = NoisyTrees({tuple(prompt): plain.tokens})
+        for budget in (3, 40):
+            found = engine(noisy, budget).generate(
+                prompt, sampling, transform=law, draft_prompt=read, **GIVEN
+            )
+            assert found.tokens == plain.tokens and found.report.accepted > 5
+            assert found.report.drift == pytest.approx(plain.report.drift)
+        assert model is few or (plain.report.drift or 0.0) > 0.0
+
+
+def test_a_text_that_goes_on_is_steered_alike() -> None:
+    prompt, law = tiny.prompt(40), Steering(other())
+    given = {**GIVEN, "transform": law, "draft_prompt": OWN}
+    whole = engine("context").generate(prompt, SAMPLINGS[1], **given)
+    first = engine("context").generate(prompt, SAMPLINGS[1], pause=11, **given)
+    rest = engine("context").generate(prompt, SAMPLINGS[1], written=first.tokens, **given)
+    assert rest.tokens == whole.tokens
+
+
+def test_several_samples_and_memories_have_one_each() -> None:
+    prompt, law = tiny.prompt(24), Steering(other())
+    given = {**GIVEN, "transform": law, "draft_prompt": OWN}
+    three = engine("context").generate(prompt, Sampling(temperature=0.9, n=3, seed=1), **given)
+    alone = engine().generate(prompt, Sampling(temperature=0.9, n=3, seed=1), **given)
+    assert [text.tokens for text in three] == [text.tokens for text in alone]
+    assert len({tuple(text.tokens) for text in three}) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"mode": "steerd"}, UnknownNameError, "Did you mean 'steered'"),
+        ({"mode": "steered", "eta": -1.0}, InputError, "expected eta of 0 or more"),
+        ({"mode": "paper", "eta": float("nan")}, InputError, "expected eta of 0 or more"),
+        ({"eta": 5.0}, InputError, "mode='steered'"),
+    ],
+)
+def test_bad_settings_are_refused(given: dict[str, Any], error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        Rapid(tiny.model(seed=1), **given)
+
+
+def test_what_cannot_steer_is_refused() -> None:
+    with pytest.raises(InputError, match="expected a draft model, whose law steers"):
+        Rapid(ContextDrafter(), mode="steered")
+    with pytest.raises(UnsupportedModelError):
+        Steering(tiny.model("qwen3_next"))
+    steered = Rapid(other(), mode="steered")
+    with pytest.raises(InputError, match="expected one of them"):
+        engine(steered).generate(tiny.prompt(), transform=Steering(other()))
+    with pytest.raises(InputError, match="each bring a transform"):
+        engine([steered, Rapid(other(), mode="steered")]).generate(tiny.prompt())
