@@ -189,6 +189,16 @@ def ask(
         Path | None,
         typer.Option(help="With --long: a folder that keeps what was read, for later questions."),
     ] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            help="With --long: steered, the answer's law is moved by what the question finds; "
+            "paper, as RAPID published it; exact without it."
+        ),
+    ] = None,
+    eta: Annotated[
+        float | None, typer.Option(help="With --mode: how far the law is moved; 10 without it.")
+    ] = None,
 ) -> None:
     """Answer a question from documents, with citations."""
     from ragspec.pipelines.cli.ask import Asking, Iterative, answer_question
@@ -196,7 +206,7 @@ def ask(
 
     o.check_long(
         long,
-        {"--part": part, "--keep": keep},
+        {"--part": part, "--keep": keep, "--mode": mode, "--eta": eta},
         {
             "--index": index,
             "--embedder": embedder,
@@ -235,7 +245,9 @@ def ask(
     o.check_iterative(iterative, alone, top_passages, follow_up)
     text = o.checked_text(question)
     if long:
-        _finish(answer_long(text, docs or [], Long(part_of(part), keep), asking))
+        _finish(
+            answer_long(text, docs or [], Long(part_of(part), keep, mode or "exact", eta), asking)
+        )
         return
     if follow_up:
         converse(text, docs or [], index, top_passages, asking, embedder)

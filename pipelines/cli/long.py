@@ -15,8 +15,9 @@ from ragspec.pipelines.cli.ask import (
     show_result,
     unseen,
 )
-from ragspec.pipelines.console.options import be_quiet
+from ragspec.pipelines.console.options import EngineOptions, be_quiet, drafter_of
 from ragspec.pipelines.console.terminal import Terminal
+from ragspec.retrievers.rapid.law import eta_of
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
@@ -27,10 +28,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Long:
-    """One document that is read as a whole: a part of its tokens, and where it is kept."""
+    """One document that is read as a whole: a part of its tokens, and where it is kept.
+
+    mode, eta: how what the question finds bears on the answer, see `LongDocument.open`.
+    """
 
     part: tuple[int, int] | None = None
     keep: Path | None = None
+    mode: str = "exact"
+    eta: float | None = None
 
 
 def part_of(text: str | None) -> tuple[int, int] | None:
@@ -52,6 +58,7 @@ def answer_long(question: str, docs: Sequence[Path], long: Long, asking: Asking)
     from ragspec.storage.store import check_writable, is_store
 
     be_quiet()
+    eta_of(long.mode, long.eta)  # before anything is loaded
     terminal = Terminal(quiet=asking.json)
     known = long.keep is not None and long.keep.is_dir() and is_store(long.keep)
     if known and (docs or long.part or asking.prompt or asking.system):
@@ -67,9 +74,10 @@ def answer_long(question: str, docs: Sequence[Path], long: Long, asking: Asking)
     if long.keep is not None and long.keep.exists():
         check_writable(long.keep)  # before the document is read, which takes long
     with terminal.working("loading the model"):
-        engine = asking.engine.engine()
+        engine, modes = _loaded(asking.engine, long)
     asking = replace(asking, sampling=asking.chosen(engine))
-    document = _opened(engine, docs, long, asking, known, terminal)
+    document = _opened(engine, docs, long, asking, known, terminal, modes)
+    engine = document.engine
 
     def run(engine: Engine, sampling: Sampling, stream: Any) -> Answer:
         own = document if engine is document.engine else document.over(engine)
@@ -92,6 +100,34 @@ def answer_long(question: str, docs: Sequence[Path], long: Long, asking: Asking)
     return interrupted
 
 
+def _loaded(options: EngineOptions, long: Long) -> tuple[Engine, dict[str, Any]]:
+    """Return the engine, and what a document is opened with beside it.
+
+    A draft model reads the chunks where a mode or the drafter asks for that, else the whole prompt.
+    """
+    from ragspec.models.load import load_model
+    from ragspec.pipelines.long.modes import RAPID
+
+    modes: dict[str, Any] = {"mode": long.mode, "eta": long.eta}
+    asked = drafter_of(options.drafter or "auto")
+    names = [asked] if isinstance(asked, str) else list(asked or ())
+    if long.mode == "exact" and RAPID not in names:
+        return options.engine(), modes
+    model, rest = options.draft_model, [name for name in names if name != RAPID]
+    own = replace(options, draft_model=None, drafter=",".join(rest) or "none")
+    if long.mode == "paper":
+        own = replace(own, drafter="none")
+        modes["drafter"] = rest if options.drafter else None
+    elif RAPID in names:
+        modes["drafter"] = RAPID
+    engine = own.engine()
+    if modes.get("drafter") == RAPID and engine.drafter is not None:
+        modes["drafter"] = [engine.drafter, RAPID]
+    if model is not None:
+        modes["draft_model"] = load_model(model, options.device, options.dtype)
+    return engine, modes
+
+
 def _opened(
     engine: Engine,
     docs: Sequence[Path],
@@ -99,6 +135,7 @@ def _opened(
     asking: Asking,
     known: bool,
     terminal: Terminal,
+    modes: dict[str, Any],
 ) -> LongDocument:
     """Open a kept document, or read one and keep it where that is wanted."""
     from ragspec.pipelines.long.document import LongDocument as AnyDocument
@@ -106,7 +143,7 @@ def _opened(
     if known:
         assert long.keep is not None
         with terminal.working("opening the kept document"):
-            return AnyDocument.open(long.keep, engine)
+            return AnyDocument.open(long.keep, engine, **modes)
     with terminal.reading() as told:
         found = AnyDocument.open(
             docs[0],
@@ -115,6 +152,7 @@ def _opened(
             prompt=asking.prompt,
             system=asking.system,
             on_read=told,
+            **modes,
         )
     if long.keep is not None:
         with terminal.working("keeping it"):

@@ -69,7 +69,8 @@ class Answer(Written):
     where the text has no such part. citations: characters of `text` that stand in a document.
     passages: those that were shown, in order. prompt: the one that was given to the model. report,
     label, generation: the engine's. refused: why the model was not asked, None where it was; `text`
-    then says that the documents do not speak of it.
+    then says that the documents do not speak of it. chunks: of a long document, those that a model
+    with a context of its own read, in their order.
     """
 
     question: str
@@ -81,6 +82,7 @@ class Answer(Written):
     label: str
     prompt: Prompt = field(repr=False)
     refused: str | None = None
+    chunks: tuple[Hit, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as JSON types."""
@@ -95,20 +97,23 @@ class Answer(Written):
             "refused": self.refused,
             "left_out": len(self.prompt.left_out),
             "citations": [asdict(citation) for citation in self.citations],
-            "passages": [
-                {
-                    "document": hit.document.name,
-                    "title": hit.passage.title,
-                    "start": hit.passage.start,
-                    "end": hit.passage.end,
-                    "score": hit.score,
-                    "text": hit.passage.text,
-                }
-                for hit in self.passages
-            ],
+            "passages": [_record(hit) for hit in self.passages],
+            "chunks": [_record(hit) for hit in self.chunks],
             "label": self.label,
             "report": self.report.to_dict(),
         }
+
+
+def _record(hit: Hit) -> dict[str, Any]:
+    """Return a passage as JSON types."""
+    return {
+        "document": hit.document.name,
+        "title": hit.passage.title,
+        "start": hit.passage.start,
+        "end": hit.passage.end,
+        "score": hit.score,
+        "text": hit.passage.text,
+    }
 
 
 class DocQA:

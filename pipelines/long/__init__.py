@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING
 from ragspec.registry import door
 
 if TYPE_CHECKING:
+    from ragspec.pipelines.long.chunks import ChunkSearch as ChunkSearch
     from ragspec.pipelines.long.document import LongDocument as LongDocument
 
-_WHERE = {"LongDocument": "ragspec.pipelines.long.document"}
+_WHERE = {
+    "ChunkSearch": "ragspec.pipelines.long.chunks",
+    "LongDocument": "ragspec.pipelines.long.document",
+}
 
 __all__ = sorted(_WHERE)
 

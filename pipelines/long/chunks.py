@@ -1,26 +1,37 @@
 """What a drafter reads of a long document: the chunks that a question finds, in their order.
 
 RAPID (Chen et al. 2025, arXiv 2502.20330, section 3.1) retrieves chunks of 512 tokens up to a
-twenty-fourth of the document, and at least 4,096 tokens. Documents that fit the context of a small
-model are shorter than that, so that here an eighth of the document is the most, in chunks of about
-128 tokens where it has less than 16,384.
+twenty-fourth of the document, and at least 4,096 tokens, of those whose cosine with the question
+is at least 0.3. Documents that fit the context of a small model are shorter than that, so that
+here an eighth of the document is the most, in chunks of about 128 tokens where it has less than
+16,384. BM25 searches beside the vectors, and the floor holds for an embedder that the caller
+names: a cosine says little of the small one that is bundled. A question that finds nothing gets the
+beginning.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from ragspec.pipelines.docqa.prompt import build_prompt
 from ragspec.pipelines.docqa.wording import Wording
+from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passage_index import PassageIndex
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ragspec.retrievers.search.dense import Embedder
 
 SHARE, MOST, LARGEST_SHARE = 24, 4096, 8
 SHORT = 16384  # tokens of a document that is cut into small chunks
 WORDS_SHORT, WORDS_LONG = 96, 384  # of a chunk: about 128 and 512 tokens
 FOUND = 64  # chunks that are looked at
+FLOOR = 0.3  # least cosine
 
 
 def room_of(tokens: int) -> int:
@@ -28,21 +39,65 @@ def room_of(tokens: int) -> int:
     return max(1, min(max(tokens // SHARE, min(MOST, tokens)), tokens // LARGEST_SHARE))
 
 
-class Chunks:
-    """The chunks of a document, or of a part of it, and what a question finds in them."""
+@dataclass(frozen=True, slots=True)
+class ChunkSearch:
+    """How chunks are found.
 
-    def __init__(self, document: Document, hit: Hit, tokens: int) -> None:
-        text = hit.passage.text
+    embedder: see `PassageIndex.build`, None for the bundled one. whole: chunks come from the whole
+    document, as in the paper, and not from what the target reads of it.
+    """
+
+    embedder: str | Path | Embedder | None = None
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a question found: the chunks in document order, and the prompt over them."""
+
+    chunks: tuple[Hit, ...]
+    prompt: tuple[int, ...]
+
+
+class Chunks:
+    """The chunks of a document, and what a question finds in them.
+
+    hit: the part that the target reads. tokens: its length.
+    """
+
+    def __init__(self, document: Document, hit: Hit, tokens: int, search: ChunkSearch) -> None:
+        self.document = document
         self.room = room_of(tokens)
+        self._start = 0 if search.whole else hit.passage.start
+        text = document.text if search.whole else hit.passage.text
         words = WORDS_SHORT if tokens < SHORT else WORDS_LONG
         read = replace(document, text=text, headings=(), pages=())
-        self.index = PassageIndex.build([read], words=words)
+        embedder = search.embedder or DEFAULT_EMBEDDER
+        self._floor = None if search.embedder is None else FLOOR
+        self._index = PassageIndex.build([read], words=words, embedder=embedder)
 
-    def prompt(self, tokenizer: Any, question: str, wording: Wording) -> tuple[int, ...] | None:
-        """Return the prompt over the chunks that fit, in document order; None where none do."""
-        hits = self.index.search(question, FOUND)
-        if not hits:
-            return None
-        made = build_prompt(tokenizer, question, hits, room=self.room, wording=wording)
-        kept = sorted(made.hits, key=lambda hit: hit.passage.start)
-        return build_prompt(tokenizer, question, kept, wording=wording).token_ids
+    def find(self, tokenizer: Any, question: str, wording: Wording) -> Found:
+        """Return the best chunks that fit, and the prompt over them."""
+        prompt = build_prompt(
+            tokenizer, question, self._hits(question), room=self.room, wording=wording
+        )
+        kept = sorted(prompt.hits, key=lambda hit: hit.passage.start)
+        ids = build_prompt(tokenizer, question, kept, wording=wording).token_ids
+        return Found(tuple(map(self._placed, kept)), ids)
+
+    def _hits(self, question: str) -> Sequence[Hit]:
+        """Return what the question finds, best first; the beginning where that is nothing."""
+        hits = self._index.search(question, FOUND)
+        passages, dense = self._index.passages, self._index.dense
+        if self._floor is not None and dense is not None:
+            cosines = dense.search(question, len(passages))
+            close = {passages[number] for number, cosine in cosines if cosine >= self._floor}
+            hits = [hit for hit in hits if hit.passage in close]
+        beginning = (Hit(self._index.documents[0], each, 0.0) for each in passages)
+        return hits or list(beginning)[:FOUND]
+
+    def _placed(self, hit: Hit) -> Hit:
+        """Return a chunk as it stands in the document."""
+        passage, by = hit.passage, self._start
+        moved = replace(passage, start=passage.start + by, end=passage.end + by)
+        return replace(hit, document=self.document, passage=moved)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +24,9 @@ from ragspec.models.packed import free_memory
 from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer, answer_of, drain
 from ragspec.pipelines.docqa.prompt import Prompt, laid_out, led_by, placed, plain_ids
 from ragspec.pipelines.docqa.wording import Wording, suited, wording
-from ragspec.pipelines.long.chunks import Chunks
+from ragspec.pipelines.long.chunks import Chunks, ChunkSearch, Found
 from ragspec.pipelines.long.kept import Kept, open_kept, save_kept
+from ragspec.pipelines.long.modes import Writer, writer_of
 from ragspec.retrievers.search.documents import Document, load_document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passages import Passage
@@ -35,6 +36,7 @@ from ragspec.storage.store import is_store
 from ragspec.target.kv_cache import slot_bytes
 
 if TYPE_CHECKING:
+    from ragspec.drafters.base import Drafter
     from ragspec.engine.engine import Engine
 
 QUESTION_ROOM = 256  # tokens of the context that a document leaves to question and answer
@@ -52,8 +54,12 @@ class LongDocument:
     `open`. prefix: the prompt up to the end of the document.
     """
 
-    def __init__(self, engine: Engine, kept: Kept, hit: Hit, prefix: Prompt) -> None:
-        self.engine = engine
+    def __init__(
+        self, writer: Writer, kept: Kept, hit: Hit, prefix: Prompt, chunks: ChunkSearch
+    ) -> None:
+        self.engine = writer.engine
+        self._writer = writer
+        self._search = chunks
         self.document = kept.document
         self.part = kept.part
         self.wording = kept.wording
@@ -62,7 +68,7 @@ class LongDocument:
         self.prefix = prefix
         self._beginnings = PrefixCache(most_bytes=1 << 62)
         if kept.beginning:
-            self._beginnings.keep(engine.target, prefix.token_ids, kept.beginning)
+            self._beginnings.keep(self.engine.target, prefix.token_ids, kept.beginning)
         self._idle: list[KeptContext] = []
         self._chunks: Chunks | None = None
         self._using = threading.Lock()
@@ -76,19 +82,29 @@ class LongDocument:
         part: Part | None = None,
         prompt: str | Path | Wording | None = None,
         system: str | None = None,
+        drafter: str | Drafter | Sequence[str | Drafter] | None = None,
+        draft_model: Any = None,
+        mode: str = "exact",
+        eta: float | None = None,
+        chunks: ChunkSearch | None = None,
         on_read: OnRead | None = None,
     ) -> Self:
         """Read a document, or open one that `save` wrote.
 
         path: a file, a `Document`, or the folder of a kept one, which brings its own prompt and
         part. part: which of the document's tokens to read, from and to. prompt, system: see
-        `DocQA.ask`. on_read: told how many tokens have been read and of how many. Raises
+        `DocQA.ask`. drafter: in place of the engine's; "rapid" reads the chunks that a question
+        finds. draft_model: what reads these, as the engine takes it; None is the target itself.
+        mode, eta: see `Rapid`; in mode "steered" that model moves the law of the answers. chunks:
+        how they are found. on_read: told how many tokens have been read and of how many. Raises
         DocumentError, PromptTooLongError where the document does not fit the context (it says what
         does), InputError where its keys do not fit the memory, StoreError,
         UnsupportedModelError for a model whose cache cannot be kept.
         """
         if engine.tokenizer is None:
             raise InputError("The engine has no tokenizer; questions over documents need one.")
+        writer = writer_of(engine, drafter, draft_model, mode, eta)
+        chunks = chunks or ChunkSearch()
         if not isinstance(path, Document) and Path(path).is_dir() and is_store(Path(path)):
             if part is not None or prompt is not None or system is not None:
                 raise InputError(
@@ -102,7 +118,7 @@ class LongDocument:
                     f"{path} was kept over {len(kept.tokens)} tokens that its text does not give "
                     "now; the tokenizer or chat template has changed. Keep the document again."
                 )
-            return cls(engine, kept, hit, prefix)
+            return cls(writer, kept, hit, prefix, chunks)
         document = path if isinstance(path, Document) else load_document(path)
         asked = wording(suited(engine.tokenizer) if prompt is None else prompt, system)
         part = _checked_part(part)
@@ -110,7 +126,7 @@ class LongDocument:
         hit, prefix = _laid(engine, document, characters, asked)
         _check_room(engine, prefix, part)
         kept = Kept(document, asked, prefix.token_ids, part, characters, ())
-        found = cls(engine, kept, hit, prefix)
+        found = cls(writer, kept, hit, prefix, chunks)
         found._read(on_read)
         return found
 
@@ -129,10 +145,14 @@ class LongDocument:
         save_kept(Path(path), self._kept(), self.engine)
 
     def over(self, engine: Engine) -> LongDocument:
-        """Return the same document asked through another engine over the same target."""
+        """Return the same document asked through another engine over the same target.
+
+        Where the law is steered it stays so.
+        """
         if engine.target is not self.engine.target:
             raise InputError("got an engine over another model; expected one over the same target.")
-        return LongDocument(engine, self._kept(), self.hit, self.prefix)
+        writer = Writer(engine, self._writer.transform)
+        return LongDocument(writer, self._kept(), self.hit, self.prefix, self._search)
 
     def _kept(self) -> Kept:
         found = self._beginnings.find(self.engine.target, self.prefix.token_ids)
@@ -169,8 +189,11 @@ class LongDocument:
             "texts": (*made.layout, *options.get("texts", ())),
             "prefix": self.tokens,
         }
-        if wants_draft_prompt(self.engine.drafter):
-            options.setdefault("draft_prompt", self._draft_prompt(question))
+        found = self._found(question)
+        if found is not None:
+            options.setdefault("draft_prompt", found.prompt)
+        if self._writer.transform is not None:
+            options.setdefault("transform", self._writer.transform)
         ids = list(made.token_ids)
         with self._context() as kept:
             if stream is None:
@@ -178,13 +201,22 @@ class LongDocument:
             else:
                 pieces = self.engine.stream(ids, sampling, **options, kept=kept)
                 generation = drain(pieces, stream)
-        return answer_of(question, made, self.wording, generation, 0.0, self._decode)
+        answer = answer_of(question, made, self.wording, generation, 0.0, self._decode)
+        return self._measured(answer, () if found is None else found.chunks)
 
-    def _draft_prompt(self, question: str) -> tuple[int, ...] | None:
-        """Return what a drafter with a context of its own reads: chunks that the question finds."""
+    def _measured(self, answer: Answer, chunks: tuple[Hit, ...]) -> Answer:
+        """Return the answer with what was read beside the document, and the bytes of it all."""
+        length = len(answer.prompt.token_ids) + len(answer.generation.tokens)
+        size = length * slot_bytes(self.engine.model.config, self.engine.target.dtype)
+        return replace(answer, chunks=chunks, report=replace(answer.report, kv_bytes=size))
+
+    def _found(self, question: str) -> Found | None:
+        """Return the chunks for a model with a context of its own, None where there is none."""
+        if self._writer.transform is None and not wants_draft_prompt(self.engine.drafter):
+            return None
         if self._chunks is None:
-            self._chunks = Chunks(self.document, self.hit, self.tokens)
-        return self._chunks.prompt(self.engine.tokenizer, question, self.wording)
+            self._chunks = Chunks(self.document, self.hit, self.tokens, self._search)
+        return self._chunks.find(self.engine.tokenizer, question, self.wording)
 
     def _prompt(self, question: str) -> Prompt:
         """Return the prompt of a question, whose beginning is the document's."""

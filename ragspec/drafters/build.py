@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ragspec.acceptance.base import Rule
 from ragspec.drafters.base import Drafter
@@ -14,6 +14,9 @@ from ragspec.drafters.method import Sources, build, one
 from ragspec.errors import InputError
 from ragspec.models.vocabulary import check_vocabulary
 from ragspec.target.causal import CausalTarget
+
+if TYPE_CHECKING:
+    from ragspec.drafters.model.drafter import ModelDrafter
 
 DrafterSpec = str | Drafter | Sequence[str | Drafter] | None
 
@@ -34,7 +37,7 @@ def build_drafter(
         asked = list(drafter)
     sources = [made for item in asked for made in _made(item)]
     if draft_model is not None:
-        sources.append(_model_drafter(draft_model, tokenizer, target))
+        sources.append(model_drafter(draft_model, tokenizer, target))
     check_fits(sources, target.model, tokenizer)
     if not sources:
         return None
@@ -74,8 +77,9 @@ def _made(item: Any) -> Sequence[Drafter]:
     return [item]
 
 
-def _model_drafter(draft_model: Any, tokenizer: Any, target: CausalTarget) -> Drafter:
-    from ragspec.drafters.model.drafter import ModelDrafter
+def model_drafter(draft_model: Any, tokenizer: Any, target: CausalTarget) -> ModelDrafter:
+    """Return the drafter over a model of the target's vocabulary, see `build_drafter`."""
+    from ragspec.drafters.model.drafter import ModelDrafter as AnyDrafter
     from ragspec.models.load import load_model
 
     if isinstance(draft_model, (str, Path)):
@@ -83,14 +87,14 @@ def _model_drafter(draft_model: Any, tokenizer: Any, target: CausalTarget) -> Dr
     model, own = draft_model if isinstance(draft_model, tuple) else (draft_model, None)
     if isinstance(model, CausalTarget):
         check_vocabulary(tokenizer, own, target.vocab_size, model.vocab_size)
-        return ModelDrafter(model)
+        return AnyDrafter(model)
     if not hasattr(model, "config"):
         raise InputError(
             f"got {type(model).__name__} as a draft model; expected a transformers model, (model, "
             "tokenizer), a path or a name"
         )
     check_draft_model(model, own, tokenizer, target.vocab_size)
-    return ModelDrafter(model)
+    return AnyDrafter(model)
 
 
 def check_draft_model(model: Any, own: Any, tokenizer: Any, vocab_size: int) -> None:

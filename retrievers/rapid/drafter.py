@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Feedback
 from ragspec.drafters.delegate import KnowsLaws
 from ragspec.drafters.method import Method
-from ragspec.errors import InputError, UnknownNameError
-from ragspec.registry import unknown
-from ragspec.retrievers.rapid.law import ALPHA, ETA, checked
+from ragspec.errors import InputError
+from ragspec.retrievers.rapid.law import eta_of
 from ragspec.sampling.distribution import TokenLaw
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from ragspec.acceptance.base import Rule
     from ragspec.drafters.model.cache import KnownLaw
     from ragspec.sampling.transform import Transform
-
-MODES = ("exact", "steered", "paper")
 
 
 class Rapid:
@@ -67,7 +64,7 @@ class Rapid:
     ) -> None:
         from ragspec.drafters.model.drafter import ModelDrafter
 
-        eta = _checked(mode, eta)
+        eta = eta_of(mode, eta)
         own = isinstance(drafter, Drafter) and not isinstance(drafter, type)
         way = "sampled" if mode == "paper" else "coupled"
         self.drafter: Drafter = drafter if own else ModelDrafter(drafter, mode=way, name=name)
@@ -145,17 +142,3 @@ class RapidSession:
         """Hand on what came of the step, once there is a drafter."""
         if self._session is not None:
             self._session.observe(feedback)  # type: ignore[arg-type]
-
-
-def _checked(mode: str, eta: float | None) -> float:
-    """Return eta as the mode has it."""
-    if mode not in MODES:
-        raise UnknownNameError(unknown("mode", mode, MODES))
-    if mode == "exact":
-        if eta:
-            raise InputError(
-                f"got eta={eta} with mode='exact', where the law is the target's; expected "
-                "mode='steered' or 'paper', or no eta."
-            )
-        return 0.0
-    return checked(ETA if eta is None else eta, ALPHA)[0]

@@ -1,4 +1,8 @@
-"""Between two laws: what RAPID adds to the target's logits (arXiv 2502.20330, equation 6)."""
+"""Between two laws: what RAPID adds to the target's logits (arXiv 2502.20330, equation 6).
+
+mode "exact": nothing, the text is the target's. "steered": everywhere, see `steering`. "paper":
+where it was drafted, see `published`.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,10 @@ import math
 
 import torch
 
-from ragspec.errors import InputError
+from ragspec.errors import InputError, UnknownNameError
+from ragspec.registry import unknown
 
+MODES = ("exact", "steered", "paper")
 ETA, ALPHA = 10.0, 0.1
 
 
@@ -25,3 +31,17 @@ def checked(eta: float, alpha: float) -> tuple[float, float]:
             "alpha from 0 to 1."
         )
     return float(eta), float(alpha)
+
+
+def eta_of(mode: str, eta: float | None) -> float:
+    """Return eta as a mode has it; raises UnknownNameError for another mode, InputError for eta."""
+    if mode not in MODES:
+        raise UnknownNameError(unknown("mode", mode, MODES))
+    if mode != "exact":
+        return checked(ETA if eta is None else eta, ALPHA)[0]
+    if eta:
+        raise InputError(
+            f"got eta={eta} with mode='exact', where the law is the target's; expected "
+            "mode='steered' or 'paper', or no eta."
+        )
+    return 0.0

@@ -51,6 +51,36 @@ def test_a_document_is_read_kept_and_not_read_again(
     assert len(part["passages"][0]["text"]) < len(TEXT) // 2
 
 
+@pytest.mark.parametrize("drafter", ["auto", "none", "rapid", "context,rapid"])
+def test_modes_by_name(model: str, tmp_path: Path, drafter: str, capsys: Capture) -> None:
+    parts = [f"Part {i} is about trees and so on. " * 4 for i in range(4)]
+    (tmp_path / "parts.txt").write_text("\n\n".join([*parts, "A rule is kept by the target."]))
+    given = ["--docs", str(tmp_path / "parts.txt"), "--long", "--model", model]
+    given += ["--drafter", drafter, "--compare"]
+    exact = said(capsys, *given)
+    assert exact["compare"]["equal"] and exact["label"] == "exact"
+    assert bool(exact["chunks"]) == ("rapid" in drafter)
+    steered = said(capsys, *given, "--mode", "steered", "--eta", "30")
+    assert steered["compare"]["equal"] and steered["label"] == "exact-for(RAPID, eta 30)"
+    assert steered["chunks"] and steered["report"]["drift"] > 0.0
+    assert steered["answer"] != exact["answer"]
+
+
+def test_the_published_way_and_a_model_that_reads_the_chunks(
+    model: str, report: str, tmp_path: Path, capsys: Capture
+) -> None:
+    other = tmp_path / "other"
+    tiny.model(seed=1).save_pretrained(other)
+    tiny.tokenizer().save_pretrained(other)
+    given = ["--docs", report, "--long", "--model", model, "--draft-model", str(other)]
+    sampled = [*given, "--temperature", "1", "--seed", "3"]
+    paper = said(capsys, *sampled, "--mode", "paper", "--eta", "20")
+    assert paper["label"] == "approximate" and paper["report"]["tv_excess"] > 0.0
+    assert paper["report"]["drafted_by_source"]["rapid"] > 0
+    plain = said(capsys, *sampled, "--drafter", "rapid", "--compare")
+    assert plain["compare"]["equal"] and plain["report"]["drafted_by_source"]["rapid"] > 0
+
+
 def test_it_streams_and_says_what_it_kept(
     model: str, report: str, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -69,6 +99,11 @@ def test_what_cannot_be_is_said(model: str, report: str, tmp_path: Path, capsys:
     for more, message in (
         (["--docs", report, "--part", "0:5"], "got --part without --long"),
         (["--docs", report, "--keep", keep], "got --keep without --long"),
+        (["--docs", report, "--mode", "steered"], "got --mode without --long"),
+        (["--docs", report, "--long", "--mode", "steerd"], "Did you mean 'steered'"),
+        (["--docs", report, "--long", "--eta", "5"], "expected mode='steered'"),
+        (["--docs", report, "--long", "--mode", "steered", "--eta", "-1"], "eta of 0 or more"),
+        (["--docs", report, "--long", "--mode", "paper", "--drafter", "context"], "no other"),
         (["--docs", report, "--long", "--iterative"], "got --iterative with --long"),
         (["--docs", report, "--long", "--part", "five"], "expected FROM:TO"),
         (["--docs", report, "--docs", report, "--long"], "expected one file"),

@@ -227,17 +227,22 @@ def test_a_drafter_with_a_context_of_its_own_reads_what_the_question_finds(
     target = tiny.model(dtype=torch.float64, max_position_embeddings=2048)
     asked = Engine(target, tiny.tokenizer(), Rapid(target), budget=4)
     opened = LongDocument.open(Document("d", "Parts", "\n\n".join(said)), asked, part=None)
-    read: list[tuple[int, ...] | None] = []
-    own = opened._draft_prompt
+    read: list[tuple[int, ...]] = []
+    generate = asked.generate
 
-    def watched(question: str) -> tuple[int, ...] | None:
-        read.append(own(question))
-        return read[-1]
+    def watched(*given: Any, **options: Any) -> Any:
+        read.append(options["draft_prompt"])
+        return generate(*given, **options)
 
-    monkeypatch.setattr(opened, "_draft_prompt", watched)
+    monkeypatch.setattr(asked, "generate", watched)
     found = opened.ask("Who keeps the rule?", **GIVEN)
-    assert read[0] is not None and 10 < len(read[0]) < opened.tokens // 2
+    assert 10 < len(read[0]) < opened.tokens // 2
     assert "The rule is kept" in asked.tokenizer.decode(list(read[0]))
+    assert found.to_dict()["chunks"][0]["start"] == found.chunks[0].passage.start
+    starts = [chunk.passage.start for chunk in found.chunks]
+    assert starts == sorted(starts)
+    for chunk in found.chunks:
+        assert chunk.passage.text in opened.document.text[chunk.passage.start :]
     plain = Engine(asked.target, tiny.tokenizer(), None)
     assert (
         found.generation.tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -85,6 +86,6 @@ def test_trees_and_coupled_drafts_are_refused() -> None:
         judged(Published(), tree, laws, NoiseStream(0))
     with pytest.raises(InputError, match="expected sampled chains"):
         Rapid(ContextDrafter(), mode="paper")
-    both = [ContextDrafter(), Rapid(tiny.model(seed=1), mode="paper")]
+    both: list[Any] = [ContextDrafter(), Rapid(tiny.model(seed=1), mode="paper")]
     with pytest.raises(RuleError, match="'rapid-paper' cannot judge"):
         Engine(tiny.model(), tiny.tokenizer(), both)

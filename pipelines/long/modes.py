@@ -1,0 +1,72 @@
+"""Who writes the answers over a long document: drafters, and what changes the target's law."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from ragspec.drafters.build import model_drafter
+from ragspec.errors import InputError
+from ragspec.retrievers.rapid.drafter import Rapid
+from ragspec.retrievers.rapid.law import eta_of
+
+if TYPE_CHECKING:
+    from ragspec.drafters.base import Drafter
+    from ragspec.engine.engine import Engine
+    from ragspec.sampling.transform import Transform
+
+RAPID = "rapid"
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """What answers are written with. transform: of the target's law, None for the law itself."""
+
+    engine: Engine
+    transform: Transform | None = None
+
+
+def writer_of(
+    engine: Engine,
+    drafter: str | Drafter | Sequence[str | Drafter] | None,
+    draft_model: Any,
+    mode: str,
+    eta: float | None,
+) -> Writer:
+    """Return who writes in a mode; see `LongDocument.open` for the arguments.
+
+    Raises InputError, UnknownNameError, TokenizerMismatchError.
+    """
+    from ragspec.engine.engine import Engine as AnyEngine
+
+    eta_of(mode, eta)  # refuses what is wrong, also where nobody reads chunks
+    several = isinstance(drafter, Sequence) and not isinstance(drafter, str)
+    asked: list[Any] = list(cast(Sequence[Any], drafter)) if several else [drafter]
+    asked = [each for each in asked if each is not None]
+    if mode == "exact" and draft_model is None and not asked:
+        return Writer(engine)
+    rapid = None
+    if mode != "exact" or draft_model is not None or RAPID in asked:
+        rapid = Rapid(_reader(engine, draft_model), mode=mode, eta=eta)
+    if mode == "paper":
+        if set(asked) - {RAPID}:
+            raise InputError(
+                f"got drafter={drafter!r} with mode='paper', whose acceptance judges the drafts of "
+                "the model that reads the chunks; expected no other drafter."
+            )
+        return Writer(AnyEngine(engine.target, engine.tokenizer, rapid, budget=engine.budget))
+    sources = [rapid if each == RAPID else each for each in asked] or [engine.drafter]
+    if draft_model is not None and rapid not in sources:
+        sources.append(rapid)
+    if asked or draft_model is not None:
+        drafters = [each for each in sources if each is not None]
+        engine = AnyEngine(engine.target, engine.tokenizer, drafters, budget=engine.budget)
+    return Writer(engine, None if rapid is None else rapid.transform)
+
+
+def _reader(engine: Engine, draft_model: Any) -> Any:
+    """Return what reads the chunks: the draft model, or the target itself."""
+    if draft_model is None:
+        return engine.target
+    return model_drafter(draft_model, engine.tokenizer, engine.target).model

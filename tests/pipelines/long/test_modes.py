@@ -1,0 +1,176 @@
+"""Answers whose law is moved by what the question finds, and drafters that read only that."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.engine.engine import Engine
+from ragspec.errors import InputError, TokenizerMismatchError, UnknownNameError
+from ragspec.pipelines import LongDocument
+from ragspec.pipelines.long import ChunkSearch
+from ragspec.pipelines.long.chunks import Chunks
+from ragspec.retrievers import Document
+from ragspec.retrievers.rapid import Steering
+from ragspec.sampling.settings import Sampling
+from tests.support import tiny
+
+SAMPLINGS = [Sampling(), Sampling(temperature=0.9, seed=3)]
+GIVEN: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
+QUESTION = "Who keeps the rule?"
+
+
+def parts() -> Document:
+    drawn = random.Random(3)
+    said = [
+        f"Part {i} speaks of {drawn.choice(('rivers', 'trees', 'birds'))}. " * 4 for i in range(12)
+    ]
+    said[7] = "The rule is kept by the target alone, word for word, and by nobody else. "
+    return Document("d", "Parts", "\n\n".join(said))
+
+
+def engine(drafter: Any = "auto", budget: Any = 4) -> Engine:
+    model = tiny.model(dtype=torch.float64, max_position_embeddings=2048)
+    return Engine(model, tiny.tokenizer(), drafter, budget=budget)
+
+
+def reader() -> Any:
+    """Return a smaller model, which reads the chunks."""
+    return tiny.model(seed=1, dtype=torch.float64, max_position_embeddings=1024)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_steered_answers_do_not_hang_on_drafts_nor_on_where_it_was_kept(
+    sampling: Sampling, tmp_path: Path
+) -> None:
+    plain = engine(None)
+    small = (reader(), tiny.tokenizer())
+    steered: dict[str, Any] = {"mode": "steered", "eta": 20.0, "draft_model": small}
+    opened = LongDocument.open(parts(), plain, **steered)
+    opened.save(tmp_path / "kept")
+    found = opened.over(Engine(plain.target, plain.tokenizer, None)).ask(
+        QUESTION, sampling, **GIVEN
+    )
+    chunks = Chunks(opened.document, opened.hit, opened.tokens, ChunkSearch())
+    by_hand = plain.generate(
+        list(found.prompt.token_ids),
+        sampling,
+        stop=opened.wording.stop,
+        transform=Steering(reader(), 20.0),
+        draft_prompt=chunks.find(plain.tokenizer, QUESTION, opened.wording).prompt,
+        **GIVEN,
+    )
+    tokens = found.generation.tokens
+    assert by_hand.tokens[: len(tokens)] == tokens
+    assert found.label == "exact-for(RAPID, eta 20)" and (found.report.drift or 0.0) > 0.0
+    for drafter in ("context", "auto", "rapid", ["context", "rapid"]):
+        for budget in (0, 4, "auto"):
+            asked = Engine(plain.target, plain.tokenizer, "auto", budget=budget)
+            again = LongDocument.open(tmp_path / "kept", asked, drafter=drafter, **steered)
+            other = again.ask(QUESTION, sampling, **GIVEN)
+            assert other.generation.tokens == tokens and other.label == found.label
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_drafter_by_name_and_eta_0_give_the_targets_text(sampling: Sampling) -> None:
+    plain = engine(None)
+    expected = LongDocument.open(parts(), plain).ask(QUESTION, sampling, **GIVEN)
+    assert not expected.chunks
+    small = (reader(), tiny.tokenizer())
+    options: list[dict[str, Any]] = [
+        {"drafter": "rapid"},
+        {"drafter": ["context", "rapid"]},
+        {"draft_model": small},
+        {"drafter": "context", "draft_model": small},
+        {"mode": "steered", "eta": 0.0},
+    ]
+    for given in options:
+        own = Engine(plain.target, plain.tokenizer, None)
+        found = LongDocument.open(parts(), own, **given).ask(QUESTION, sampling, **GIVEN)
+        assert found.generation.tokens == expected.generation.tokens and found.label == "exact"
+        assert bool(found.chunks) == ("mode" not in given)
+    assert found.report.drift is None
+
+
+def test_the_published_way_is_said_to_be_approximate() -> None:
+    sampling, small = Sampling(temperature=1.0, seed=1), (reader(), tiny.tokenizer())
+    opened = LongDocument.open(parts(), engine(), mode="paper", eta=20.0, draft_model=small)
+    found = opened.ask(QUESTION, sampling, **GIVEN)
+    assert found.label == "approximate" and (found.report.tv_excess or 0.0) > 0.0
+    assert set(found.report.drafted_by_source) == {"rapid"} and found.chunks
+    with pytest.raises(InputError, match="expected no other drafter"):
+        LongDocument.open(parts(), engine(), mode="paper", drafter="context")
+
+
+def test_the_report_tells_bytes_and_what_a_draft_costs() -> None:
+    opened = LongDocument.open(parts(), engine(), drafter="rapid")
+    found = opened.ask(QUESTION, **GIVEN)
+    length = len(found.prompt.token_ids) + len(found.generation.tokens)
+    assert found.report.kv_bytes == opened.bytes // opened.tokens * length
+    assert (found.report.draft_cost or 0.0) > 0.0
+    assert found.report.to_dict()["draft_cost"] == found.report.draft_cost
+
+
+def test_chunks_come_from_what_the_target_reads_or_from_all_of_it() -> None:
+    for whole in (False, True):
+        opened = LongDocument.open(
+            parts(), engine(), part=(0, 200), drafter="rapid", chunks=ChunkSearch(whole=whole)
+        )
+        found = opened.ask(QUESTION, **GIVEN)
+        text = " ".join(chunk.passage.text for chunk in found.chunks)
+        assert found.chunks and ("The rule is kept" in text) == whole
+        for chunk in found.chunks:
+            assert chunk.passage.text in opened.document.text[chunk.passage.start :]
+
+
+class ByCosine:
+    """Vectors whose cosine with every question is the one given."""
+
+    name, fingerprint = "toy", "0"
+
+    def __init__(self, cosine: float) -> None:
+        self.cosine = cosine
+
+    def encode(self, texts: Sequence[str], *, query: bool = False) -> Any:
+        near = 1.0 if query else self.cosine
+        return np.tile(np.array([[near, (1.0 - near**2) ** 0.5]], np.float32), (len(texts), 1))
+
+
+@pytest.mark.parametrize(("cosine", "beginning"), [(0.29, True), (0.31, False)])
+def test_what_is_too_far_is_left_out_and_the_beginning_read(cosine: float, beginning: bool) -> None:
+    plain = engine(None)
+    opened = LongDocument.open(
+        parts(), plain, drafter="rapid", chunks=ChunkSearch(embedder=ByCosine(cosine))
+    )
+    found = opened.ask(QUESTION, **GIVEN)
+    text = " ".join(chunk.passage.text for chunk in found.chunks)
+    assert (found.chunks[0].passage.start == 0) >= beginning
+    assert ("The rule is kept" in text) != beginning
+    expected = LongDocument.open(parts(), plain).ask(QUESTION, **GIVEN)
+    assert found.generation.tokens == expected.generation.tokens
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"mode": "stered"}, UnknownNameError, "Did you mean 'steered'"),
+        ({"eta": 5.0}, InputError, "mode='steered'"),
+        ({"mode": "steered", "eta": -2.0}, InputError, "eta of 0 or more"),
+        ({"mode": "steered", "draft_model": 50}, TokenizerMismatchError, "one vocabulary"),
+    ],
+)
+def test_bad_modes_are_refused_before_anything_is_read(
+    given: dict[str, Any], error: Any, message: str
+) -> None:
+    if "draft_model" in given:
+        given = {**given, "draft_model": tiny.model(seed=1, vocab_size=given["draft_model"])}
+    told: list[tuple[int, int]] = []
+    with pytest.raises(error, match=message):
+        LongDocument.open(parts(), engine(), on_read=lambda *done: told.append(done), **given)
+    assert not told
