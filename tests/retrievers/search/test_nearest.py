@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +47,23 @@ def truth(vectors: Floats, query: Floats, k: int) -> list[int]:
     return [int(number) for number in np.lexsort((np.arange(len(vectors)), -scores))[:k]]
 
 
-@pytest.fixture(params=["floats", "halves"])
-def precision(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Have scores first read in float32, or in bfloat16 where the CPU has it."""
+@pytest.fixture(params=["floats", "halves", "bytes"])
+def precision(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Have scores first read in float32, in bfloat16 where the CPU can, or one by one in bytes."""
     if request.param == "halves" and not FAST:
         pytest.skip("this CPU has no fast bfloat16")
-    least = 1 if request.param == "halves" else 1 << 40
+    if request.param == "bytes":
+        pytest.importorskip("numba")
+        monkeypatch.setattr(nearest, "LONE_READ", 1)
+    least = 1 << 40 if request.param == "floats" else 1
     monkeypatch.setattr(nearest, "LEAST_HALVES", least)
     monkeypatch.setattr(nearest, "BLOCK", 700)
     monkeypatch.setattr(nearest, "GROUP", 16)
     monkeypatch.setattr(nearest, "NARROW", 50)
-    return str(request.param)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # with more there is no copy in bytes
+    yield str(request.param)
+    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("precision")
@@ -101,9 +108,58 @@ def test_vectors_need_not_be_of_length_one(length: float) -> None:
 def test_without_its_error_bound_the_fast_pass_misses_some(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nearest, "LEAST_HALVES", 1)
     monkeypatch.setattr(nearest, "HALF_ERROR", 0.0)
+    monkeypatch.setattr(nearest, "GROUP", 1)  # coarse groups let some more in
     vectors, queries = unit(3000, 1, 0.05), unit(64, 2, 0.05)
     found = [[n for n, _ in row] for row in index(vectors).search_vectors(queries, 7)]
     assert found != [truth(vectors, query, 7) for query in queries]
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_without_its_error_bound_the_pass_over_bytes_misses_some(
+    bounded: bool, precision: str
+) -> None:
+    if precision != "bytes":
+        pytest.skip("of bytes alone")
+    vectors, queries = unit(3000, 1, 0.05), unit(64, 2, 0.05)
+    exact = Exact(vectors)
+    exact.candidates(queries[:1], 7)
+    assert exact._rounded is not None
+    if not bounded:
+        exact._rounded._lost = exact._rounded._longest = 0.0
+    made = index(vectors, exact)
+    found = [[n for n, _ in made.search_vectors(query[None], 7)[0]] for query in queries]
+    assert (found == [truth(vectors, query, 7) for query in queries]) is bounded
+
+
+def test_bytes_are_for_many_lone_queries_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setattr(nearest, "LEAST_HALVES", 100)
+    monkeypatch.setattr(nearest, "LONE_READ", 300)
+    exact, queries, before = Exact(unit(100, 1)), unit(2, 2), torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        for _ in range(5):
+            exact.candidates(queries[:1], 3)
+        torch.set_num_threads(1)
+        for _ in range(2):
+            exact.candidates(queries, 3)
+            exact.candidates(queries[:1], 3)
+        assert exact._rounded is None
+        exact.candidates(queries[:1], 3)
+        assert exact._rounded is not None
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_without_numba_a_lone_query_goes_on_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "numba", None)
+    monkeypatch.setattr(nearest, "LEAST_HALVES", 1)
+    monkeypatch.setattr(nearest, "LONE_READ", 1)
+    vectors, query = unit(500, 1), unit(1, 2)
+    exact = Exact(vectors)
+    found = index(vectors, exact).search_vectors(query, 5)[0]
+    assert [number for number, _ in found] == truth(vectors, query[0], 5)
+    assert exact._rounded is None
 
 
 def test_candidates_are_few() -> None:
