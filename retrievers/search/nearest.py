@@ -41,6 +41,7 @@ HNSW_LINKS, HNSW_BUILT = 32, 200
 IVF_SHARE = 16  # one list in so many is searched
 IVF_TRAINED = 64  # vectors for each list that the lists are learned from
 SEED = 1234
+MOST_ON_GPU = 2048  # lists and vectors that faiss's kernels choose at once
 
 
 class Nearest(Protocol):
@@ -186,13 +187,15 @@ def above(scores: torch.Tensor, k: int, slack: float) -> torch.Tensor:
 class Approximate:
     """An index of faiss over the same vectors: HNSW (a graph) or IVF (lists around centres).
 
-    It looks at the same vectors for every k up to SEARCHED, so a larger k moves no answer.
+    It looks at the same vectors for every k up to SEARCHED, so a larger k moves no answer. Lists
+    are searched on the first GPU where faiss has one and their vectors fit there, by a copy.
     """
 
     def __init__(self, kind: str, index: Any, parameters: Mapping[str, int]) -> None:
         self.kind = kind
         self.parameters = MappingProxyType(dict(parameters))
         self._index = index
+        self._gpu: tuple[Any, Any] | None = None  # the copy, and faiss's memory there
 
     @classmethod
     def build(cls, vectors: Floats, kind: str, *, distances: bool = False) -> Self:
@@ -225,12 +228,32 @@ class Approximate:
     def candidates(self, queries: Floats, k: int) -> list[Numbers]:
         """Return the positions that the index finds; fewer where it reaches fewer."""
         faiss, most = _faiss(), max(k, SEARCHED)
+        count = min(most, self._index.ntotal)
         if self.kind == "hnsw":
             options = faiss.SearchParametersHNSW(efSearch=most)
+        elif (copy := self._on_gpu(most)) is not None:
+            # Alone, for kernels go by the size of the batch: a neighbour must move no answer.
+            found = np.concatenate([copy.search(query[None], count)[1] for query in queries])
+            return [row[row >= 0] for row in found]
         else:
             options = faiss.SearchParametersIVF(nprobe=self.parameters["searched"])
-        _, found = self._index.search(queries, min(most, self._index.ntotal), params=options)
+        _, found = self._index.search(queries, count, params=options)
         return [row[row >= 0] for row in found]
+
+    def _on_gpu(self, most: int) -> Any | None:
+        """Return a copy on the first GPU, made when first asked for; None where it cannot serve."""
+        faiss = _faiss()
+        if max(most, self.parameters["searched"]) > MOST_ON_GPU or not _gpus(faiss):
+            return None
+        if self._gpu is None:
+            memory = faiss.StandardGpuResources()
+            try:
+                copy = faiss.index_cpu_to_gpu(memory, 0, self._index)
+                copy.nprobe = self.parameters["searched"]
+            except RuntimeError:  # too little memory there
+                copy = None
+            self._gpu = copy, memory
+        return self._gpu[0]
 
     def save(self, path: Path) -> None:
         """Write the index to a file."""
@@ -268,6 +291,11 @@ def _faiss() -> Any:
     except ModuleNotFoundError as error:
         raise for_extra(error) from error
     return faiss
+
+
+def _gpus(faiss: Any) -> int:
+    """Return the GPUs that this build of faiss can use."""
+    return int(faiss.get_num_gpus()) if hasattr(faiss, "index_cpu_to_gpu") else 0
 
 
 def _sample(vectors: Floats, most: int) -> Floats:
