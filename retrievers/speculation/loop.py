@@ -105,6 +105,8 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
     _began: float = field(default_factory=time.perf_counter)
     _told: int = 0
     _plans: list[Plan] = field(default_factory=list)
+    _beginning: float = 0.0  # milliseconds of the first search and stride
+    _unsearched: int = 0  # strides that ended a round, after which nothing is asked
 
     def run(self) -> list[Written]:
         """Write the text to its end and return its strides; `answers` has one for each of them.
@@ -118,6 +120,7 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
         found = [] if first is None else self._search([first], self.prefetch)[0]
         if not found:
             raise InputError("The search found nothing for the question; put it in other words.")
+        self._beginning += self.report.events[-1].milliseconds
         with ThreadPoolExecutor(1, "ragspec-search") as worker:
             answer, ahead = found[0], None
             while True:
@@ -144,10 +147,12 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
         """
         plan, start = self.schedule.next(), len(self.strides)
         guesses, ended = self._write(plan, answer, ahead)
+        self._unsearched += ended
         self._tell(start + 1)
         if not guesses:
             return answer, None, True
         overlapped = plan.overlapped and not ended
+        self._plans.append(replace(plan, strides=len(guesses), overlapped=overlapped))
         found, ahead = self._check(plan, guesses, worker if overlapped else None)
         right = 0
         for guess, answers in zip(guesses, found, strict=True):
@@ -196,8 +201,10 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
         began = time.perf_counter()
         written = self.writer.write(answer, self.strides)
         milliseconds = self._note("write", began)
-        if self.strides:  # the first one reads the prompt
+        if self.strides:
             self.schedule.strides.append(milliseconds)
+        elif not self._plans:  # it reads the prompt
+            self._beginning += milliseconds
         return written
 
     def _check(
@@ -248,7 +255,6 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
             self.report.rollbacks += wrong
         self.report.rounds += 1
         self.report.gated += plan.strides == 1 and not plan.overlapped
-        self._plans.append(plan)
 
     def _settle(self) -> None:
         """Note what is known at the end of the text."""
@@ -256,7 +262,9 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
         report.strides = len(self.strides)
         report.stride_ms, report.chance = schedule.stride_ms, schedule.chance
         report.search_ms = schedule.search.to_dict()
-        report.predicted = schedule.predicted(self._plans)
+        # The first stride is one of those that are planned, unless the text ended with it.
+        ended = schedule.stride_ms * (self._unsearched - 1)
+        report.predicted = schedule.predicted(self._plans, max(0.0, self._beginning + ended))
 
     def _take_back(self, end: int, ahead: tuple[Written, bool] | None) -> None:
         """Forget the strides that stood on a wrong guess."""

@@ -162,12 +162,16 @@ class Schedule:
         shared = self.shared if plan.overlapped else 0.0
         return expected(plan.strides, self.chance, self.stride_ms, b, shared)
 
-    def predicted(self, plans: Sequence[Plan]) -> float:
-        """Return by what factor rounds of these plans are faster than as many single strides."""
+    def predicted(self, plans: Sequence[Plan], beside: float = 0.0) -> float:
+        """Return by what factor rounds of these plans are faster than as many single strides.
+
+        beside: milliseconds that a text takes either way.
+        """
         rounds = [self._expected(plan) for plan in plans]
         kept, milliseconds = sum(each for each, _ in rounds), sum(each for _, each in rounds)
-        single = self.rate(Plan())
-        return kept / (single * milliseconds) if milliseconds > 0.0 else 1.0
+        if milliseconds <= 0.0:
+            return 1.0
+        return (kept / self.rate(Plan()) + beside) / (milliseconds + beside)
 
     def gain(self, plan: Plan) -> float:
         """Return by what factor a plan is expected to be faster than checking each stride."""
