@@ -230,8 +230,8 @@ class DocQA:
             raise InputError(f"top_k is {top_k}, expected at least 1.")
         if not isinstance(question, str) or not question.strip():
             raise InputError(f"The question is empty or no text ({question!r}); ask something.")
-        if not isinstance(self.retriever, PassageIndex):
-            return self.retriever.search(question, top_k), None
+        if not isinstance(self.retriever, PassageIndex) or self.retriever.sparse is None:
+            return self.retriever.search(question, top_k), None  # without words nothing is told
         hits = self.retriever.search(question, max(top_k, JUDGED))
         support = self.retriever.support(question, hits)
         if support.found:

@@ -137,12 +137,12 @@ class IterativeRag:
         refuse_unknown(options)
         sampling = seeded(sampling or Sampling(), "ask()")
         began = time.perf_counter()
-        if isinstance(self.retriever, PassageIndex):
-            hits, why = self._documents.search(question, 1)
-            if why is not None and refuse:
-                return DocQA.refusal(question, hits, why, 1000 * (time.perf_counter() - began))
-        elif not isinstance(question, str) or not question.strip():
+        if not isinstance(question, str) or not question.strip():
             raise InputError(f"The question is empty or no text ({question!r}); ask something.")
+        if refuse and isinstance(self.retriever, PassageIndex) and self.retriever.sparse:
+            hits, why = self._documents.search(question, 1)
+            if why is not None:
+                return DocQA.refusal(question, hits, why, 1000 * (time.perf_counter() - began))
         prompts = StridePrompts(self.engine.tokenizer, " ".join(question.split()), self.wording)
         options = {"stop": self.wording.stop, **options, "max_new_tokens": max_new_tokens}
         shown = Shown(stream, options["stop"] or ())
