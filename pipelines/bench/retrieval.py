@@ -3,7 +3,9 @@
 Each question is answered in both ways, one after the other in changing order, over the same
 engine, drafts and kept keys; the ratio is of the wall-clock of whole answers. Beside it stand the
 times of a stride (a) and of searches by batch (b), and the share of guesses that were right, by
-which the formula of RaLMSpec says what was to be expected.
+which the formula of RaLMSpec says what was to be expected. The process's own time is less disturbed
+by other work, and adds up what overlaps. A third way, with `--flare`, looks up
+only after less probable tokens; its answers may be others.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ from __future__ import annotations
 import gzip
 import json
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,11 +39,14 @@ FAR = 0.2  # seconds that a distant search is late, which is simulated
 
 @dataclass(slots=True)
 class Case:
-    """One index and one setting, and what came of it; seconds by question, off and speculative."""
+    """One index and one setting, and what came of it; seconds by way and question."""
 
     name: str
     rags: dict[str, IterativeRag]
-    seconds: dict[str, list[float]] = field(default_factory=lambda: {"off": [], "auto": []})
+    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    own: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    calls: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    queries: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     equal: int = 0
     tokens: int = 0
     strides: int = 0
@@ -52,13 +59,17 @@ class Case:
     predicted: list[float] = field(default_factory=list)
 
     def run(self, question: str, turn: int, tokens: int) -> None:
-        """Answer a question in both ways."""
-        order = ("off", "auto") if turn % 2 else ("auto", "off")
+        """Answer a question in all ways."""
         made = {}
-        for way in order:
-            began = time.perf_counter()
+        for way in self.rags if turn % 2 else reversed(self.rags):
+            began, own = time.perf_counter(), time.process_time()
             made[way] = self.rags[way].ask(question, max_new_tokens=tokens, refuse=False)
             self.seconds[way].append(time.perf_counter() - began)
+            self.own[way].append(time.process_time() - own)
+            searched = made[way].report.retrieval
+            assert searched is not None
+            self.calls[way] += searched.calls
+            self.queries[way] += searched.queries
         told = made["auto"].report.retrieval
         assert told is not None
         self.equal += made["off"].generation.tokens == made["auto"].generation.tokens
@@ -85,13 +96,17 @@ class Case:
             "passages": self.passages,
             "ratio": sum(self.seconds["off"]) / sum(self.seconds["auto"]),
             "ratio_median": median(off / auto for off, auto in pairs),
+            "ratio_own": sum(self.own["off"]) / sum(self.own["auto"]),
             "predicted": median(self.predicted),
             "stride_ms": off.stride_ms,
             "search_ms": auto.search.to_dict() | {1: off.search.of(1)},
             "hit_share": self.hits / self.guesses if self.guesses else None,
             "gated_share": self.gated / self.rounds if self.rounds else None,
             "overlapped": self.overlapped,
-            "seconds": sum(self.seconds["auto"]),
+            "seconds": {way: sum(spent) for way, spent in self.seconds.items()},
+            "own_seconds": {way: sum(spent) for way, spent in self.own.items()},
+            "calls": dict(self.calls),
+            "queries": dict(self.queries),
         }
 
 
@@ -107,6 +122,9 @@ def retrieval(
     tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 64,
     overlap: Annotated[
         bool | None, typer.Option(help="Write on while a search runs: where it pays, or as said.")
+    ] = None,
+    flare: Annotated[
+        float | None, typer.Option(help="Also look up only after tokens less probable than this.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--json", help="Write the rows here.")] = None,
 ) -> None:
@@ -131,9 +149,8 @@ def retrieval(
             status.update(f"indexing for {name}")
             retriever, search = _built(name, data, windows)
             for count in (int(each) for each in every.split(",")):
-                case = Case(
-                    f"{name}, every {count}", _rags(engine, retriever, search, count, overlap)
-                )
+                rags = _rags(engine, retriever, search, count, overlap, flare)
+                case = Case(f"{name}, every {count}", rags)
                 for way in case.rags.values():  # warms up, and times strides and searches
                     way.ask(asked[-1], max_new_tokens=16, refuse=False)
                 for turn, question in enumerate(asked):
@@ -146,14 +163,18 @@ def retrieval(
 
 
 def _rags(
-    engine: Any, retriever: Any, search: str | None, every: int, overlap: bool | None
+    engine: Any,
+    retriever: Any,
+    search: str | None,
+    every: int,
+    overlap: bool | None,
+    flare: float | None,
 ) -> dict[str, IterativeRag]:
     from ragspec.pipelines.iterative.rag import IterativeRag as AnyRag
 
-    return {
-        "off": AnyRag(engine, retriever, every=every, search=search, speculate="off"),
-        "auto": AnyRag(engine, retriever, every=every, search=search, overlap=overlap),
-    }
+    made = partial(AnyRag, engine, retriever, every=every, search=search)
+    rags = {"off": made(speculate="off"), "auto": made(overlap=overlap)}
+    return rags if flare is None else rags | {"flare": made(overlap=overlap, flare=flare)}
 
 
 def _built(name: str, data: Path, windows: int) -> tuple[Any, str | None]:

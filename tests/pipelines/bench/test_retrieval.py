@@ -52,6 +52,17 @@ def test_every_case_gives_a_row(
         assert float(row["search_ms"]["1"]) > 0
 
 
+def test_answers_that_look_up_after_less_probable_tokens_stand_beside(
+    data: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "rows.json"
+    small = ("--questions", "2", "--tokens", "12", "--cases", "bm25", "--flare", "0.5")
+    assert run(data, *small, "--json", str(out)) == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["seconds"].keys() == row["queries"].keys() == {"off", "auto", "flare"}
+    assert 0 < row["queries"]["flare"] <= row["queries"]["auto"]
+
+
 def test_windows_lie_in_their_documents() -> None:
     text = "one two  three\nfour five six seven"
     found = list(retrieval._windows(3, text, 2))

@@ -107,6 +107,17 @@ def test_what_cannot_be_is_said(store: str, model: str, tmp_path: Path, capsys: 
         assert message in capsys.readouterr().err.replace("\n", " ")
 
 
+def test_bench_indexes_the_keys_anew(store: str, model: str, tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    texts, out = tmp_path / "long.jsonl", tmp_path / "rows.json"
+    texts.write_text(json.dumps({"text": "tree walks " * 60}) + "\n")
+    asked = ["bench", "knn", "--datastore", store, "--texts", str(texts), "--model", model]
+    small = ["--items", "1", "--tokens", "6", "--knn", "4", "--search", "ivf", "--json", str(out)]
+    assert main([*asked, *small]) == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    assert (row["search"], row["equal"]) == ("ivf", 1)
+
+
 def test_bench_compares_both_ways(store: str, model: str, tmp_path: Path, capsys: Capture) -> None:
     texts, out = tmp_path / "long.jsonl", tmp_path / "rows.json"
     texts.write_text(
@@ -122,6 +133,7 @@ def test_bench_compares_both_ways(store: str, model: str, tmp_path: Path, capsys
     for row in rows:
         assert row["equal"] == row["texts"] == 2 and row["ratio"] > 0 and row["predicted"] > 0
     assert main([*asked, "--knn", "x"]) == 2
+    assert main([*asked, "--search", "exact"]) == 2
     short = tmp_path / "short.txt"
     short.write_text("short")
     assert (
