@@ -367,6 +367,24 @@ def test_a_question_that_no_document_speaks_of_is_refused(index: PassageIndex) -
     assert found.generation.finish_reason == "refused"
 
 
+def test_without_words_to_judge_by_every_search_is_one_of_the_text(
+    index: PassageIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert index.dense is not None
+    dense = PassageIndex.build(documents(), embedder=index.dense.embedder, sparse=False)
+    assert dense.dense is not None
+    searched, search = list[int](), dense.dense.search_vectors
+
+    def counted(queries: Any, k: int) -> Any:
+        searched.append(len(queries))
+        return search(queries, k)
+
+    monkeypatch.setattr(dense.dense, "search_vectors", counted)
+    found = IterativeRag(engine(), dense, speculate="off").ask(QUESTION, max_new_tokens=12)
+    assert found.report.retrieval is not None
+    assert len(searched) == found.report.retrieval.calls > 1
+
+
 def test_an_index_opened_again_gives_the_same_text(index: PassageIndex, tmp_path: Path) -> None:
     index.save(tmp_path / "idx")
     assert index.dense is not None

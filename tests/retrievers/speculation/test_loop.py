@@ -184,9 +184,8 @@ def test_the_formula_holds_for_short_texts_if_their_beginning_is_counted(
         for way, schedule in schedules.items():
             clock = Clock()
             monkeypatch.setattr(loop_file, "time", clock)
-            loop = SpeculativeRetrieval(
-                *[Timed(seed, length=32, guess_right=0.9, clock=clock)] * 2, schedule
-            )
+            world = Timed(seed, length=32, guess_right=0.9, clock=clock)
+            loop = SpeculativeRetrieval(world, world, schedule)
             loop.run()
             spent[way] += clock.now if seed > 3 else 0.0  # the first ones learn the times
             if way == "auto" and seed > 3:
