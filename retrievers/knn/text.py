@@ -32,7 +32,9 @@ from ragspec.sampling.settings import TokenLogprob
 from ragspec.sampling.transform import Transform
 from ragspec.trees.draft_tree import DraftTree
 
-WAITED = 2 * GLANCE  # tokens of a call in which every one waits for its search
+# Tokens of a call in which every one waits for its search: twice as many each time, since a call
+# costs about 5 % of so few, up to the most.
+WAITED, MOST_WAITED = 2 * GLANCE, 8 * GLANCE
 
 # Goes on after tokens of the text until it ends, or for so many more where there is a number.
 Write = Callable[[Sequence[int], int | None, Transform], Generation]
@@ -63,6 +65,7 @@ class KnnText:
     _plans: list[Plan] = field(default_factory=list)
     _cache: NeighbourCache | None = None
     _waited: float = 0.0
+    _patience: int = WAITED
     _replaced: int = 0  # tokens at the end that no call of the engine has seen yet
     _began: float = field(default_factory=time.perf_counter)
 
@@ -118,7 +121,9 @@ class KnnText:
         law = Searching(self.knn, None if self.waits else self._open_cache())
         began = time.perf_counter()
         # The first token alone: its call reads the prompt, which says nothing of the others.
-        pause = None if self.whole else WAITED if self.tokens else 1
+        pause = None if self.whole else self._patience if self.tokens else 1
+        if self.tokens:
+            self._patience = min(2 * self._patience, MOST_WAITED)
         call = self.write(self.tokens, pause, law)
         took = self._note("write", began)
         new = call.tokens[len(self.tokens) :]
@@ -143,6 +148,7 @@ class KnnText:
     def _guess(self, plan: Plan) -> bool:
         """Write some tokens on guesses and check them; return whether the text has ended."""
         law = Guessing(self.knn, self._open_cache(), alone=self.schedule.stays)
+        self._patience = WAITED
         began = time.perf_counter()
         call = self.write(self.tokens, plan.strides, law)
         took = self._note("write", began)
