@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ragspec.drafters.base import DraftRequest as DraftRequest
     from ragspec.drafters.base import DraftSession as DraftSession
     from ragspec.drafters.base import Feedback as Feedback
+    from ragspec.drafters.base import KnownStates as KnownStates
     from ragspec.drafters.base import LearningSession as LearningSession
     from ragspec.drafters.base import Prefill as Prefill
     from ragspec.drafters.base import SourceText as SourceText
@@ -29,6 +30,7 @@ _WHERE = {
     "Feedback": "ragspec.drafters.base",
     "Fuse": "ragspec.drafters.fuse",
     "HeadDrafter": "ragspec.drafters.eagle.drafter",
+    "KnownStates": "ragspec.drafters.base",
     "LearningSession": "ragspec.drafters.base",
     "ModelDrafter": "ragspec.drafters.model.drafter",
     "Prefill": "ragspec.drafters.base",

@@ -39,6 +39,17 @@ class SourceText:
     offset: int = 0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownStates:
+    """What the target's output head read over a part of a prompt, by an earlier forward.
+
+    start: the prompt's token that the first state is of. states: [copies, n, H], see `Step.hidden`.
+    """
+
+    start: int
+    states: torch.Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
     """What a drafter is told once, when a row starts: the prompt and what it was made from.
@@ -50,6 +61,8 @@ class DraftRequest:
     law: the row's token law (processors and noise), for drafters that draw.
     device: where the target is, for drafters that keep what they learn there; None is the host.
     draft_prompt: what a drafter with a context of its own reads in place of the prompt.
+    known_states: parts of the prompt, in its order, of which a drafter that needs hidden states may
+    hear besides what the prefill tells it of.
     """
 
     prompt: tuple[int, ...]
@@ -59,6 +72,7 @@ class DraftRequest:
     law: TokenLaw | None = None
     device: torch.device | None = None
     draft_prompt: tuple[int, ...] | None = None
+    known_states: tuple[KnownStates, ...] = ()
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 
 import torch
 
-from ragspec.drafters.base import SourceText
+from ragspec.drafters.base import KnownStates, SourceText
 from ragspec.engine.kept import KeptContext
 from ragspec.engine.prediction import read_prediction
 from ragspec.engine.prompts import check_length
@@ -31,7 +31,7 @@ class RowSettings:
     texts: see `DraftRequest`. predictions: one for each prompt of the call, or none at all. alone:
     whether the call has a single row, which then needs no processors of its own. defaults: the
     model's generation config, None for none. kept: what was read before. on_read, written,
-    prefix, transform, draft_prompt: see `Options`.
+    prefix, transform, draft_prompt, known_states: see `Options`.
     """
 
     sampling: Sampling
@@ -49,6 +49,7 @@ class RowSettings:
     prefix: int = 0
     transform: Transform | None = None
     draft_prompt: tuple[int, ...] | None = None
+    known_states: tuple[KnownStates, ...] = ()
 
     def stop_of(self, row: int) -> StopRule:
         """Return what ends row number `row` of the call, with the criteria of that row."""
@@ -103,6 +104,9 @@ class Options(TypedDict, total=False):
     transform: changes the target's law before processors and temperature, see `Transform`; the text
     is then exact for that law. draft_prompt: token ids, or a text, that drafters with a context of
     their own read in place of the prompt, such as `Rapid`; one prompt. It moves no token.
+    known_states: what the target's output head read over parts of the prompt before, see
+    `KnownStates`, for drafters that need hidden states, which else hear of what this call reads; in
+    the prompt's order; one prompt. They move no token.
     """
 
     max_new_tokens: int | None
@@ -123,6 +127,7 @@ class Options(TypedDict, total=False):
     written: Sequence[int] | None
     transform: Transform | None
     draft_prompt: str | Sequence[int] | None
+    known_states: Sequence[KnownStates]
 
 
 def read_options(
@@ -178,6 +183,7 @@ def read_options(
         written=_written(options.get("written"), alone, new, vocab_size),
         transform=_transform(options.get("transform")),
         draft_prompt=_draft_prompt(options.get("draft_prompt"), prompts, tokenizer, vocab_size),
+        known_states=_known_states(options.get("known_states", ()), prompts),
     )
 
 
@@ -200,6 +206,30 @@ def _draft_prompt(
             f"draft_prompt has {wrong[0]!r}; expected token ids from 0 to {vocab_size - 1}"
         )
     return tuple(map(int, tokens))
+
+
+def _known_states(
+    given: Sequence[KnownStates], prompts: Sequence[Sequence[int]]
+) -> tuple[KnownStates, ...]:
+    """Return the states of parts of the prompt, which follow each other in it."""
+    if not given:
+        return ()
+    if len(prompts) > 1:
+        raise InputError(f"got known_states= with {len(prompts)} prompts; expected one prompt.")
+    end = 0
+    for part in given:
+        if not isinstance(part, KnownStates) or part.states.dim() != 3 or part.start < end:
+            raise InputError(
+                f"known_states has {part!r:.60} behind token {end}; expected KnownStates in the "
+                "prompt's order, each with states [copies, n, H]."
+            )
+        end = part.start + part.states.shape[1]
+    if end > len(prompts[0]):
+        raise InputError(
+            f"known_states reach to token {end} of a prompt of {len(prompts[0])}; expected states "
+            "of the prompt's own tokens."
+        )
+    return tuple(given)
 
 
 def _transform(given: Transform | None) -> Transform | None:

@@ -223,6 +223,7 @@ class Run:
                 law=law,
                 device=parts.target.device,
                 draft_prompt=settings.draft_prompt,
+                known_states=settings.known_states,
             )
             row.drafter = self.drafter.open(request)
             row.top = wanted([self.drafter])

@@ -94,6 +94,19 @@ class ReadsPrompts(Protocol):
 
 
 @runtime_checkable
+class ReadsStates(TargetSession, Protocol):
+    """The optional part of a target session that tells the states of a whole long text."""
+
+    def read_states(self, tokens: Sequence[int]) -> torch.Tensor | None:
+        """Read more of the one row, as `verify` does without a draft; `commit` is to follow.
+
+        Returns what the output head would read at each of the tokens, [copies, n, H]; None where it
+        has no part in the model. No logits but the last are made.
+        """
+        ...
+
+
+@runtime_checkable
 class ReadsInPieces(Protocol):
     """The optional part of a target session that reads long prompts piece by piece.
 

@@ -18,11 +18,13 @@ class HeadInputs:
     """Keeps what an output head reads last inside the block; serves block after block.
 
     head: the module that makes logits out of hidden states; it is left as it was found. Other
-    threads may use it meanwhile: what they read is not kept.
+    threads may use it meanwhile: what they read is not kept. last_alone: the head then makes logits
+    of the last states only, which are cheaper than those of a whole text.
     """
 
-    def __init__(self, head: nn.Module) -> None:
+    def __init__(self, head: nn.Module, *, last_alone: bool = False) -> None:
         self._head = head
+        self._last_alone = last_alone
         self._states: torch.Tensor | None = None
         self._thread: int | None = None
         self._hook: Any = None
@@ -46,6 +48,8 @@ class HeadInputs:
         states, self._states = self._states, None
         return states
 
-    def _take(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        if threading.get_ident() == self._thread:
-            self._states = arguments[0].detach()
+    def _take(self, module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if threading.get_ident() != self._thread:
+            return None
+        self._states = arguments[0].detach()
+        return (arguments[0][:, -1:], *arguments[1:]) if self._last_alone else None

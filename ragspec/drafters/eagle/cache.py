@@ -1,13 +1,15 @@
 """The cache of a feature head: one text and, above it, a draft that feeds on its own guesses.
 
-Slot i holds the pair of token i + 1 and the target's state at token i. Of the text these states
-are the target's own and are told, the prompt's at once and then step by step; below the root a
-node is paired with the state that the head guessed at its parent. So nothing of a draft is kept:
-what was accepted is read again, with the states that the target has told meanwhile.
+A slot holds the pair of a token and the target's state at the token before it. Of the text these
+states are the target's own and are told, parts of the prompt at once and then step by step; pairs
+stand where their tokens do in the text, so that a part that is not told leaves a gap. Below the
+root a node is paired with the state that the head guessed at its parent. So nothing of a draft is
+kept: what was accepted is read again, with the states that the target has told meanwhile.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -67,44 +69,48 @@ class HeadCache(DraftCache):
     def __init__(self, model: HeadModel, vocab_size: int, capacity: int) -> None:
         super().__init__(model, vocab_size, capacity)
         self._head = model
-        self._first: int | None = None
-        self._known = 0
+        self._places: list[int] = []  # of the tokens whose states are known, in the text
         self._states = torch.empty(0)
         self._guessed = torch.empty(0)
 
-    def tell(self, states: torch.Tensor, first: int = 0) -> None:
-        """Learn the target's states [copies, n, H] at the next n tokens of the text.
+    def tell(self, states: torch.Tensor, first: int | None = None) -> None:
+        """Learn the target's states [copies, n, H] at n tokens of the text.
 
-        first: the position of the first token that any state is told of; it counts once.
+        first: the position of the first of them, behind all that was told; None: the next one.
         """
-        if self._first is None:
-            self._first = first
+        known = len(self._places)
+        if first is None:
+            first = self._places[-1] + 1 if known else 0
+        if not known:
             self._head.first = first + 1
             self._states = states.new_empty(states.shape[0], 0, states.shape[2])
-        end = self._known + states.shape[1]
+        end = known + states.shape[1]
         if end > self._states.shape[1]:
             grown = states.new_empty(states.shape[0], 2 * end, states.shape[2])
-            grown[:, : self._known] = self._states[:, : self._known]
+            grown[:, :known] = self._states[:, :known]
             self._states = grown
-        self._states[:, self._known : end] = states
-        self._known = end
+        self._states[:, known:end] = states
+        self._places.extend(range(first, first + states.shape[1]))
 
     def readable(self, tokens: Sequence[int]) -> bool:
-        """Return whether the states of the whole text are known, and it may be read."""
-        wanted = self._wanted(len(tokens))
-        return 0 < wanted <= self._known and super().readable(tokens)
+        """Return whether the states of the text's end are known, and it may be read."""
+        pairs = self._pairs(len(tokens))
+        known = pairs > 0 and self._places[pairs - 1] == len(tokens) - 2
+        return known and super().readable(tokens)
 
     def read(self, tokens: Sequence[int]) -> torch.Tensor:
         """Read what the cache lacks of the text; return the root's logits [1, V]."""
-        end = self._wanted(len(tokens))
+        end = self._pairs(len(tokens))
         self._keep(end - 1)
         start = len(self)
-        fresh = list(tokens[len(tokens) - (end - start) :])
+        places = self._places[start:end]
+        fresh = [tokens[place + 1] for place in places]
         n = len(fresh)
         causal = start == 0 or n == 1
         seen = None if causal else np.tri(n, dtype=np.bool_)
         self._head.states = self._states[:, start:end]
-        logits = self._forward(fresh, list(range(start, end)), seen, 1)
+        positions = [place - self._places[0] for place in places]
+        logits = self._forward(fresh, positions, seen, 1)
         self._guessed = self._head.guessed[:, -1:]
         self._cache.commit([range(n)])
         return logits
@@ -124,6 +130,9 @@ class HeadCache(DraftCache):
         """Drop the draft: its pairs were guesses."""
         super().commit(())
 
-    def _wanted(self, length: int) -> int:
-        """Return how many states, and pairs, a text of so many tokens has."""
-        return 0 if self._first is None else length - 1 - self._first
+    def _root(self) -> int:
+        return self._places[len(self) - 1] - self._places[0]
+
+    def _pairs(self, length: int) -> int:
+        """Return how many pairs there are of the first so many tokens of the text."""
+        return bisect_left(self._places, length - 1)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ragspec.drafters.base import DraftRequest, Feedback, Prefill
+from ragspec.drafters.base import DraftRequest, Feedback, KnownStates, Prefill
 from ragspec.drafters.eagle.cache import HeadCache, HeadModel
 from ragspec.drafters.eagle.head import FeatureHead, check_head
 from ragspec.drafters.eagle.vocabulary import DraftVocabulary
@@ -87,7 +87,7 @@ class HeadDrafter:
         growth = make_growth(request, self.kind, self.name, self.widths, self.shape)
         model = HeadModel(self.head, self.target, self.vocabulary)
         cache = HeadCache(model, request.vocab_size, len(request.prompt) + 256)
-        return HeadSession(cache, growth, self, len(request.prompt))
+        return HeadSession(cache, growth, self, request)
 
 
 class HeadSession(ModelSession):
@@ -96,10 +96,11 @@ class HeadSession(ModelSession):
     cache: HeadCache
 
     def __init__(
-        self, cache: HeadCache, growth: Growth, drafter: HeadDrafter, prompt_length: int
+        self, cache: HeadCache, growth: Growth, drafter: HeadDrafter, request: DraftRequest
     ) -> None:
         super().__init__(cache, growth, drafter.depth, drafter.worth)
-        self._prompt_length = prompt_length
+        self._prompt_length = len(request.prompt)
+        self._known_states = request.known_states
         self._copies = drafter.target.copies
 
     def observe(self, feedback: Feedback) -> None:
@@ -117,14 +118,30 @@ class HeadSession(ModelSession):
             self.cache.tell(feedback.hidden[:, verified[: len(feedback.tokens)]])
 
     def _begin(self, hidden: torch.Tensor, first: int) -> None:
-        """Take the states [copies, T, H] at the prompt's tokens from number `first` on."""
+        """Take the states [copies, T, H] at the prompt's tokens from number `first` on.
+
+        Before them those that were known of earlier parts of the prompt.
+        """
         if hidden.shape[0] != self._copies:
             raise InputError(
                 f"the engine's target has {hidden.shape[0]} row(s) a text, the drafter's "
                 f"{self._copies}: with guidance in one of them only. Give HeadDrafter the very "
                 "target that the engine runs."
             )
+        for part in self._known_states:
+            if part.start < first:
+                self.cache.tell(_checked(part, hidden)[:, : first - part.start], part.start)
         self.cache.tell(hidden, first)
+
+
+def _checked(part: KnownStates, hidden: torch.Tensor) -> torch.Tensor:
+    """Return the states of a part, in numbers as the target's now; raises InputError for others."""
+    if part.states.shape[::2] != hidden.shape[::2]:
+        raise InputError(
+            f"got known states {tuple(part.states.shape)} for a target whose states are "
+            f"{tuple(hidden.shape)}; expected the same first and last size. Keep them anew."
+        )
+    return part.states.to(hidden)
 
 
 def _ready(head: FeatureHead | Path | str, target: CausalTarget) -> FeatureHead:

@@ -97,10 +97,14 @@ class DraftCache:
             self._seen[slot] = self._seen[parent]
             self._seen[slot, slot] = True
         related = self._seen[before : before + n, : before + n]
-        root = len(self) - 1
+        root = self._root()
         positions = [root + depth for depth in self._depths]
         seen = None if n == 1 and related.all() else related
         return self._forward(tokens, positions, seen, n)
+
+    def _root(self) -> int:
+        """Return the logical position of the root, which was read."""
+        return len(self) - 1
 
     @property
     def drafted(self) -> int:
