@@ -11,11 +11,12 @@ beginning.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ragspec.pipelines.docqa.prompt import build_prompt
+from ragspec.pipelines.docqa.prompt import Prompt, build_prompt
 from ragspec.pipelines.docqa.wording import Wording
 from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER
 from ragspec.retrievers.search.documents import Document
@@ -68,7 +69,8 @@ class Chunks:
     def __init__(self, document: Document, hit: Hit, tokens: int, search: ChunkSearch) -> None:
         self.document = document
         self.room = room_of(tokens)
-        self._start = 0 if search.whole else hit.passage.start
+        self._read_from = hit.passage.start
+        self._start = 0 if search.whole else self._read_from
         text = document.text if search.whole else hit.passage.text
         words = WORDS_SHORT if tokens < SHORT else WORDS_LONG
         read = replace(document, text=text, headings=(), pages=())
@@ -84,6 +86,28 @@ class Chunks:
         kept = sorted(prompt.hits, key=lambda hit: hit.passage.start)
         ids = build_prompt(tokenizer, question, kept, wording=wording).token_ids
         return Found(tuple(map(self._placed, kept)), ids)
+
+    def spans(self, question: str, prompt: Prompt) -> list[tuple[int, int]]:
+        """Return where the chunks that fit stand in a prompt over the document, in its order.
+
+        From and to in tokens, the last that was found cut to what fits; none where the tokenizer
+        does not tell where its tokens are from.
+        """
+        if not prompt.spans:
+            return []
+        first, starts = prompt.spans[0][0], [start for start, _ in prompt.chars[0]]
+        found, left = list[tuple[int, int]](), self.room
+        for hit in self._hits(question):
+            chunk = self._placed(hit).passage
+            start, end = (
+                first + bisect_left(starts, place - self._read_from)
+                for place in (chunk.start, chunk.end)
+            )
+            end = min(end, start + left)
+            if start < end:  # of a chunk that the target does not read there is nothing
+                found.append((start, end))
+                left -= end - start
+        return sorted(found)
 
     def _hits(self, question: str) -> Sequence[Hit]:
         """Return what the question finds, best first; the beginning where that is nothing."""

@@ -15,11 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from ragspec.drafters.base import wants_draft_prompt
+from ragspec.drafters.base import KnownStates, needs_hidden, wants_draft_prompt
 from ragspec.engine.kept import KeptContext
 from ragspec.engine.options import refuse_unknown
 from ragspec.engine.prefixes import PrefixCache
-from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError
+from ragspec.errors import InputError, PromptTooLongError
 from ragspec.models.packed import free_memory
 from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer, answer_of, drain
 from ragspec.pipelines.docqa.prompt import Prompt, laid_out, led_by, placed, plain_ids
@@ -27,6 +27,7 @@ from ragspec.pipelines.docqa.wording import Wording, suited, wording
 from ragspec.pipelines.long.chunks import Chunks, ChunkSearch, Found
 from ragspec.pipelines.long.kept import Kept, open_kept, save_kept
 from ragspec.pipelines.long.modes import Writer, writer_of
+from ragspec.pipelines.long.reading import OnRead, read_document
 from ragspec.retrievers.search.documents import Document, load_document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passages import Passage
@@ -36,6 +37,8 @@ from ragspec.storage.store import is_store
 from ragspec.target.kv_cache import slot_bytes
 
 if TYPE_CHECKING:
+    import torch
+
     from ragspec.drafters.base import Drafter
     from ragspec.engine.engine import Engine
 
@@ -44,7 +47,6 @@ COPIES = 2  # of keys and values: those that are kept, and those of the question
 MOST_SHARE = 0.9  # of the free memory
 
 Part = tuple[int, int]
-OnRead = Callable[[int, int], None]
 
 
 class LongDocument:
@@ -137,8 +139,9 @@ class LongDocument:
 
     @property
     def bytes(self) -> int:
-        """The bytes of the keys and values that are kept."""
-        return self._beginnings.bytes
+        """The bytes that are kept: of keys and values and, where a drafter wants them, of states."""
+        states = self._about.states
+        return self._beginnings.bytes + (0 if states is None else states.nbytes)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what was read to a folder, as a whole or not at all; raises StoreError."""
@@ -194,6 +197,8 @@ class LongDocument:
             options.setdefault("draft_prompt", found.prompt)
         if self._writer.transform is not None:
             options.setdefault("transform", self._writer.transform)
+        if self._about.states is not None and needs_hidden([self.engine.drafter]):
+            options.setdefault("known_states", self._known_states(question, self._about.states))
         ids = list(made.token_ids)
         with self._context() as kept:
             if stream is None:
@@ -214,9 +219,19 @@ class LongDocument:
         """Return the chunks for a model with a context of its own, None where there is none."""
         if self._writer.transform is None and not wants_draft_prompt(self.engine.drafter):
             return None
+        return self.chunks.find(self.engine.tokenizer, question, self.wording)
+
+    def _known_states(self, question: str, states: torch.Tensor) -> tuple[KnownStates, ...]:
+        """Return the states of the chunks that the question finds, for a head's own cache."""
+        spans = self.chunks.spans(question, self.prefix)
+        return tuple(KnownStates(start, states[:, start:end]) for start, end in spans)
+
+    @property
+    def chunks(self) -> Chunks:
+        """The chunks in which a drafter's part of the document is looked up."""
         if self._chunks is None:
             self._chunks = Chunks(self.document, self.hit, self.tokens, self._search)
-        return self._chunks.find(self.engine.tokenizer, question, self.wording)
+        return self._chunks
 
     def _prompt(self, question: str) -> Prompt:
         """Return the prompt of a question, whose beginning is the document's."""
@@ -228,20 +243,10 @@ class LongDocument:
 
     def _read(self, on_read: OnRead | None) -> None:
         """Read the document, and keep its keys and values; no text is written."""
-        from ragspec.engine.engine import Engine as AnyEngine
-
-        reader = AnyEngine(self.engine.target, self.engine.tokenizer, drafter=None)
-        ids = list(self.prefix.token_ids)
-        with self._context() as kept:
-            reader.generate(
-                [*ids, ids[-1]], max_new_tokens=1, prefix=len(ids), kept=kept, on_read=on_read
-            )
-        if self._beginnings.find(self.engine.target, self.prefix.token_ids) is None:
-            raise UnsupportedModelError(
-                f"what {type(self.engine.model).__name__} makes of a document cannot be kept: its "
-                "cache cannot be cut, or its positions depend on the prompt's length. Ask it with "
-                "DocQA over passages."
-            )
+        wanted = needs_hidden([self.engine.drafter])
+        ids, context = self.prefix.token_ids, self._context()
+        found = read_document(self.engine, ids, context, states=wanted, on_read=on_read)
+        self._about = replace(self._about, states=found)
 
     @contextmanager
     def _context(self) -> Iterator[KeptContext]:

@@ -7,6 +7,7 @@ opened, not read. They are those of one model in one type of numbers, over token
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
 
 KIND = "kept document"
-LAYERS, DOCUMENT = "layers.bin", "document.json"
+LAYERS, DOCUMENT, STATES = "layers.bin", "document.json", "states.bin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,8 @@ class Kept:
     """A document that was read: its text, how questions over it are put, and what was kept.
 
     tokens: of the prompt up to the end of the document. part: of the document's own tokens, from
-    and to, None for all; characters: the same in its text.
+    and to, None for all; characters: the same in its text. states [copies, T, H]: what the output
+    head read at the tokens, for drafters that need hidden states; None where none was asked for.
     """
 
     document: Document
@@ -43,20 +45,18 @@ class Kept:
     part: tuple[int, int] | None
     characters: tuple[int, int]
     beginning: Beginning
+    states: torch.Tensor | None = None
 
 
 def save_kept(path: Path, kept: Kept, engine: Engine) -> None:
     """Write what was read of a document; raises StoreError."""
 
     def fill(folder: Path) -> Contents:
-        shapes = []
+        layers = [part for pair in kept.beginning for part in pair]
+        states = [] if kept.states is None else [kept.states]
         try:
-            with (folder / LAYERS).open("wb") as file:
-                for pair in kept.beginning:
-                    for part in pair:
-                        raw = part.detach().cpu().contiguous()
-                        shapes.append(list(raw.shape))
-                        file.write(raw.view(torch.uint8).numpy().tobytes())
+            shapes = _write(folder / LAYERS, layers)
+            shape = _write(folder / STATES, states) if states else []
             facts = {
                 "document": asdict(kept.document),
                 "wording": asdict(kept.wording),
@@ -69,18 +69,28 @@ def save_kept(path: Path, kept: Kept, engine: Engine) -> None:
         except OSError as error:
             raise StoreError(
                 f"{path} cannot be written ({error.strerror}); expected room for "
-                f"{sum(p.nbytes for pair in kept.beginning for p in pair):,} bytes. Name another "
+                f"{sum(part.nbytes for part in [*layers, *states]):,} bytes. Name another "
                 "folder, or free some room."
             ) from error
         parameters = {
             "dtype": str(engine.target.dtype),
             "shapes": shapes,
+            "states": shape,
             "name": kept.document.name,
             "prompt_tokens": len(kept.tokens),
         }
         return Contents(parameters, prints_of(engine.model, engine.tokenizer))
 
     publish(Path(path), KIND, fill)
+
+
+def _write(path: Path, parts: Sequence[torch.Tensor]) -> list[list[int]]:
+    """Write tensors one behind the other; return their shapes."""
+    with path.open("wb") as file:
+        for part in parts:
+            raw = part.detach().cpu().contiguous()
+            file.write(raw.view(torch.uint8).numpy().tobytes())
+    return [list(part.shape) for part in parts]
 
 
 def open_kept(path: Path, engine: Engine, verify: Verify = "full") -> Kept:
@@ -110,24 +120,29 @@ def _read(store: OpenStore, engine: Engine, what: str) -> Kept:
     wording = dict(record["wording"])
     wording["stop"] = tuple(wording["stop"])
     part, (start, end) = record["part"], record["characters"]
+    layers = _mapped(store.file(LAYERS), facts["shapes"], dtype, engine.target.device)
+    if len(layers) % 2:
+        raise ValueError(f"{LAYERS} has {len(layers)} parts, which are no pairs")
+    shape = facts.get("states")  # which stores of before, and of other drafters, do not have
+    states = _mapped(store.file(STATES), shape, dtype, engine.target.device) if shape else [None]
     return Kept(
         read_document(record["document"]),
         Wording(**wording),
         tuple(int(token) for token in record["tokens"]),
         None if part is None else (int(part[0]), int(part[1])),
         (int(start), int(end)),
-        _mapped(store.file(LAYERS), facts["shapes"], dtype, engine.target.device),
+        list(zip(layers[::2], layers[1::2], strict=True)),
+        states[0],
     )
 
 
-def _mapped(path: Path, shapes: Any, dtype: torch.dtype, device: torch.device) -> Beginning:
-    """Map keys and values, a pair of tensors for each layer."""
+def _mapped(
+    path: Path, shapes: Any, dtype: torch.dtype, device: torch.device
+) -> list[torch.Tensor]:
+    """Map tensors that lie one behind the other."""
     sizes = [int(torch.Size(shape).numel()) for shape in shapes]
-    if path.stat().st_size != sum(sizes) * dtype.itemsize or len(sizes) % 2:
+    if path.stat().st_size != sum(sizes) * dtype.itemsize:
         raise ValueError(f"{path.name} has {path.stat().st_size} bytes for {len(sizes)} parts")
     whole = torch.from_file(str(path), shared=False, size=sum(sizes), dtype=dtype)
-    flat = [
-        part.view(*shape) for part, shape in zip(torch.split(whole, sizes), shapes, strict=True)
-    ]
-    moved = [part.to(device) for part in flat]
-    return list(zip(moved[::2], moved[1::2], strict=True))
+    flat = torch.split(whole, sizes)
+    return [part.view(*shape).to(device) for part, shape in zip(flat, shapes, strict=True)]

@@ -170,10 +170,14 @@ class FeatureHead(nn.Module):
         """Return the guessed states [R, n, H] after n tokens.
 
         embedded [R, n, E]: the tokens; states [R, n, H]: those before each of them. positions i64
-        [1, n]; None counts from 0. cache: takes the keys and values. mask bool [1, 1, n, n]: what
+        [1, n] or [R, n]; None counts from 0. cache: takes the keys and values. mask bool [1, 1, n, n]: what
         each sees; None: all before it.
         """
         read = self.fc(torch.cat([embedded, states], -1).to(self.fc.weight.dtype))
+        if positions is not None and cache is None and mask is None:
+            # transformers takes a gap between positions for the border of another text.
+            n = read.shape[1]
+            mask = torch.ones(1, 1, n, n, dtype=torch.bool, device=read.device).tril()
         guessed: torch.Tensor = self.layer(
             inputs_embeds=read,
             attention_mask=mask,

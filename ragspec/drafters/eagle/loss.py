@@ -49,61 +49,86 @@ def head_loss(
     Smooth L1 between states plus `laws` times the cross-entropy between laws, over the tokens of
     `output`. noise [R, T - 1, H]: added to the target's states before they are read.
     """
-    after = read.states[:, 1:]
-    with torch.no_grad():
-        theirs = output(after)
-        law, best = theirs.softmax(-1), theirs.argmax(-1)
+    after, real = read.states[:, 1:], read.real[:, 1:]
     total, agreement = torch.zeros((), device=after.device), 0.0
     for number, guessed in enumerate(rounds(head, read, noise, depth)):
-        real = read.real[:, 1:][:, number:]
         guessed = guessed[:, number:]
-        apart = functional.smooth_l1_loss(guessed, after[:, number:], reduction="none").mean(-1)
-        ours = output(guessed)
+        start = after.shape[1] - guessed.shape[1]
+        learned = real[:, start:]  # elsewhere no law need be worked out
+        expected, found = after[:, start:][learned], guessed[learned]
+        with torch.no_grad():
+            theirs = output(expected)
+            law = theirs.softmax(-1)
+        apart = functional.smooth_l1_loss(found, expected, reduction="none").mean(-1)
+        ours = output(found)
         if laws:
-            apart = apart - laws * (law[:, number:] * ours.log_softmax(-1)).sum(-1)
-        total = total + (apart * real).sum() / real.sum().clamp(min=1)
+            apart = apart - laws * (law * ours.log_softmax(-1)).sum(-1)
+        total = total + apart.sum() / max(1, len(apart))
         if not number:
-            hits = (ours.argmax(-1) == best) & real
-            agreement = float(hits.sum() / real.sum().clamp(min=1))
+            hits = ours.argmax(-1) == theirs.argmax(-1)
+            agreement = float(hits.sum() / max(1, len(hits)))
     return total / depth, agreement
 
 
 def rounds(
     head: FeatureHead, read: Reading, noise: torch.Tensor | float, depth: int
 ) -> list[torch.Tensor]:
-    """Return the states [R, n, H] guessed in each round; place i of round k is sound from i = k on.
+    """Return the states [R, n, H] guessed in each round, n: T - 1.
 
-    n: T - 1. What a round reads of the one before carries no gradient.
+    Rounds after the first begin at the first place that is learned from: [R, n - start, H]. Place
+    start + i of round k is sound from i = k on. What a round reads of the one before carries no
+    gradient.
     """
     embedded, before = read.embedded[:, 1:], read.states[:, :-1] + noise
-    n, given = before.shape[1], [before]
+    places = None if read.places is None else read.places[:, 1:] - read.places[:, 1:2]
+    start = _first_learned(read) if depth > 1 else 0
+    given = [before]
     for _ in range(1, depth):
         with torch.no_grad():
-            last = _forward(head, embedded, given, n)[-1]
-        given.append(torch.cat([before[:, :1], last[:, :-1]], 1))
-    return _forward(head, embedded, given, n)
+            last = _forward(head, embedded, given, places, start)[-1]
+        last = last[:, last.shape[1] - before.shape[1] + start :]
+        given.append(torch.cat([before[:, start : start + 1], last[:, :-1]], 1))
+    return _forward(head, embedded, given, places, start)
+
+
+def _first_learned(read: Reading) -> int:
+    """Return the first place that any of the texts is learned from."""
+    learned = read.real[:, 1:].any(0).nonzero()
+    return int(learned[0]) if len(learned) else 0
 
 
 def _forward(
-    head: FeatureHead, embedded: torch.Tensor, given: list[torch.Tensor], n: int
+    head: FeatureHead,
+    embedded: torch.Tensor,
+    given: list[torch.Tensor],
+    places: torch.Tensor | None,
+    start: int,
 ) -> list[torch.Tensor]:
-    """Read rounds of states [R, n, H] side by side, and return what each guesses."""
-    count = len(given)
+    """Read rounds of states side by side, and return what each guesses; see `rounds`."""
+    count, n = len(given), embedded.shape[1]
     if count == 1:
-        return [head(embedded, given[0]).float()]
-    places = torch.arange(n, device=embedded.device).repeat(count)[None]
-    mask = round_mask(n, count, embedded.device)[None, None]
-    guessed = head(embedded.repeat(1, count, 1), torch.cat(given, 1), places, mask=mask)
-    return list(guessed.float().split(n, 1))
+        return [head(embedded, given[0], places).float()]
+    if places is None:
+        places = torch.arange(n, device=embedded.device)[None]
+    mask = round_mask(n, count, embedded.device, start)[None, None]
+    again = [places, *[places[:, start:]] * (count - 1)]
+    tokens = [embedded, *[embedded[:, start:]] * (count - 1)]
+    guessed = head(torch.cat(tokens, 1), torch.cat(given, 1), torch.cat(again, 1), mask=mask)
+    return list(guessed.float().split([n, *[n - start] * (count - 1)], 1))
 
 
-def round_mask(n: int, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Return bool [count * n, count * n]: what place i of round k sees.
+def round_mask(
+    n: int, count: int, device: torch.device | str = "cpu", start: int = 0
+) -> torch.Tensor:
+    """Return bool [m, m]: what place i of round k sees, m: n + (count - 1) * (n - start).
 
-    Of round 0 the places up to i - k; of each round between, the one place on its own way.
+    Of round 0 the places up to i - k; of each round between, the one place on its own way. Rounds
+    after the first have the places from `start` on.
     """
-    number = torch.arange(count, device=device).repeat_interleave(n)
-    place = torch.arange(n, device=device).repeat(count)
+    later = torch.arange(start, n, device=device).repeat(count - 1)
+    place = torch.cat([torch.arange(n, device=device), later])
+    rest = torch.arange(1, count, device=device).repeat_interleave(n - start)
+    number = torch.cat([torch.zeros(n, dtype=torch.int64, device=device), rest])
     k, i, e, j = number[:, None], place[:, None], number[None], place[None]
     return ((e == 0) & (j <= i - k)) | ((e > 0) & (e <= k) & (j == i - (k - e)))
 
@@ -117,7 +142,8 @@ def agreement(head: FeatureHead, target: CausalTarget, reads: Sequence[Reading])
     ours, theirs = (frozen_output(target, tokens) for tokens in (head.tokens, None))
     found = []
     for read in reads:
-        best = ours(head(read.embedded[:, 1:], read.states[:, :-1])).argmax(-1)
+        places = None if read.places is None else read.places[:, 1:] - read.places[:, 1:2]
+        best = ours(head(read.embedded[:, 1:], read.states[:, :-1], places)).argmax(-1)
         best = best if head.tokens is None else head.tokens[best]
         real = read.real[:, 1:]
         hits = (best == theirs(read.states[:, 1:]).argmax(-1)) & real

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -24,12 +25,22 @@ class Reading:
     """Texts as a target reads them, one after the other in rows; R: texts times copies.
 
     embedded f32 [R, T, E]: what its first layer reads. states f32 [R, T, H]: what its output head
-    does. real bool [R, T]: False where a shorter text is padded, on the right.
+    does. real bool [R, T]: False where a shorter text is padded, on the right, and where a head is
+    not to learn. places i64 [R, T]: where the tokens stand; None: one behind the other.
     """
 
     embedded: torch.Tensor
     states: torch.Tensor
     real: torch.Tensor
+    places: torch.Tensor | None = None
+
+
+class Reads(Protocol):
+    """What reads the texts that a head learns from."""
+
+    def read(self, numbers: Sequence[int]) -> Reading:
+        """Return some of the texts, by number."""
+        ...
 
 
 class StateReader:

@@ -23,7 +23,7 @@ import torch
 from ragspec.drafters.eagle.batches import SHORTEST, Batches, seeded
 from ragspec.drafters.eagle.head import FeatureHead, check_head, weights_print
 from ragspec.drafters.eagle.loss import frozen_output, head_loss
-from ragspec.drafters.eagle.states import StateFile, StateReader
+from ragspec.drafters.eagle.states import Reads, StateFile, StateReader
 from ragspec.drafters.eagle.vocabulary import frequent_tokens
 from ragspec.errors import InputError
 from ragspec.target.causal import CausalTarget
@@ -121,7 +121,8 @@ def train_head(
 class HeadTrainer:
     """A training that can be left at any step and gone on with, to the same head.
 
-    The same where steps end it; time would give another rate. steps: those that were taken. See
+    The same where steps end it; time would give another rate. steps: those that were taken. reader:
+    reads the texts, none of which may be longer than `settings.length`; None: the target does. See
     `train_head` for the rest and for what it raises.
     """
 
@@ -132,6 +133,7 @@ class HeadTrainer:
         settings: HeadTraining,
         *,
         head: FeatureHead | None = None,
+        reader: Reads | None = None,
     ) -> None:
         self.target = target
         self.settings = settings
@@ -153,7 +155,7 @@ class HeadTrainer:
             length=settings.length,
             seed=settings.seed,
         )
-        self._reader = StateReader(target, self.batches.pieces)
+        self._reader = reader or StateReader(target, self.batches.pieces)
         self._output = frozen_output(target, self.head.tokens)
         self.rate = settings.learning_rate or _RATE / self.head.config.hidden_size
         self.optimizer = torch.optim.AdamW(

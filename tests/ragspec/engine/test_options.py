@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from ragspec.drafters.base import KnownStates
 from ragspec.engine.options import DEFAULT_NEW_TOKENS, RowSettings, end_tokens, read_options
 from ragspec.errors import InputError, PromptTooLongError, SamplingError
 from ragspec.sampling.settings import Sampling
@@ -180,3 +182,23 @@ def test_refusals() -> None:
         read(logprobs=51)
     with pytest.raises(SamplingError, match="logit_bias"):
         read(Sampling(logit_bias={50: 1.0}))
+
+
+def test_known_states_are_of_one_prompt_and_in_its_order() -> None:
+    def parts(*places: tuple[int, int]) -> tuple[KnownStates, ...]:
+        return tuple(KnownStates(start, torch.zeros(1, n, 4)) for start, n in places)
+
+    def ask(given: Any) -> RowSettings:
+        options: Any = {"known_states": given}
+        sizes: Any = {"ends": [], "has_text": False, "vocab_size": 50, "limit": None}
+        return read_options(options, Sampling(), [[1] * 10], **sizes)
+
+    assert len(ask(parts((0, 3), (3, 2), (8, 2))).known_states) == 3
+    assert ask(()).known_states == read().known_states == ()
+    for wrong in (parts((4, 2), (2, 1)), parts((0, 3), (2, 3)), ["text"], parts((-1, 2))):
+        with pytest.raises(InputError, match="expected KnownStates in the prompt's order"):
+            ask(wrong)
+    with pytest.raises(InputError, match="reach to token 11 of a prompt of 10"):
+        ask(parts((8, 3)))
+    with pytest.raises(InputError, match="with 2 prompts"):
+        read(known_states=parts((0, 1)))

@@ -280,3 +280,28 @@ def test_a_target_makes_the_same_logits_of_kept_states() -> None:
     torch.testing.assert_close(again, logits)
     tokens = torch.tensor([PROMPTS[0]])
     assert torch.equal(target.embed(tokens), model().model.embed_tokens(tokens))
+
+
+@pytest.mark.parametrize("keeps_logits", [True, False])
+@pytest.mark.parametrize("piece", [None, 7])
+def test_states_of_a_whole_text_need_no_logits_of_it(
+    piece: int | None, keeps_logits: bool
+) -> None:
+    target, text = CausalTarget(model()), PROMPTS[2]
+    target.piece, target.keeps_logits = piece, keeps_logits
+    made: list[int] = []
+    count = target.output_head.register_forward_hook(
+        lambda module, inputs, output: made.append(output.shape[1])
+    )
+    with target.open(1, 64) as session:
+        found = session.read_states(text[:12])
+        session.commit([()])
+        later = session.read_states(text[12:])
+        session.commit([()])
+        assert session.hidden == [] and session.beginning(len(text)) is not None
+    count.remove()
+    assert found is not None and later is not None
+    torch.testing.assert_close(torch.cat([found, later], 1)[0], states(text))
+    if keeps_logits:
+        assert set(made) == {1}
+    assert not target.output_head._forward_pre_hooks

@@ -121,3 +121,30 @@ def test_guidance_reaches_the_head() -> None:
         with cache.lease():
             laws.append(cache.read(tokens)[0])
     assert not torch.allclose(laws[0], laws[1])
+
+
+def test_parts_of_a_prompt_leave_gaps() -> None:
+    """Pairs stand where their tokens do; the plain way here is one forward over all of them."""
+    head, target, prompt, text = setting(False)
+    known, places = heads.states(target, prompt), [0, 1, 5, 6, 7, 8]
+    tokens, levels = [*prompt, text[0]], []
+    cache = opened(head, target)
+    cache.tell(known[:, :2])
+    cache.tell(known[:, 5:], first=5)
+    with cache.lease():
+        levels += [cache.read(tokens)[0], cache.extend([2], [ROOT])[0]]
+    cache.commit(())
+    cache.tell(heads.states(target, tokens)[:, -1:])
+    with cache.lease():
+        levels.append(cache.read([*tokens, text[1]])[0])
+    given = known[:, places]
+    for number, read in enumerate([[], [2], [text[1]]]):
+        own = [*(tokens[place + 1] for place in places), *read]
+        stand = torch.tensor([[*places, *range(9, 9 + len(read))]])
+        with torch.no_grad():
+            if number == 2:
+                given = torch.cat([known[:, places], heads.states(target, tokens)[:, -1:]], 1)
+            guessed = head(target.embed(torch.tensor([own])), given, stand)[:, -1:]
+            given = torch.cat([given, guessed], 1)
+            expected = target.head_logits(guessed, stand[:, -1:])[0, 0]
+        torch.testing.assert_close(levels[number], expected)

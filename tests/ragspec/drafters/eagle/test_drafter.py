@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from ragspec.acceptance.base import Step
-from ragspec.drafters.base import DraftContext, DraftRequest, Prefill
+from ragspec.drafters.base import DraftContext, DraftRequest, KnownStates, Prefill
 from ragspec.drafters.eagle.drafter import HeadDrafter, HeadSession
 from ragspec.drafters.model.static_tree import TreeShape
 from ragspec.engine.engine import Engine
+from ragspec.engine.kept import KeptContext
 from ragspec.errors import InputError, ModelNotFoundError, RuleError, UnsupportedModelError
 from ragspec.sampling.distribution import TokenLaw
 from ragspec.sampling.noise import NoiseStream
@@ -247,3 +248,36 @@ def test_a_shape_may_be_given() -> None:
     shape = TreeShape((-1, -1, 0), (0, 1, 0))
     made = HeadDrafter(heads.trained(), heads.model(), tree=shape)
     assert made.shape is shape
+
+
+@pytest.mark.parametrize("settings", SAMPLINGS)
+def test_what_it_knows_of_a_prompt_moves_no_token(settings: str) -> None:
+    """True states, and others: what a drafter is told changes its drafts and nothing else."""
+    target, prompt = CausalTarget(heads.model()), tiny.prompt(30, vocab_size=heads.VOCAB)
+    true = heads.states(target, prompt)
+    drafted = []
+    for made in (true, torch.flip(true, [1]) * 1e3):
+        parts = [KnownStates(2, made[:, 2:9]), KnownStates(12, made[:, 12:30])]
+        kept = KeptContext()
+        engine = Engine(target, drafter=drafter(target), budget=6)
+        options: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
+        plain = Engine(target, drafter=None).generate(prompt, SAMPLINGS[settings], **options)
+        engine.generate([*prompt[:20], 3], max_new_tokens=1, kept=kept)
+        options |= {"kept": kept, "known_states": parts}
+        found = engine.generate(prompt, SAMPLINGS[settings], **options)
+        assert found.tokens == plain.tokens
+        assert found.report.kept_tokens == 20 and not found.report.faults
+        drafted.append([step.tree.tokens.tolist() for step in found.steps])
+    assert drafted[0] != drafted[1]
+
+
+def test_known_states_of_another_width_are_noticed() -> None:
+    target, prompt = CausalTarget(heads.model()), tiny.prompt(9, vocab_size=heads.VOCAB)
+    opened = drafter(target).open(
+        DraftRequest(
+            tuple(prompt), heads.VOCAB, known_states=(KnownStates(0, torch.zeros(1, 3, 5)),)
+        )
+    )
+    tokens = np.array(prompt[4:], dtype=np.int64)
+    with pytest.raises(InputError, match="same first and last size"):
+        opened.observe(Prefill(tokens, hidden=heads.states(target, prompt)[:, 4:]))

@@ -73,3 +73,28 @@ def test_no_gradient_reaches_the_targets_head(
     loss.backward()  # type: ignore[no-untyped-call]
     assert head.fc.weight.grad is not None
     assert target.output_head.weight.grad is None
+
+
+def test_later_rounds_begin_where_there_is_something_to_learn(target: CausalTarget) -> None:
+    head, whole = heads.trained(), StateReader(target, [text(14, 5)]).read([0])
+    places = torch.arange(14)[None]
+    behind = torch.arange(14)[None] >= 7
+    part = Reading(whole.embedded, whole.states, behind, places)
+    with torch.no_grad():
+        expected, found = rounds(head, whole, 0.0, 3), rounds(head, part, 0.0, 3)
+    torch.testing.assert_close(found[0], expected[0])
+    for number in (1, 2):  # of 13 places the first six are not learned from
+        assert found[number].shape[1] == 7
+        sound = expected[number][:, 6 + number :]
+        torch.testing.assert_close(found[number][:, number:], sound, atol=1e-5, rtol=1e-4)
+
+
+def test_gaps_between_tokens_are_seen(target: CausalTarget) -> None:
+    head, read = heads.trained(), StateReader(target, [text(14, 5)]).read([0])
+    even = torch.arange(14)[None]
+    losses = []
+    for places in (None, even + 5, even + 30 * (even > 6)):
+        given = Reading(read.embedded, read.states, read.real, places)
+        losses.append(head_loss(head, frozen_output(target, None), given, laws=0.1)[0].item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert losses[0] != pytest.approx(losses[2], rel=1e-4)

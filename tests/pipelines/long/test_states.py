@@ -1,0 +1,170 @@
+"""States that are kept with a document: a head hears of chunks, and moves no token."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.drafters.eagle.cache import HeadCache
+from ragspec.drafters.eagle.drafter import HeadDrafter
+from ragspec.engine.engine import Engine
+from ragspec.errors import RagspecError, StoreError
+from ragspec.pipelines import LongDocument
+from ragspec.pipelines.long.kept import STATES
+from ragspec.retrievers import Document
+from ragspec.sampling.settings import Sampling
+from ragspec.target.causal import CausalTarget
+from tests.support import heads, tiny
+from tests.support.damage import DAMAGES
+
+GIVEN: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
+QUESTION = "Who keeps the rule?"
+SAMPLINGS = [Sampling(), Sampling(temperature=0.9, seed=3)]
+
+
+def document() -> Document:
+    drawn = random.Random(3)
+    said = [
+        f"Part {i} speaks of {drawn.choice(('rivers', 'trees', 'birds'))}. " * 4 for i in range(24)
+    ]
+    said[7] = "The rule is kept by the target alone, word for word, and by nobody else. "
+    return Document("d", "Parts", "\n\n".join(said))
+
+
+def engine(head: bool = True, beside: tuple[str, ...] = ()) -> Engine:
+    target = CausalTarget(tiny.model(dtype=torch.float64, max_position_embeddings=4096))
+    if not head:
+        return Engine(target, tiny.tokenizer(), None)
+    made = HeadDrafter(heads.fresh(target), target, worth=0.0)
+    return Engine(target, tiny.tokenizer(), [made, *beside], budget=5)
+
+
+@pytest.fixture(scope="module")
+def opened() -> LongDocument:
+    return LongDocument.open(document(), engine())
+
+
+@pytest.fixture(scope="module")
+def kept(opened: LongDocument, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("states") / "kept"
+    opened.save(folder)
+    return folder
+
+
+def pairs_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return how many pairs each head holds when it reads a text, as that happens."""
+    found, read = list[int](), HeadCache.read
+
+    def watched(self: HeadCache, tokens: Any) -> torch.Tensor:
+        logits = read(self, tokens)
+        found.append(len(self))
+        return logits
+
+    monkeypatch.setattr(HeadCache, "read", watched)
+    return found
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("beside", [(), ("context",)])
+def test_answers_are_those_of_the_target_alone(
+    opened: LongDocument, kept: Path, sampling: Sampling, beside: tuple[str, ...]
+) -> None:
+    own = opened.engine
+    plain = opened.over(Engine(own.target, own.tokenizer, None)).ask(QUESTION, sampling, **GIVEN)
+    beside_it = Engine(own.target, own.tokenizer, [*own.drafter.drafters, *beside], budget=5)  # type: ignore[union-attr]
+    again = LongDocument.open(kept, engine(beside=beside))
+    for asked in (opened.over(beside_it), again):
+        found = asked.ask(QUESTION, sampling, **GIVEN)
+        assert found.generation.tokens == plain.generation.tokens
+        assert found.report.drafted_by_source["head"] > 0 and not found.report.faults
+
+
+def test_states_are_the_targets_own(opened: LongDocument) -> None:
+    states = opened._about.states
+    assert states is not None and states.shape[1] == opened.tokens
+    expected = heads.states(opened.engine.target, opened.prefix.token_ids)
+    torch.testing.assert_close(states, expected)
+    without = LongDocument.open(document(), engine(head=False))
+    assert without._about.states is None
+    assert opened.bytes == without.bytes + states.nbytes
+
+
+def test_a_head_hears_of_the_chunks_that_the_question_finds(
+    opened: LongDocument, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans = opened.chunks.spans(QUESTION, opened.prefix)
+    told = "".join(
+        opened.engine.tokenizer.decode(list(opened.prefix.token_ids[start:end]))
+        for start, end in spans
+    )
+    assert "The rule is kept by the target alone" in told
+    assert all(start < end for start, end in spans)
+    heard = sum(end - start for start, end in spans)
+    assert heard == opened.chunks.room < opened.tokens // 7
+    assert spans == sorted(spans)
+    found = pairs_read(monkeypatch)
+    opened.over(opened.engine).ask(QUESTION, **GIVEN)
+    with_chunks = found[0]
+    found.clear()
+    opened.over(opened.engine).ask(QUESTION, known_states=(), **GIVEN)
+    assert with_chunks == found[0] + heard
+
+
+def test_a_document_that_was_kept_without_states_is_read_without(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = LongDocument.open(document(), engine(head=False))
+    plain.save(tmp_path / "plain")
+    found = pairs_read(monkeypatch)
+    asked = LongDocument.open(tmp_path / "plain", engine())
+    expected = plain.ask(QUESTION, **GIVEN).generation.tokens
+    assert asked.ask(QUESTION, **GIVEN).generation.tokens == expected
+    assert found[0] < 60
+    # The other way round they are kept, though nobody asks for them.
+    LongDocument.open(kept, engine(head=False)).save(tmp_path / "again")
+    assert LongDocument.open(tmp_path / "again", engine())._about.states is not None
+
+
+def test_damage_to_the_states_is_a_typed_error(kept: Path, tmp_path: Path) -> None:
+    drawn, asked = random.Random(5), engine()
+    (file,) = kept.rglob(STATES)
+    hurt = 0
+    for time in range(40):
+        twin = tmp_path / f"twin{time}"
+        shutil.copytree(kept, twin)
+        before = file.read_bytes()
+        after = DAMAGES[time % len(DAMAGES)](before, drawn)
+        (twin / file.relative_to(kept)).write_bytes(after)
+        if after != before:
+            hurt += 1
+            with pytest.raises(RagspecError):
+                LongDocument.open(twin, asked)
+        shutil.rmtree(twin)
+    assert hurt > 20
+    twin = tmp_path / "none"
+    shutil.copytree(kept, twin)
+    (twin / file.relative_to(kept)).unlink()
+    with pytest.raises(StoreError):
+        LongDocument.open(twin, asked)
+
+
+def test_stores_of_before_are_opened(kept: Path, tmp_path: Path) -> None:
+    """They say nothing of states; the manifest is written as it was, with its own hash."""
+    from ragspec.storage.store import POINTER, sha256_file
+
+    plain = LongDocument.open(document(), engine(head=False))
+    plain.save(tmp_path / "old")
+    (manifest,) = (tmp_path / "old").rglob("manifest.json")
+    said = json.loads(manifest.read_text())
+    assert said["parameters"].pop("states") == []
+    manifest.write_text(json.dumps(said))
+    pointer = tmp_path / "old" / POINTER
+    current = json.loads(pointer.read_text()) | {"manifest_sha256": sha256_file(manifest)}
+    pointer.write_text(json.dumps(current))
+    assert LongDocument.open(tmp_path / "old", engine())._about.states is None

@@ -1,0 +1,201 @@
+"""Train the feature head of a chat model on its answers over long documents.
+
+    python training/long_answers.py --shared DIR --out long.jsonl --minutes 40
+    python training/long_head.py --answers long.jsonl --start HEAD --work WORK --out HEAD
+
+The head reads what it reads in use: the target's states of the chunks that a question finds, as the
+document gave them, then those of the question and the answer, each where its token stands. It
+learns from answers alone. States are worked out once and kept in WORK; the training goes on from
+where it was ended, and the best head on documents kept apart is written, in bfloat16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from ragspec import Engine
+from ragspec.drafters.eagle.checkpoint import CHECKPOINT, load_state
+from ragspec.drafters.eagle.drafter import HeadDrafter
+from ragspec.drafters.eagle.head import FeatureHead
+from ragspec.drafters.eagle.loss import agreement
+from ragspec.drafters.eagle.states import Reading
+from ragspec.drafters.eagle.training import HeadTrainer, HeadTraining
+from ragspec.engine.kept import KeptContext
+from ragspec.pipelines.cli.train_head_run import Course
+from ragspec.pipelines.console.terminal import Terminal
+from ragspec.pipelines.long import LongDocument
+from ragspec.retrievers.search.documents import Document
+from ragspec.target.base import ReadsStates
+from ragspec.target.causal import CausalTarget
+
+APART = 12  # one document in so many is kept apart
+JUDGED = 64  # answers over them
+ENDLESS = 1_000_000  # steps: the minutes end the training
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a head reads over one answer: pairs of a token and the state before it.
+
+    tokens, places i64 [T]; states bf16 [T, H], the one at a token follows the pair of its number.
+    learned: the first pair that the head is to learn from.
+    """
+
+    tokens: torch.Tensor
+    states: torch.Tensor
+    places: torch.Tensor
+    learned: int
+
+
+class AnswerReader:
+    """Reads answers as batches of pairs; see `ragspec.drafters.eagle.states.Reads`."""
+
+    def __init__(self, target: CausalTarget, answers: Sequence[Answer]) -> None:
+        self.target, self.answers = target, answers
+
+    def read(self, numbers: Sequence[int]) -> Reading:
+        """Return some of the answers, padded on the right."""
+        found = [self.answers[number] for number in numbers]
+        pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
+        with torch.no_grad():
+            embedded = self.target.embed(pad([each.tokens for each in found])).float()
+        at = torch.arange(embedded.shape[1])
+        lengths = torch.tensor([[len(each.tokens)] for each in found])
+        firsts = torch.tensor([[each.learned] for each in found])
+        return Reading(
+            embedded,
+            pad([each.states.float() for each in found]),
+            (at >= firsts) & (at < lengths),
+            pad([each.places for each in found]),
+        )
+
+
+def paired(
+    tokens: Sequence[int], parts: Sequence[tuple[int, torch.Tensor]], prompt: int
+) -> Answer:
+    """Return the pairs of a text as a head's cache holds them.
+
+    parts: where states [n, H] begin in the text, in its order; the last reach to its end. prompt:
+    tokens before the answer. A pair is a token and the state before it, so that of every part the
+    token behind it belongs to it, and the first pair stands at number 1.
+    """
+    before = torch.cat([torch.arange(start, start + len(states)) for start, states in parts])
+    after = torch.cat([before[:1], before[:-1] + 1])
+    learned = int((after[1:] < prompt).sum()) + 1
+    states = torch.cat([states for _, states in parts]).to(torch.bfloat16)
+    return Answer(torch.tensor(tokens)[after], states, after, learned)
+
+
+def read_record(engine: Engine, record: dict[str, Any]) -> list[Answer]:
+    """Return the answers over one part of a document, which is read once."""
+    opened = LongDocument.open(Document(record["title"], record["title"], record["text"]), engine)
+    found, kept = list[Answer](), KeptContext(opened._beginnings)
+    for chat in record["chats"]:
+        prompt = opened._prompt(chat["question"]).token_ids
+        text = [*prompt, *chat["answer"]]
+        assert opened._about.states is not None
+        parts = [
+            (part.start, part.states[0])
+            for part in opened._known_states(chat["question"], opened._about.states)
+        ]
+        context = kept.open(engine.target, text, len(text), opened.tokens)
+        with context as (session, known), torch.no_grad():
+            assert isinstance(session, ReadsStates)
+            known = session.resume(opened.tokens)  # type: ignore[attr-defined]
+            states = session.read_states(text[known:])
+            session.commit([()])
+        assert states is not None
+        found.append(paired(text, [*parts, (known, states[0])], len(prompt)))
+    return found
+
+
+def kept_answers(engine: Engine, records: Sequence[dict[str, Any]], work: Path) -> list[Answer]:
+    """Return the answers over some documents, those that were read before from a file."""
+    found = []
+    for record in records:
+        path = work / f"states-{record['round']}.safetensors"
+        if not path.is_file():
+            answers = read_record(engine, record)
+            flat = {
+                f"{number}.{name}": getattr(each, name).contiguous()
+                for number, each in enumerate(answers)
+                for name in ("tokens", "states", "places")
+            }
+            learned = torch.tensor([each.learned for each in answers])
+            part = path.with_suffix(".part")
+            save_file({**flat, "learned": learned}, part)
+            part.rename(path)
+            print(f"read {record['round']}: {len(answers)} answers", flush=True)
+        flat = load_file(path)
+        for number, learned in enumerate(flat["learned"].tolist()):
+            parts = (flat[f"{number}.{name}"] for name in ("tokens", "states", "places"))
+            found.append(Answer(*parts, learned))
+    return found
+
+
+def main() -> None:
+    """Work out what is lacking of the states, and train for the minutes that are left."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--answers", type=Path, required=True, help="what long_answers.py wrote")
+    parser.add_argument("--start", type=Path, required=True, help="the head to begin with")
+    parser.add_argument("--work", type=Path, required=True, help="for states and the training")
+    parser.add_argument("--out", type=Path, help="where to write the head; none: states alone")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--depth", type=int, default=3)
+    parser.add_argument("--rate", type=float, default=3e-4)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    args.work.mkdir(parents=True, exist_ok=True)
+    records = [json.loads(line) for line in args.answers.read_text("utf-8").splitlines()]
+    engine = Engine.from_pretrained(args.model, drafter=None, dtype=args.dtype)
+    engine = Engine(engine.target, engine.tokenizer, HeadDrafter(args.start, engine.target))
+    learned = [record for number, record in enumerate(records) if number % APART]
+    answers = kept_answers(engine, learned, args.work)
+    judged = AnswerReader(engine.target, kept_answers(engine, records[::APART], args.work)[:JUDGED])
+    if args.out is None:
+        return
+    settings = HeadTraining(
+        steps=ENDLESS,
+        seconds=60.0 * args.minutes,
+        batch_size=4,
+        length=max(len(answer.tokens) for answer in answers),
+        learning_rate=args.rate,
+        depth=args.depth,
+    )
+    head = FeatureHead.load(args.start)
+    reader = AnswerReader(engine.target, answers)
+    texts = [answer.tokens.tolist() for answer in answers]
+    trainer = HeadTrainer(engine.target, texts, settings, head=head, reader=reader)
+    reads = [judged.read([number]) for number in range(len(judged.answers))]
+    course = Course(trainer, args.work, lambda: agreement(trainer.head, engine.target, reads))
+    if (args.work / CHECKPOINT).is_file():
+        trainer.go_on(load_state(args.work))
+    print(f"{len(answers)} answers; before: {course.judge():.4f}", flush=True)
+    terminal = Terminal()
+    for progress in trainer.run():
+        if progress.step % 50 == 0:
+            course.keep(terminal)
+            best = course.best[0] if course.best else float("nan")
+            print(
+                f"step {progress.step}: loss {progress.loss:.3f}, {progress.agreement:.3f}, "
+                f"apart {best:.4f}, {progress.seconds:.0f} s",
+                flush=True,
+            )
+    course.judged()
+    course.write()
+    FeatureHead.load(args.work).save(args.out, torch.bfloat16)
+
+
+if __name__ == "__main__":
+    main()
