@@ -4,8 +4,9 @@
 
 A part of a permissive document that no evaluation uses is read once, and several questions made by
 templates are asked over it: of sentences, headings and words in it, for summaries and quotations.
-Answers are greedy; what began to repeat itself ends there, as answers do in use. A record is a part with its questions and answers,
-sealed line by line: a run that was ended goes on with the next round. No share-alike text is read.
+Answers are greedy; what began to repeat itself ends there, as answers do in use. A record is a part
+with its questions and answers, sealed line by line: a run that was ended goes on with the next
+round. No share-alike text is read.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@
     python training/long_head.py --answers long.jsonl --start HEAD --work WORK --out HEAD
 
 The head reads what it reads in use: the target's states of the chunks that a question finds, as the
-document gave them, then those of the question and the answer, each where its token stands. It
-learns from answers alone. States are worked out once and kept in WORK; the training goes on from
+document gave them, then those of the question and the answer, each where its token stands; and
+every answer once more without the chunks, as where none were kept. It learns from answers alone.
+States are worked out once and kept in WORK; the training goes on from
 where it was ended, and the best head on documents kept apart is written, in bfloat16.
 """
 
@@ -79,9 +80,7 @@ class AnswerReader:
         )
 
 
-def paired(
-    tokens: Sequence[int], parts: Sequence[tuple[int, torch.Tensor]], prompt: int
-) -> Answer:
+def paired(tokens: Sequence[int], parts: Sequence[tuple[int, torch.Tensor]], prompt: int) -> Answer:
     """Return the pairs of a text as a head's cache holds them.
 
     parts: where states [n, H] begin in the text, in its order; the last reach to its end. prompt:
@@ -93,6 +92,18 @@ def paired(
     learned = int((after[1:] < prompt).sum()) + 1
     states = torch.cat([states for _, states in parts]).to(torch.bfloat16)
     return Answer(torch.tensor(tokens)[after], states, after, learned)
+
+
+def without_chunks(answer: Answer) -> Answer:
+    """Return the pairs behind the last gap, those of the question and the answer."""
+    gaps = (answer.places.diff() != 1).nonzero()
+    first = int(gaps[-1]) if len(gaps) else 0
+    return Answer(
+        answer.tokens[first:],
+        answer.states[first:],
+        answer.places[first:],
+        answer.learned - first,
+    )
 
 
 def read_record(engine: Engine, record: dict[str, Any]) -> list[Answer]:
@@ -162,6 +173,7 @@ def main() -> None:
     engine = Engine(engine.target, engine.tokenizer, HeadDrafter(args.start, engine.target))
     learned = [record for number, record in enumerate(records) if number % APART]
     answers = kept_answers(engine, learned, args.work)
+    answers += [without_chunks(answer) for answer in answers]
     judged = AnswerReader(engine.target, kept_answers(engine, records[::APART], args.work)[:JUDGED])
     if args.out is None:
         return

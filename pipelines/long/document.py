@@ -139,7 +139,7 @@ class LongDocument:
 
     @property
     def bytes(self) -> int:
-        """The bytes that are kept: of keys and values and, where a drafter wants them, of states."""
+        """The bytes kept: of keys and values and, where a drafter wants them, of states."""
         states = self._about.states
         return self._beginnings.bytes + (0 if states is None else states.nbytes)
 

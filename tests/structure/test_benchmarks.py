@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from ragspec.acceptance.target_view import RowView
-from tests.support import tiny
+from ragspec.target.causal import CausalTarget
+from tests.support import heads, tiny
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "benchmarks"
 WORDS = " ".join(f"word{i}" for i in range(300))
@@ -234,3 +235,19 @@ def test_long_documents(folder: Path, tmp_path: Path) -> None:
     assert set(found["ratios"]) == {
         f"anew to {way}, {what}" for way in ("kept", "disk") for what in ("first", "whole")
     }
+
+
+def test_long_heads(folder: Path, tmp_path: Path) -> None:
+    target, out = CausalTarget(tiny.model("llama")), tmp_path / "rows.json"
+    heads.fresh(target).save(tmp_path / "head")
+    run(
+        *("long_heads.py", "--data", folder, "--model", folder, "--head", tmp_path / "head"),
+        *("--tokens", "60", "--documents", "1", "--questions", "3", "--dtype", "float32"),
+        *("--start", "10", "--new-tokens", "12", "--budget", "4", "--json", out),
+    )
+    found = json.loads(out.read_text())
+    assert len(found["rows"]) == 3
+    for row in found["rows"]:
+        assert row["equal"] and row["chunks"] > 0
+        assert row["ways"]["head, chunks"]["head"] > 0 == row["ways"]["auto"]["head"]
+    assert found["figures"]["plain"]["decode"] == found["figures"]["plain"]["tokens a forward"] == 1

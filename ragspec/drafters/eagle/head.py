@@ -170,8 +170,8 @@ class FeatureHead(nn.Module):
         """Return the guessed states [R, n, H] after n tokens.
 
         embedded [R, n, E]: the tokens; states [R, n, H]: those before each of them. positions i64
-        [1, n] or [R, n]; None counts from 0. cache: takes the keys and values. mask bool [1, 1, n, n]: what
-        each sees; None: all before it.
+        [1, n] or [R, n], increasing; None counts from 0. cache: takes the keys and values. mask
+        bool [1, 1, n, n]: what each sees; None: all before it.
         """
         read = self.fc(torch.cat([embedded, states], -1).to(self.fc.weight.dtype))
         if positions is not None and cache is None and mask is None:

@@ -156,7 +156,8 @@ def test_damage_to_the_states_is_a_typed_error(kept: Path, tmp_path: Path) -> No
 
 def test_stores_of_before_are_opened(kept: Path, tmp_path: Path) -> None:
     """They say nothing of states; the manifest is written as it was, with its own hash."""
-    from ragspec.storage.store import POINTER, sha256_file
+    from ragspec.storage.manifest import sha256_file
+    from ragspec.storage.store import POINTER
 
     plain = LongDocument.open(document(), engine(head=False))
     plain.save(tmp_path / "old")

@@ -284,9 +284,7 @@ def test_a_target_makes_the_same_logits_of_kept_states() -> None:
 
 @pytest.mark.parametrize("keeps_logits", [True, False])
 @pytest.mark.parametrize("piece", [None, 7])
-def test_states_of_a_whole_text_need_no_logits_of_it(
-    piece: int | None, keeps_logits: bool
-) -> None:
+def test_states_of_a_whole_text_need_no_logits_of_it(piece: int | None, keeps_logits: bool) -> None:
     target, text = CausalTarget(model()), PROMPTS[2]
     target.piece, target.keeps_logits = piece, keeps_logits
     made: list[int] = []

@@ -72,8 +72,10 @@ def test_states_that_are_kept_give_the_head_that_reading_anew_gives(tmp_path: Pa
     anew, kept = (HeadTrainer(target(), texts(), FEW) for _ in range(2))
     kept.keep_states(tmp_path)
     read = list[int]()
-    states = kept._reader._states
-    kept._reader._states = lambda numbers: read.extend(numbers) or states(numbers)  # type: ignore
+    reader = kept._reader
+    assert isinstance(reader, StateReader)
+    states = reader._states
+    reader._states = lambda numbers: read.extend(numbers) or states(numbers)  # type: ignore
     for trainer in (anew, kept):
         list(trainer.run())
     assert sorted(read) == list(range(12))
@@ -81,6 +83,7 @@ def test_states_that_are_kept_give_the_head_that_reading_anew_gives(tmp_path: Pa
     assert kept.steps == anew.steps == 6
     again = HeadTrainer(target(), texts(), FEW)
     again.keep_states(tmp_path)
+    assert isinstance(again._reader, StateReader)
     again._reader._states = None  # type: ignore[assignment,method-assign]
     list(again.run())
     assert torch.equal(again.head.fc.weight, kept.head.fc.weight)
