@@ -99,7 +99,7 @@ class HeadSession(ModelSession):
         self, cache: HeadCache, growth: Growth, drafter: HeadDrafter, request: DraftRequest
     ) -> None:
         super().__init__(cache, growth, drafter.depth, drafter.worth)
-        self._prompt_length = len(request.prompt)
+        self._prompt = request.prompt
         self._known_states = request.known_states
         self._copies = drafter.target.copies
 
@@ -110,7 +110,7 @@ class HeadSession(ModelSession):
         """
         if isinstance(feedback, Prefill):
             if feedback.hidden is not None:
-                self._begin(feedback.hidden, self._prompt_length - len(feedback.tokens))
+                self._begin(feedback.hidden, len(self._prompt) - len(feedback.tokens))
             return
         super().observe(feedback)
         if feedback.hidden is not None:
@@ -132,6 +132,9 @@ class HeadSession(ModelSession):
             if part.start < first:
                 self.cache.tell(_checked(part, hidden)[:, : first - part.start], part.start)
         self.cache.tell(hidden, first)
+        if self.cache.readable(self._prompt):
+            with self.cache.lease():  # not in the first draft, which would seem dear ever after
+                self.cache.read(self._prompt)
 
 
 def _checked(part: KnownStates, hidden: torch.Tensor) -> torch.Tensor:

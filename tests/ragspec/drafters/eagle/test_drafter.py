@@ -168,6 +168,15 @@ def session(target: CausalTarget) -> tuple[HeadSession, list[int]]:
     return opened, prompt
 
 
+def test_a_prompt_is_read_when_it_is_told_and_not_in_the_first_draft() -> None:
+    opened, prompt = session(CausalTarget(heads.model()))
+    states = heads.states(CausalTarget(heads.model()), prompt)
+    opened.observe(Prefill(np.array(prompt, dtype=np.int64), hidden=states))
+    assert len(opened.cache) == len(prompt) - 1 and opened.cache.forwards == 1
+    assert len(opened.propose(DraftContext([*prompt, 3], len(prompt), 20), 8)) == 8
+    assert len(opened.cache) == len(prompt)
+
+
 def test_without_states_it_drafts_nothing() -> None:
     opened, prompt = session(CausalTarget(heads.model()))
     context = DraftContext([*prompt, 3], len(prompt), 20)
