@@ -126,7 +126,7 @@ class LongDocument:
         part = _checked_part(part)
         characters = _characters(engine.tokenizer, document, part)
         hit, prefix = _laid(engine, document, characters, asked)
-        _check_room(engine, prefix, part)
+        _check_room(writer.engine, prefix, part)
         kept = Kept(document, asked, prefix.token_ids, part, characters, ())
         found = cls(writer, kept, hit, prefix, chunks)
         found._read(on_read)
@@ -318,7 +318,11 @@ def _check_room(engine: Engine, prefix: Prompt, part: Part | None) -> None:
             f"which question and answer need; {fits:,} fit: read a part of it (part=({first}, "
             f"{first + fits}), --part {first}:{first + fits}), or ask DocQA, which searches it."
         )
-    needed = COPIES * length * slot_bytes(engine.model.config, engine.target.dtype)
+    config, dtype = engine.model.config, engine.target.dtype
+    needed = COPIES * length * slot_bytes(config, dtype)
+    if needs_hidden([engine.drafter]):
+        width = engine.target.copies * config.get_text_config().hidden_size
+        needed += length * width * dtype.itemsize
     free = free_memory()
     if engine.target.device.type == "cpu" and free and needed > MOST_SHARE * free:
         raise InputError(
