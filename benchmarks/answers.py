@@ -18,20 +18,19 @@ loops: eight words three times.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import torch
 
 from ragspec.engine.engine import Engine
+from ragspec.pipelines.bench.data import docqa_documents, gold_questions, holds, read_records
 from ragspec.pipelines.console.options import be_quiet
 from ragspec.pipelines.docqa.docqa import Answer, DocQA
 from ragspec.retrievers.search.documents import Document
@@ -70,40 +69,19 @@ class Row:
     seconds: float
 
 
-def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file of JSON lines."""
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8") as file:
-        yield from map(json.loads, file)
-
-
 def questions(data: Path, kind: str, split: str, most: int) -> list[Question]:
     """Return the questions of one set."""
-    if kind == "manuals":
-        records = list(lines(OWN))
-    else:
-        records = [r for r in lines(data / "docqa" / "items.jsonl") if r["split"] == split]
-        records = [r for r in records if r["tier"] != "pyfaq"]  # their answers are whole paragraphs
-    return [Question(r["question"], tuple(r["answers"])) for r in records[:most]]
+    if kind != "manuals":
+        return [Question(q.text, q.answers) for q in gold_questions(data, split)[:most]]
+    return [Question(r["question"], tuple(r["answers"])) for r in read_records(OWN)][:most]
 
 
 def documents(data: Path, kind: str) -> list[Document]:
     """Return the documents of one set."""
     if kind == "manuals":
-        records = [r for r in lines(data / "lm" / "valid.jsonl.gz") if r["kind"] == "docs"]
+        records = [r for r in read_records(data / "lm" / "valid.jsonl.gz") if r["kind"] == "docs"]
         return [Document(r["doc"], r["doc"], r["text"]) for r in records]
-    records = list(lines(data / "docqa" / "documents.jsonl.gz"))
-    return [Document(r["doc_id"], r["title"], r["text"]) for r in records]
-
-
-def plain(text: str) -> str:
-    """Return a text without what the comparison does not see."""
-    return " ".join(text.lower().split())
-
-
-def holds(text: str, gold: Iterable[str]) -> bool:
-    """Tell whether a text holds one of the gold answers."""
-    return any(plain(each) in plain(text) for each in gold)
+    return list(docqa_documents(data).values())
 
 
 def loops(text: str) -> bool:

@@ -17,9 +17,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from text import long_documents, read_lines
-
 from ragspec.models.load import load_model
+from ragspec.pipelines.bench.data import long_documents, read_records
 from ragspec.pipelines.bench.replay import Known, Replay, Replayed
 from ragspec.pipelines.bench.tasks import plain_ids
 from ragspec.retrievers import AutoDrafter, CorpusIndex
@@ -30,7 +29,7 @@ PROMPT, TEXT, PAGES = 128, 256, 12  # tokens, tokens, pages a manual
 def pages(path: Path) -> dict[str, list[str]]:
     """Return the pages of each manual in a file of the language model's text."""
     found: dict[str, list[str]] = {}
-    for row in read_lines(path):
+    for row in read_records(path):
         if row["kind"] == "docs":
             found.setdefault(row["doc"].split("/")[0], []).append(row["text"])
     return found

@@ -16,14 +16,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from text import long_documents, quote_tasks, read_lines
+from text import quote_tasks
 
 from ragspec.models.load import load_model
+from ragspec.pipelines.bench.data import docqa_documents, long_documents, read_records
 from ragspec.pipelines.bench.replay import Known, Replay
 from ragspec.pipelines.bench.tasks import CONTEXT_TOKENS, QUOTATION, plain_ids, quotation
 from ragspec.pipelines.docqa.prompt import render
 from ragspec.pipelines.methods import Sources, build_method
-from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passages import split_document
 
@@ -33,13 +33,10 @@ Texts = dict[str, list[Known]]
 
 def questions(data: Path, tokenizer: Any) -> Texts:
     """Return the valid questions by tier, with their gold evidence and answer."""
-    rows = read_lines(data / "docqa" / "documents.jsonl.gz")
-    documents = {
-        r["doc_id"]: Document(name=r["doc_id"], title=r["title"], text=r["text"]) for r in rows
-    }
+    documents = docqa_documents(data)
     cut = {name: split_document(document) for name, document in documents.items()}
     found: Texts = {}
-    for row in read_lines(data / "docqa" / "items.jsonl"):
+    for row in read_records(data / "docqa" / "items.jsonl"):
         if row["split"] != "valid":
             continue
         document, passages = documents[row["doc_id"]], cut[row["doc_id"]]

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from text import long_documents, quote_tasks, read_lines, spread
+from text import quote_tasks, spread
 
 from ragspec.models.resolve import STARTER
+from ragspec.pipelines.bench.data import docqa_documents, long_documents, read_records
 from ragspec.pipelines.bench.replay import Known
 from ragspec.pipelines.bench.tasks import plain_ids, quotation
 from ragspec.pipelines.docqa.prompt import render
@@ -40,14 +41,13 @@ def shared_texts(data: Path, tokenizer: Any) -> dict[str, list[Known]]:
         for length in (2000, 7000):  # what comes later shares its names and phrases, as a summary
             start = (number * 997) % (len(ids) - length - 2 * LONGEST)
             summary.append(known(ids[start : start + length], ids[start + length + LONGEST :]))
-    rows = read_lines(data / "docqa" / "documents.jsonl.gz")
-    named = {
-        r["doc_id"]: Document(name=r["doc_id"], title=r["title"], text=r["text"]) for r in rows
-    }
-    items = [r for r in read_lines(data / "docqa" / "items.jsonl") if r["split"] == "valid"]
+    named = docqa_documents(data)
+    items = [r for r in read_records(data / "docqa" / "items.jsonl") if r["split"] == "valid"]
     for row in spread(items, TEXTS):
         answer.append(gold_answer(tokenizer, row, named[row["doc_id"]]))
-    prose = [r for r in read_lines(data / "lm" / "valid.jsonl.gz") if r["kind"] in ("book", "play")]
+    prose = [
+        r for r in read_records(data / "lm" / "valid.jsonl.gz") if r["kind"] in ("book", "play")
+    ]
     free = [halves(plain_ids(tokenizer, row["text"][:4000])) for row in spread(prose, TEXTS)]
     return {"quote": quote, "answer": answer, "free": free, "summary": summary}
 

@@ -22,6 +22,7 @@ import torch
 
 from ragspec.engine.engine import Engine
 from ragspec.models.load import load_model
+from ragspec.pipelines.bench.modes import TokenClock
 from ragspec.pipelines.console.options import be_quiet
 
 WRITTEN = 33
@@ -37,25 +38,11 @@ def beginning(data: Path, tokenizer: Any, length: int) -> list[int]:
     return list(ids["input_ids"][:length])
 
 
-class Clock:
-    """Takes the time of every token that `generate` of transformers hands to a streamer."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def put(self, tokens: torch.Tensor) -> None:
-        """Note a token; the first call brings the prompt."""
-        self.times.append(time.perf_counter())
-
-    def end(self) -> None:
-        """Nothing is held back."""
-
-
 def row(engine: Engine, peer: Any, prompt: list[int], repeats: int) -> str:
     """Return the line of one length: medians over the repeats."""
 
     def theirs(tokens: int, start: int = 0) -> list[float]:
-        ids, clock = torch.tensor([prompt[start:]]), Clock()
+        ids, clock = torch.tensor([prompt[start:]]), TokenClock()
         options = {"do_sample": False, "max_new_tokens": tokens, "min_new_tokens": tokens}
         peer.generate(ids, attention_mask=torch.ones_like(ids), streamer=clock, **options)
         return clock.times[1:]

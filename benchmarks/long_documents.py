@@ -11,7 +11,6 @@ the end of the answer (greedy, at most 64 tokens); medians over the documents.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import tempfile
 import time
@@ -24,6 +23,7 @@ import torch
 
 from ragspec import Engine
 from ragspec.pipelines import LongDocument
+from ragspec.pipelines.bench.data import long_documents
 from ragspec.retrievers import Document
 
 FIRST, NEXT = "What is this text about?", "Who or what is named first, and what happens then?"
@@ -43,16 +43,6 @@ def timed(run: Callable[[Callable[[str], None]], Any]) -> tuple[float, float, An
     return first[0] if first else float("nan"), time.perf_counter() - began, found
 
 
-def documents(data: Path, count: int) -> list[Document]:
-    """Return some of the long documents."""
-    rows = [json.loads(line) for line in (data / "longdocs" / "index.jsonl").open()]
-    found = []
-    for row in rows[:count]:
-        with gzip.open(data / "longdocs" / row["file"], "rt", encoding="utf-8") as file:
-            found.append(Document(row["name"], row["title"], file.read()))
-    return found
-
-
 def measure(document: Document, engine: Engine, part: tuple[int, int], turn: int) -> dict[str, Any]:
     """Return the seconds of all ways for one document."""
     began = time.perf_counter()
@@ -64,7 +54,7 @@ def measure(document: Document, engine: Engine, part: tuple[int, int], turn: int
         opened.save(Path(folder) / "kept")
 
         def anew(take: Callable[[str], None]) -> Any:
-            made = opened._prompt(NEXT)
+            made = opened.prompt(NEXT)
             stream = engine.stream(
                 list(made.token_ids),
                 max_new_tokens=NEW_TOKENS,
@@ -107,8 +97,8 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     engine = Engine.from_pretrained(given.model, dtype=given.dtype)
-    rows = []
-    for turn, document in enumerate(documents(given.data, given.documents)):
+    rows, books = [], list(long_documents(given.data).values())
+    for turn, document in enumerate(books[: given.documents]):
         part = (given.start, given.start + given.tokens)
         rows.append(measure(document, engine, part, turn))
         print(json.dumps(rows[-1]), flush=True)

@@ -7,15 +7,14 @@ queries.jsonl.gz {id, split, origin, question, gold}.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ragspec.pipelines.bench.data import read_records
 from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER, DenseIndex, load_embedder
 from ragspec.retrievers.search.fusion import CANDIDATES, Ranking, fuse_rankings
 from ragspec.retrievers.search.passage_index import fusion_for
@@ -24,18 +23,12 @@ from ragspec.retrievers.search.sparse import SparseIndex
 CUTS = (1, 5, 20)
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a gzipped JSON-lines file."""
-    with gzip.open(path, "rt", encoding="utf-8") as stream:
-        for line in stream:
-            yield json.loads(line)
-
-
 def read_passages(folder: Path) -> tuple[list[str], list[str]]:
     """Return the ids of all passages and the texts that are indexed (title, then text)."""
-    titles = {doc["doc_id"]: doc["title"] for doc in read_lines(folder / "passage_docs.jsonl.gz")}
+    documents = read_records(folder / "passage_docs.jsonl.gz")
+    titles = {document["doc_id"]: document["title"] for document in documents}
     ids, texts = [], []
-    for record in read_lines(folder / "passages.jsonl.gz"):
+    for record in read_records(folder / "passages.jsonl.gz"):
         ids.append(record["id"])
         texts.append(f"{titles[record['doc']]}\n{record['text']}")
     return ids, texts
@@ -63,7 +56,7 @@ def recalls(
 def measure(folder: Path, split: str, embedder: str) -> dict[str, Any]:
     """Index all passages, search every query of a split, and return recalls and seconds."""
     queries = [
-        query for query in read_lines(folder / "queries.jsonl.gz") if query["split"] == split
+        query for query in read_records(folder / "queries.jsonl.gz") if query["split"] == split
     ]
     ids, texts = read_passages(folder)
     seconds: dict[str, float] = {}

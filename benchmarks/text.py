@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import gzip
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +24,7 @@ from rich.console import Console
 
 from ragspec.engine.engine import Engine
 from ragspec.models.load import load_model
+from ragspec.pipelines.bench.data import docqa_documents, long_documents, read_records
 from ragspec.pipelines.bench.modes import MODES, build_modes
 from ragspec.pipelines.bench.prompts import (
     DOCQA,
@@ -53,35 +52,26 @@ from ragspec.pipelines.bench.tasks import (
 from ragspec.pipelines.bench.text import run_benchmark, write_json
 from ragspec.pipelines.docqa.docqa import DocQA
 from ragspec.pipelines.methods import open_sources
-from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import PassageIndex
 
 T = TypeVar("T")
 AROUND = 120  # tokens of a quotation's prompt that are not the document's
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the JSON objects of a file, gzipped or not."""
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
-
-
 def docqa(data: Path, engine: Engine, top_k: int) -> list[BenchItem]:
     """Return the questions about documents that the starter models never saw."""
-    documents = [
-        Document(name=row["doc_id"], title=row["title"], text=row["text"])
-        for row in read_lines(data / "docqa" / "documents.jsonl.gz")
-    ]
-    qa = DocQA(PassageIndex.build(documents), engine=engine)
-    items = [r for r in read_lines(data / "docqa" / "items.jsonl") if r["split"] == "valid"]
+    documents = docqa_documents(data)
+    qa = DocQA(PassageIndex.build(list(documents.values())), engine=engine)
+    items = [r for r in read_records(data / "docqa" / "items.jsonl") if r["split"] == "valid"]
     return docqa_items(qa, [(row["id"], row["question"]) for row in items], top_k)
 
 
 def free(data: Path, tokenizer: Any, count: int) -> list[BenchItem]:
     """Return beginnings of unseen documentation and books, spread over the file."""
     rows = [
-        row for row in read_lines(data / "lm" / "valid.jsonl.gz") if row["kind"] in ("docs", "book")
+        row
+        for row in read_records(data / "lm" / "valid.jsonl.gz")
+        if row["kind"] in ("docs", "book")
     ]
     step = max(1, len(rows) // count)
     return free_items(tokenizer, [(row["id"], row["text"]) for row in rows[::step]])[:count]
@@ -89,23 +79,14 @@ def free(data: Path, tokenizer: Any, count: int) -> list[BenchItem]:
 
 def edits(data: Path, tokenizer: Any, count: int) -> list[BenchItem]:
     """Return pieces of unseen documentation to be written again with a word changed."""
-    rows = [row for row in read_lines(data / "lm" / "valid.jsonl.gz") if row["kind"] == "docs"]
+    rows = [row for row in read_records(data / "lm" / "valid.jsonl.gz") if row["kind"] == "docs"]
     step = max(1, len(rows) // (2 * count))  # not every piece has a word to change
     return edit_items(tokenizer, [(row["id"], row["text"]) for row in rows[::step]], count)
 
 
-def long_documents(data: Path) -> dict[str, Document]:
-    """Return the long documents by name."""
-    found = {}
-    for row in read_lines(data / "longdocs" / "index.jsonl"):
-        with gzip.open(data / "longdocs" / row["file"], "rt", encoding="utf-8") as file:
-            found[row["name"]] = Document(name=row["name"], title=row["title"], text=file.read())
-    return found
-
-
 def quote_tasks(data: Path) -> list[tuple[str, QuoteTask]]:
     """Return (name of the document, what to quote from it)."""
-    rows = read_lines(data / "longdocs" / "quote_tasks.jsonl")
+    rows = read_records(data / "longdocs" / "quote_tasks.jsonl")
     return [
         (row["doc"], QuoteTask(row["id"], row["query"], row["cue"], *row["reference_span"]))
         for row in rows

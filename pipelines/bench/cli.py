@@ -12,6 +12,7 @@ import typer
 
 from ragspec.pipelines.bench.image import image
 from ragspec.pipelines.bench.knn import knn
+from ragspec.pipelines.bench.long import long
 from ragspec.pipelines.bench.modes import MODES, PEERS, known
 from ragspec.pipelines.bench.retrieval import retrieval
 from ragspec.pipelines.bench.store import store
@@ -42,6 +43,9 @@ app.command()(retrieval)
 
 
 app.command()(knn)
+
+
+app.command()(long)
 
 
 @dataclass(frozen=True, slots=True)

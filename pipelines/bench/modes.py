@@ -84,6 +84,20 @@ class OurMode:
         return Outcome(result.tokens, result.report.forward_passes, seconds, given, prefill)
 
 
+class TokenClock:
+    """Takes the time of every token that `generate` of transformers hands to a streamer."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def put(self, tokens: torch.Tensor) -> None:
+        """Note a token; the first call brings the prompt."""
+        self.times.append(time.perf_counter())
+
+    def end(self) -> None:
+        """Nothing is held back."""
+
+
 class HFMode:
     """`generate` of transformers with some arguments, on a model that modes may share.
 
@@ -184,16 +198,17 @@ def build_modes(
     held = replace(sources or Sources(), draft_model=draft_model)
     found: dict[str, list[Mode]] = {}
     for name in names:
-        if draft_model is None and _needs_model(name):
+        if draft_model is None and needs_model(name):
             continue
         if name in PEERS:
             found[name] = _peers(name, peer, draft_model)
         else:
-            found[name] = [OurMode(name, _ours(name, engine, held))]
+            found[name] = [OurMode(name, make_engine(name, engine, held))]
     return found
 
 
-def _needs_model(name: str) -> bool:
+def needs_model(name: str) -> bool:
+    """Tell whether a way of decoding cannot do without a draft model."""
     methods = listed()
     needs = {need for part in _parts(name) if part in methods for need in methods[part].needs}
     return name == "hf-assistant" or "draft model" in needs
@@ -229,12 +244,18 @@ def _assistant(draft_model: Any, tokens: int, confidence: float) -> dict[str, An
     return {"assistant_model": assistant}
 
 
-def _ours(name: str, engine: Engine, sources: Sources) -> Engine:
-    drafters = list[Any]()
-    for part in _parts(name):
-        made = build_method(part, sources) if part in known() else HeadDrafter(part, engine.target)
+def make_engine(name: str, engine: Engine, sources: Sources) -> Engine:
+    """Return an engine over the same target that drafts as a name says: see `check_modes`.
+
+    Of fused drafters only those that need the draft model are given it.
+    """
+    parts, drafters = _parts(name), list[Any]()
+    alone = replace(sources, draft_model=None)
+    for part in parts:
+        given = sources if len(parts) == 1 or needs_model(part) else alone
+        made = build_method(part, given) if part in known() else HeadDrafter(part, engine.target)
         drafters += made if isinstance(made, list) else [] if made is None else [made]
     # A copy: what one mode learns about acceptance must not help or hurt another.
     budget = copy.deepcopy(engine.budget)
     fused = drafters[0] if len(drafters) == 1 else drafters or None
-    return Engine(engine.model, engine.tokenizer, fused, None, budget, rule=engine.rule)
+    return Engine(engine.target, engine.tokenizer, fused, None, budget, rule=engine.rule)

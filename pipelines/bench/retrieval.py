@@ -10,7 +10,6 @@ only after less probable tokens; its answers may be others.
 
 from __future__ import annotations
 
-import gzip
 import json
 import time
 from collections import defaultdict
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragspec.errors import InputError
+from ragspec.pipelines.bench.data import read_records
 from ragspec.pipelines.console.options import be_quiet, checked_output
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def retrieval(
     unknown = [name for name in names if name not in CASES]
     if unknown or not names:
         raise InputError(f"unknown case {''.join(unknown[:1])!r}. Known: {', '.join(CASES)}.")
-    asked = [record["question"] for record in _lines(data / "queries.jsonl.gz")]
+    asked = [record["question"] for record in read_records(data / "queries.jsonl.gz")]
     asked = asked[:: max(1, len(asked) // questions)][:questions]
     engine = Engine.from_pretrained(model)
     rows: list[dict[str, Any]] = []
@@ -182,7 +182,7 @@ def _built(name: str, data: Path, windows: int) -> tuple[Any, str | None]:
     from ragspec.retrievers.search.documents import Document
     from ragspec.retrievers.search.passage_index import PassageIndex
 
-    texts = [record["text"] for record in _lines(data / "passages.jsonl.gz")]
+    texts = [record["text"] for record in read_records(data / "passages.jsonl.gz")]
     documents = [Document(f"{i}", "", text) for i, text in enumerate(texts)]
     if name == "windows":
         return _windowed(documents, windows), "dense"
@@ -229,17 +229,6 @@ def _far(index: PassageIndex) -> Callable[[str], list[tuple[str, float, dict[str
         return [(hit.passage.text, hit.score, {"name": hit.document.name}) for hit in hits]
 
     return search
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a gzipped JSON-lines file; raises InputError where there is none."""
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as stream:
-            yield from map(json.loads, stream)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{path} cannot be read ({error}); expected gzipped JSON lines in --data."
-        ) from error
 
 
 def _write(path: Path, rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> None:

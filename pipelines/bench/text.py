@@ -44,8 +44,7 @@ class Benchmark:
     def tells(self, item: BenchItem) -> bool:
         """Whether the plain output of the item can tell speeds apart: long enough, and no loop."""
         runs = self.measured[(item.category, item.id)]
-        tokens = (runs.get("plain") or next(iter(runs.values()))).outcome.tokens
-        return len(tokens) >= SHORTEST and loop_share(tokens) <= LOOPING
+        return telling((runs.get("plain") or next(iter(runs.values()))).outcome.tokens)
 
     def rows(self, baseline: str = "hf-greedy") -> list[Row]:
         """Return one row for each category and mode."""
@@ -57,6 +56,11 @@ class Benchmark:
                 setting = self.settings.get((category, mode), mode)
                 rows.append(summarise(category, mode, setting, runs, kept, baseline))
         return rows
+
+
+def telling(tokens: Sequence[int]) -> bool:
+    """Tell whether a plain text is long enough for its speed to be measured, and no loop."""
+    return len(tokens) >= SHORTEST and loop_share(tokens) <= LOOPING
 
 
 def run_benchmark(

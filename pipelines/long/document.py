@@ -138,6 +138,11 @@ class LongDocument:
         return len(self.prefix.token_ids)
 
     @property
+    def text(self) -> str:
+        """The part of the document's text that is read."""
+        return self.hit.passage.text
+
+    @property
     def bytes(self) -> int:
         """The bytes kept: of keys and values and, where a drafter wants them, of states."""
         states = self._about.states
@@ -182,7 +187,7 @@ class LongDocument:
             raise InputError(f"The question is empty or no text ({question!r}); ask something.")
         if sampling is not None and sampling.n != 1:
             raise InputError(f"ask() gives one answer, got n={sampling.n}; use Engine.generate.")
-        made = self._prompt(" ".join(question.split()))
+        made = self.prompt(question)
         options = {
             "stop": self.wording.stop,
             "stopping_criteria": [EndRepetition(len(made.token_ids))],
@@ -233,8 +238,9 @@ class LongDocument:
             self._chunks = Chunks(self.document, self.hit, self.tokens, self._search)
         return self._chunks
 
-    def _prompt(self, question: str) -> Prompt:
+    def prompt(self, question: str) -> Prompt:
         """Return the prompt of a question, whose beginning is the document's."""
+        question = " ".join(question.split())
         tokenizer = self.engine.tokenizer
         text, end = led_by(tokenizer, question, self.hit, self.wording)
         ids = (*self.prefix.token_ids, *plain_ids(tokenizer, text[end:]))
