@@ -56,5 +56,6 @@ def _part(kind: str, rows: Sequence[LongRow], colours: dict[str, str]) -> Part |
     ]
     kept = sum(row.kept for row in rows if row.way == rows[0].way)
     prompts = sum(row.prompts for row in rows if row.way == rows[0].way)
-    hint = f"{kept} of {prompts} prompts; the others loop, or end before they can be timed."
+    others = "; the others loop, or end before they can be timed" if kept < prompts else ""
+    hint = f"{kept} of {prompts} prompts{others}."
     return Part(kind, hint, speed, [(title, each) for title, each in small if each])
