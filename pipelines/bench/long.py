@@ -11,7 +11,7 @@ import json as codec
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 WAYS, KINDS = "auto,context", "questions,summaries,quotations"
 WARM_UP = 8  # tokens that every way writes before anything is timed
 Told = Callable[[str, int, int], None]
+T = TypeVar("T", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class LongBench:
     draft_model: str | None
     peer: bool
     retrieval: bool
+    etas: tuple[float, ...]
     documents: int
     items: int
     questions: int
@@ -72,6 +74,10 @@ def long(
     retrieval: Annotated[
         bool, typer.Option(help="The passages that a question finds alone, too.")
     ] = False,
+    eta: Annotated[
+        str,
+        typer.Option(help="Steered by the draft model over what a question finds: 5,10,20."),
+    ] = "",
     documents: Annotated[int, typer.Option(min=1, help="Documents of each length.")] = 3,
     items: Annotated[int, typer.Option(min=1, help="Tasks of a kind over each of them.")] = 3,
     questions: Annotated[int, typer.Option(min=1, help="Questions with gold answers.")] = 40,
@@ -87,9 +93,22 @@ def long(
     for path in (json, page):
         checked_output(path)
     asked = LongBench(
-        *(model, dtype, device, _numbers(lengths), _names(kinds), _names(ways), draft_model),
-        *(peer, retrieval),
-        *(documents, items, questions, new_tokens, start, seed),
+        model=model,
+        dtype=dtype,
+        device=device,
+        lengths=_numbers(lengths, "--lengths", int),
+        kinds=_names(kinds),
+        ways=_names(ways),
+        draft_model=draft_model,
+        peer=peer,
+        retrieval=retrieval,
+        etas=_numbers(eta, "--eta", float) if eta else (),
+        documents=documents,
+        items=items,
+        questions=questions,
+        new_tokens=new_tokens,
+        start=start,
+        seed=seed,
     )
     run_long_bench(asked, data, json, page)
 
@@ -133,13 +152,23 @@ def _prepared(asked: LongBench) -> tuple[Engine, list[Way]]:
     """Return an engine for reading, and the ways over its target."""
     from ragspec.engine.engine import Engine as AnyEngine
     from ragspec.models.load import load_model
-    from ragspec.pipelines.bench.long_ways import SELF, make_ways
+    from ragspec.pipelines.bench.long_ways import (
+        SELF,
+        PeerWay,
+        RetrievalWay,
+        make_ways,
+        steered_ways,
+    )
 
     engine = AnyEngine.from_pretrained(asked.model, None, device=asked.device, dtype=asked.dtype)
     draft = engine.model if asked.draft_model == SELF else None
     if asked.draft_model is not None and draft is None:
         draft = load_model(asked.draft_model, asked.device, asked.dtype)[0]
-    return engine, make_ways(asked.ways, engine, draft, asked.peer, asked.retrieval)
+    ways = make_ways(asked.ways, engine, draft)
+    ways += steered_ways(asked.etas, engine, draft)
+    ways += [PeerWay(engine)] if asked.peer else []
+    ways += [RetrievalWay(engine)] if asked.retrieval else []
+    return engine, ways
 
 
 def measure(
@@ -204,12 +233,15 @@ def _told_of(asked: LongBench, tasks: int) -> str:
     )
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    """Return the lengths that a text names; raises InputError."""
-    found = [int(each) for each in _names(text) if each.isdecimal()]
-    if not found or min(found) < 1 or len(found) != len(_names(text)):
-        raise InputError(f"--lengths is {text!r}; expected numbers of tokens such as 1000,7000.")
-    return tuple(dict.fromkeys(found))
+def _numbers(text: str, option: str, kind: Callable[[str], T]) -> tuple[T, ...]:
+    """Return the positive numbers that a text names; raises InputError."""
+    try:
+        found = tuple(dict.fromkeys(kind(each) for each in _names(text)))
+    except ValueError:
+        found = ()
+    if not found or min(found) <= 0:
+        raise InputError(f"{option} is {text!r}; expected numbers above 0 such as 10,20.")
+    return found
 
 
 def _names(text: str) -> tuple[str, ...]:

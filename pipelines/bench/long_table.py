@@ -12,7 +12,7 @@ import numpy as np
 
 from ragspec.pipelines.bench.data import holds
 from ragspec.pipelines.bench.long_tasks import Task
-from ragspec.pipelines.bench.long_ways import PEER, PLAIN, RETRIEVAL, Found
+from ragspec.pipelines.bench.long_ways import PEER, PLAIN, Found
 from ragspec.pipelines.bench.table import NONE_KEPT, interval
 from ragspec.pipelines.bench.text import telling
 from ragspec.reports.report import loop_share
@@ -31,10 +31,10 @@ class Asked:
     task: Task
     found: dict[str, Found]
 
-    @property
-    def tells(self) -> bool:
-        """Whether its plain text is long enough to be timed, and no loop."""
-        return telling(self.found[PLAIN].outcome.tokens)
+    def tells(self, way: str) -> bool:
+        """Tell whether the plain text, and another one that a way wrote, can be timed."""
+        plain, own = self.found[PLAIN], self.found[way]
+        return telling(plain.outcome.tokens) and (own.same or telling(own.outcome.tokens))
 
     def ratio(self, way: str) -> float:
         """Return how many times as fast as plain decoding a way was, by the token."""
@@ -76,8 +76,7 @@ class LongRow:
     times as fast as plain decoding by the token, with its 95 % interval, and worst_quarter, which
     one prompt in four does not reach. ms: milliseconds a token. accepted: share of the drafted
     tokens. c: milliseconds of a level of a draft over those of a plain step. equal: share of texts
-    with the tokens of plain decoding; equal, kept and ratios say nothing of retrieval alone, which
-    reads another prompt. gold:
+    with the tokens of plain decoding, None for another law or prompt. gold:
     share that holds a gold answer, with its 95 % interval (Wilson), None without gold answers.
     """
 
@@ -115,8 +114,7 @@ def rows_of(asked: Sequence[Asked]) -> list[LongRow]:
 
 def _row(kind: str, length: int, way: str, group: Sequence[Asked]) -> LongRow:
     found = [each.found[way] for each in group]
-    timed = [each for each in group if each.tells and way != RETRIEVAL]
-    ratios = [each.ratio(way) for each in timed]
+    ratios = [each.ratio(way) for each in group if each.tells(way)]
     low, high = interval(ratios)
     steps = [step for each in found for step in each.steps]
     drafted, kept = (sum(getattr(step, n) for step in steps) for n in ("nodes", "accepted"))
@@ -138,7 +136,7 @@ def _row(kind: str, length: int, way: str, group: Sequence[Asked]) -> LongRow:
         tokens_per_forward=_per_forward(found),
         accepted=kept / drafted if drafted else None,
         c=median(levels) if levels else None,
-        equal=None if way == RETRIEVAL else fmean(each.equal(way) for each in group),
+        equal=fmean(each.equal(way) for each in group) if found[0].same else None,
         loops=fmean(loop_share(each.outcome.tokens) for each in found),
         gold=gold,
         gold_low=bounds[0],
@@ -147,10 +145,9 @@ def _row(kind: str, length: int, way: str, group: Sequence[Asked]) -> LongRow:
 
 
 def _per_forward(found: Sequence[Found]) -> float:
-    """Return tokens by forwards of decoding; the prompt's own forward gives the first token."""
-    tokens = sum(len(each.outcome.tokens) - 1 for each in found)
-    forwards = sum(len(each.steps) or each.outcome.forwards - 1 for each in found)
-    return tokens / max(1, forwards)
+    """Return tokens by forwards of decoding, without the prompt's own and the token it gives."""
+    given = [tokens for each in found for tokens in each.outcome.step_tokens[1:]]
+    return sum(given) / max(1, len(given))
 
 
 def _share(right: int, count: int) -> tuple[float, float, float]:

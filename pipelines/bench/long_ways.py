@@ -11,13 +11,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from ragspec.acceptance.base import Step
 from ragspec.budget.policy import make_budget
+from ragspec.drafters.base import Drafter
 from ragspec.drafters.method import Sources
+from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
 from ragspec.pipelines.bench.long_tasks import Task
 from ragspec.pipelines.bench.modes import (
@@ -32,12 +34,12 @@ from ragspec.pipelines.bench.prompts import BenchItem
 from ragspec.pipelines.docqa.docqa import Answer, DocQA
 from ragspec.pipelines.docqa.prompt import plain_ids
 from ragspec.pipelines.long.document import LongDocument
+from ragspec.reports.label import kind_of_label
 from ragspec.reports.sources import kept_of
+from ragspec.retrievers.methods.auto import AutoDrafter
+from ragspec.retrievers.rapid.drafter import Rapid
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.trees.operations import depths
-
-if TYPE_CHECKING:
-    from ragspec.engine.engine import Engine
 
 PLAIN, PEER, RETRIEVAL = "plain", "hf-greedy", "retrieval"
 PIECE = 1024  # tokens of a document that transformers reads at a time, as we do
@@ -57,13 +59,17 @@ class DraftStep:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a way made of a task. seconds: of decoding; by_source: accepted tokens by drafter."""
+    """What a way made of a task. seconds: of decoding; by_source: accepted tokens by drafter.
+
+    same: whether the text is to be that of plain decoding, not one of another law or prompt.
+    """
 
     outcome: Outcome
     text: str
     seconds: float
     steps: tuple[DraftStep, ...] = ()
     by_source: dict[str, int] = field(default_factory=dict)
+    same: bool = True
 
     @property
     def token_seconds(self) -> float:
@@ -121,8 +127,9 @@ class RetrievalWay:
     """Retrieval alone: the passages of the document that a question finds, and nothing else."""
 
     def __init__(self, engine: Engine) -> None:
+        """engine: over the same target; it drafts from the text alone."""
         self.name = RETRIEVAL
-        self.engine = engine
+        self.engine = make_engine("context", engine, Sources())
         self._qa: DocQA | None = None
 
     def read(self, document: LongDocument) -> None:
@@ -138,7 +145,7 @@ class RetrievalWay:
         answer = self._qa.ask(
             task.question, max_new_tokens=len(begun) + new_tokens, written=begun, refuse=False
         )
-        return _found(answer, time.perf_counter() - began, len(begun))
+        return replace(_found(answer, time.perf_counter() - began, len(begun)), same=False)
 
 
 def _found(answer: Answer, seconds: float, begun: int) -> Found:
@@ -156,6 +163,7 @@ def _found(answer: Answer, seconds: float, begun: int) -> Found:
         report.decode_seconds,
         tuple(_fact(step) for step in steps if "prefill" not in step.milliseconds),
         dict(report.accepted_by_source),
+        not kind_of_label(answer.label).startswith("exact-for"),
     )
 
 
@@ -172,10 +180,10 @@ class PeerWay:
     not end its own, so that the two are compared by the token.
     """
 
-    def __init__(self, model: Any, tokenizer: Any) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.name = PEER
-        self.model = model
-        self.tokenizer = tokenizer
+        self.model = copy.deepcopy(engine.model)
+        self.tokenizer = engine.tokenizer
         self._cache: Any = None
         self._document: LongDocument | None = None
 
@@ -210,10 +218,8 @@ class PeerWay:
         return Found(outcome, self.tokenizer.decode(outcome.tokens), seconds)
 
 
-def make_ways(
-    names: Sequence[str], engine: Engine, draft_model: Any, peer: bool, retrieval: bool
-) -> list[Way]:
-    """Return the ways by name, plain decoding first.
+def make_ways(names: Sequence[str], engine: Engine, draft_model: Any = None) -> list[Way]:
+    """Return the drafting ways by name, plain decoding first.
 
     names: drafters, joined by plus signs where they are fused, with `:N` for trees of N nodes in
     place of the budget. draft_model: for those that need one, or None. Raises UnknownNameError,
@@ -225,20 +231,35 @@ def make_ways(
     for name in names:
         drafter, _, nodes = _split(name)
         wants = needs_model(drafter)
-        if wants and draft_model is None:
-            raise InputError(
-                f"{name} got no draft model; expected one. Give it with --draft-model, "
-                f"{SELF!r} for the target itself."
-            )
+        if wants:
+            _check_model(name, draft_model)
         made = make_engine(drafter, engine, Sources(draft_model=draft_model if wants else None))
         if nodes:
             made.budget = make_budget(int(nodes))
         ways.append(DraftingWay(name, made))
-    if peer:
-        ways.append(PeerWay(copy.deepcopy(engine.model), engine.tokenizer))
-    if retrieval:
-        ways.append(RetrievalWay(make_engine("context", engine, Sources())))
     return ways
+
+
+def steered_ways(etas: Sequence[float], engine: Engine, draft_model: Any) -> list[Way]:
+    """Return ways whose law a draft model over retrieved chunks steers, see `Steering`.
+
+    All that is there drafts for them. Raises InputError without a draft model.
+    """
+    ways: list[Way] = []
+    for eta in etas:
+        _check_model(name := f"steered, eta {eta:g}", draft_model)
+        drafters: list[Drafter] = [AutoDrafter(), Rapid(draft_model, mode="steered", eta=eta)]
+        made = Engine(engine.target, engine.tokenizer, drafters, None, "auto")
+        ways.append(DraftingWay(name, made))
+    return ways
+
+
+def _check_model(name: str, draft_model: Any) -> None:
+    if draft_model is None:
+        raise InputError(
+            f"{name} got no draft model; expected one. Give it with --draft-model, {SELF!r} for "
+            "the target itself."
+        )
 
 
 def drafter_of(name: str) -> str:

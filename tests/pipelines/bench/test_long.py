@@ -15,6 +15,7 @@ from ragspec.pipelines.cli.app import main
 from tests.support import tiny
 
 WAYS = ("auto", "rapid:4", "auto+rapid")
+STEERED = "steered, eta 5"
 SENTENCE = "The walk keeps a token of the draft tree and the rule is kept word for word. "
 EVIDENCE = "The target is the river."
 
@@ -56,16 +57,15 @@ def test_every_way_answers_every_kind_and_length(
 ) -> None:
     out, page = tmp_path / "rows.json", tmp_path / "page.html"
     files = ("--json", str(out), "--page", str(page))
-    ways = ("--ways", ",".join(WAYS), "--peer", "--retrieval")
+    ways = ("--ways", ",".join(WAYS), "--eta", "5", "--peer", "--retrieval")
     assert run(data, "--lengths", "400,550", *ways, *files) == 0
     known = json.loads(out.read_text())
-    names = ["plain", *WAYS, long_ways.PEER, long_ways.RETRIEVAL]
+    names = ["plain", *WAYS, STEERED, long_ways.PEER, long_ways.RETRIEVAL]
     rows = {(row["kind"], row["length"], row["way"]): row for row in known["rows"]}
     assert set(rows) == {(kind, n, way) for kind in KINDS for n in (400, 550) for way in names}
     for (kind, _, way), row in rows.items():
         assert row["prompts"] == (1 if kind == "questions" else 2)  # the far evidence is not read
-        if way != long_ways.RETRIEVAL:
-            assert row["equal"] == 1.0
+        assert row["equal"] == (None if way in (STEERED, long_ways.RETRIEVAL) else 1.0)
         assert (row["gold"] is None) == (kind != "questions")
         assert row["ms"] > 0
     for way in ("plain", long_ways.PEER):
@@ -105,8 +105,9 @@ def test_an_interrupt_loses_nothing(
     ("more", "expected"),
     [
         (("--kinds", "poems"), "unknown kind 'poems'. Known: questions, summaries, quotations."),
-        (("--lengths", "many"), "--lengths is 'many'; expected numbers of tokens"),
-        (("--lengths", "100,0"), "--lengths is '100,0'; expected numbers of tokens"),
+        (("--lengths", "many"), "--lengths is 'many'; expected numbers above 0"),
+        (("--lengths", "100,0"), "--lengths is '100,0'; expected numbers above 0"),
+        (("--eta", "-1"), "--eta is '-1'; expected numbers above 0"),
         (("--ways", "autos"), "unknown mode 'autos'"),
         (("--json", "/nowhere/at/all.json"), "nowhere"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,8 @@ TOKENS = list(range(11))
 
 
 def found(seconds: float, tokens: list[int] = TOKENS, steps: tuple[DraftStep, ...] = ()) -> Found:
-    return Found(Outcome(tokens, 11, seconds + 1.0), "the text", seconds, steps)
+    outcome = Outcome(tokens, 11, seconds + 1.0, [1, 6, 4])
+    return Found(outcome, "the text", seconds, steps)
 
 
 def asked(number: int, auto: float, length: int = 100, ways: Mapping[str, Found] = {}) -> Asked:
@@ -54,9 +56,12 @@ def test_transformers_may_go_on_behind_a_text_and_we_may_not() -> None:
     assert each.ratio("hf-greedy") == pytest.approx(1.1)  # by the token
 
 
-def test_retrieval_alone_is_not_timed_against_another_text() -> None:
-    row = rows_of([asked(1, 1.0, ways={"retrieval": found(0.01, [1])})])[-1]
-    assert row.way == "retrieval" and row.ratio is row.equal is None and row.gold == 1.0
+def test_another_text_is_timed_where_it_can_be_and_never_called_equal() -> None:
+    for tokens, kept in (([1], 0), (TOKENS[1:], 1)):
+        each = replace(found(0.01, tokens), same=False)
+        row = rows_of([asked(1, 1.0, ways={"retrieval": each})])[-1]
+        assert row.way == "retrieval" and row.kept == kept
+        assert row.equal is None and row.gold == 1.0
 
 
 def test_tables_and_series_go_by_kind_and_length() -> None:
