@@ -146,6 +146,11 @@ def run_long_bench(asked: LongBench, data: Path, json: Path | None, page: Path |
             terminal.table(title, COLUMNS, table)
         if rows and page is not None:
             write_lengths(rows, _told_of(asked, len(found)), page)
+    if not found:
+        raise InputError(
+            f"nothing could be asked over {data} at {', '.join(map(str, asked.lengths))} tokens; "
+            "expected longer parts, with the evidence of questions or sentences to quote in them."
+        )
 
 
 def _prepared(asked: LongBench) -> tuple[Engine, list[Way]]:

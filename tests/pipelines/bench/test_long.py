@@ -106,6 +106,7 @@ def test_an_interrupt_loses_nothing(
     [
         (("--kinds", "poems"), "unknown kind 'poems'. Known: questions, summaries, quotations."),
         (("--lengths", "many"), "--lengths is 'many'; expected numbers above 0"),
+        (("--lengths", "20", "--kinds", "quotations"), "nothing could be asked over"),
         (("--lengths", "100,0"), "--lengths is '100,0'; expected numbers above 0"),
         (("--eta", "-1"), "--eta is '-1'; expected numbers above 0"),
         (("--ways", "autos"), "unknown mode 'autos'"),
@@ -113,10 +114,17 @@ def test_an_interrupt_loses_nothing(
     ],
 )
 def test_what_it_refuses(
-    data: Path, more: tuple[str, str], expected: str, capsys: pytest.CaptureFixture[str]
+    data: Path, more: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(data, *more) == 2
     assert expected in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_does_not_fit_the_context_is_told(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(data, "--lengths", "3000") == 3
+    assert "of a context of 2,048" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_drafter_without_its_model_is_refused(
