@@ -55,7 +55,8 @@ class LongBench:
 
 def long(
     data: Annotated[
-        Path, typer.Option(help="A folder of documents; see benchmarks/RESULTS.md for gold ones.")
+        Path,
+        typer.Option(help="A folder of documents; docqa/ in it brings questions with answers."),
     ],
     model: Annotated[str, typer.Option(help="Path or name of the target.")] = "smollm2",
     lengths: Annotated[str, typer.Option(help="Tokens that are read of each: 1000,7500.")] = "7000",
