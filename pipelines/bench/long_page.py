@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ragspec.pipelines.bench.long_table import COLUMNS, LongRow, series, tables
-from ragspec.pipelines.page.curves import LineChart, colours_by_name, line_chart
+from ragspec.pipelines.page.curves import FEW, LineChart, colours_by_name, line_chart
 from ragspec.pipelines.page.page import render_template, save
 
 WIDE, HIGH = 920, 300
@@ -57,5 +57,5 @@ def _part(kind: str, rows: Sequence[LongRow], colours: dict[str, str]) -> Part |
     kept = sum(row.kept for row in rows if row.way == rows[0].way)
     prompts = sum(row.prompts for row in rows if row.way == rows[0].way)
     others = "; the others loop, or end before they can be timed" if kept < prompts else ""
-    hint = f"{kept} of {prompts} prompts{others}."
+    hint = f"{kept} of {prompts} prompts{others}. Hollow points rest on fewer than {FEW}."
     return Part(kind, hint, speed, [(title, each) for title, each in small if each])

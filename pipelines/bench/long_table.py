@@ -15,6 +15,7 @@ from ragspec.pipelines.bench.long_tasks import Task
 from ragspec.pipelines.bench.long_ways import PEER, PLAIN, Found
 from ragspec.pipelines.bench.table import NONE_KEPT, interval
 from ragspec.pipelines.bench.text import telling
+from ragspec.pipelines.page.curves import Point
 from ragspec.reports.report import loop_share
 
 WORST = 0.25  # the share of prompts that are as slow as the worst quarter's bound, or slower
@@ -196,10 +197,13 @@ def _told(value: float | None, how: str) -> str:
 
 def series(
     rows: Sequence[LongRow], figure: Callable[[LongRow], float | None]
-) -> Iterator[tuple[str, list[tuple[int, float]]]]:
+) -> Iterator[tuple[str, list[Point]]]:
     """Yield each way with a figure by length, plain decoding and lengths without it left out."""
     for way in dict.fromkeys(row.way for row in rows if row.way != PLAIN):
-        points = [(row.length, figure(row)) for row in rows if row.way == way]
-        known = [(length, value) for length, value in points if value is not None]
-        if known:
-            yield way, known
+        points = [
+            Point(row.length, value, row.kept)
+            for row in rows
+            if row.way == way and (value := figure(row)) is not None
+        ]
+        if points:
+            yield way, points

@@ -11,17 +11,28 @@ from ragspec.pipelines.page.charts import Tick
 LEFT, TOP, BOTTOM = 48, 12, 26
 LETTER = 6.6  # the width of a letter of a line's name
 LINE = 14  # the height of one
+FEW = 3  # prompts
 ROWS = 5  # marks on the vertical axis, about
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 
 @dataclass(frozen=True, slots=True)
+class Point:
+    """A value at a length of a document, and how many prompts it rests on."""
+
+    length: int
+    value: float
+    prompts: int
+
+
+@dataclass(frozen=True, slots=True)
 class Dot:
-    """A measured point, and what it says when pointed at."""
+    """A measured point, and what it says when pointed at; `few`: it rests on few prompts."""
 
     x: float
     y: float
     tip: str
+    few: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +65,7 @@ class LineChart:
         return self.height - BOTTOM
 
 
-Series = Mapping[str, Sequence[tuple[int, float]]]
+Series = Mapping[str, Sequence[Point]]
 
 
 def line_chart(
@@ -68,12 +79,12 @@ def line_chart(
 ) -> LineChart:
     """Return a chart of values by length.
 
-    series: by name, (length, value) from short to long, at least one point. unit: behind values;
+    series: by name, points from short to long, at least one. unit: behind values;
     "%" for shares. mark: a value that the axis reaches, and that is drawn as a line.
     """
-    values = [value for points in series.values() for _, value in points]
+    values = [point.value for points in series.values() for point in points]
     marks = _round_marks(min(values, default=0.0), max(values, default=1.0), mark)
-    lengths = sorted({length for points in series.values() for length, _ in points})
+    lengths = sorted({point.length for points in series.values() for point in points})
     right = width - LETTER * max((len(name) for name in series), default=0) - 14
     low, high = marks[0], marks[-1]
     first, last = lengths[0], lengths[-1]
@@ -86,13 +97,16 @@ def line_chart(
         part = (value - low) / (high - low)
         return round(height - BOTTOM - part * (height - BOTTOM - TOP), 2)
 
-    ends = _spread([y(points[-1][1]) for points in series.values()], TOP, height - BOTTOM)
+    ends = _spread([y(points[-1].value) for points in series.values()], TOP, height - BOTTOM)
     lines = [
         Line(
             name,
             colours[name],
-            " ".join(f"{x(length)},{y(value)}" for length, value in points),
-            [Dot(x(n), y(v), f"{name}, {n:,} tokens: {_told(v, unit)}") for n, v in points],
+            " ".join(f"{x(point.length)},{y(point.value)}" for point in points),
+            [
+                Dot(x(point.length), y(point.value), _tip(name, point, unit), point.prompts < FEW)
+                for point in points
+            ],
             label,
         )
         for (name, points), label in zip(series.items(), ends, strict=True)
@@ -125,6 +139,11 @@ def _spread(wanted: Sequence[float], top: float, bottom: float) -> list[float]:
     for number in reversed(order):
         after = places[number] = min(places[number], after - LINE)
     return [round(place, 2) for place in places]
+
+
+def _tip(name: str, point: Point, unit: str) -> str:
+    prompts = f"{point.prompts} prompt{'s' if point.prompts != 1 else ''}"
+    return f"{name}, {point.length:,} tokens: {_told(point.value, unit)}, {prompts}"
 
 
 def _told(value: float, unit: str) -> str:

@@ -11,6 +11,7 @@ from ragspec.pipelines.bench.long_table import Asked, _share, cells, rows_of, se
 from ragspec.pipelines.bench.long_tasks import Task
 from ragspec.pipelines.bench.long_ways import DraftStep, Found
 from ragspec.pipelines.bench.modes import Outcome
+from ragspec.pipelines.page.curves import Point
 
 TOKENS = list(range(11))
 
@@ -70,7 +71,9 @@ def test_tables_and_series_go_by_kind_and_length() -> None:
         "questions, 100 tokens",
         "questions, 200 tokens",
     ]
-    assert list(series(rows, lambda row: row.ratio)) == [("auto", [(100, 2.0), (200, 4.0)])]
+    assert list(series(rows, lambda row: row.ratio)) == [
+        ("auto", [Point(100, 2.0, 1), Point(200, 4.0, 1)])
+    ]
 
 
 def test_the_interval_of_a_share_is_wilsons() -> None:

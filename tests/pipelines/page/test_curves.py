@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import pytest
 
-from ragspec.pipelines.page.curves import LINE, TOP, LineChart, colours_by_name, line_chart
+from ragspec.pipelines.page.curves import LINE, TOP, LineChart, Point, colours_by_name, line_chart
 
-SERIES = {"auto": [(1000, 1.5), (7500, 1.1)], "rapid": [(1000, 0.6)], "both": [(7500, 1.1)]}
+SERIES = {
+    "auto": [Point(1000, 1.5, 4), Point(7500, 1.1, 2)],
+    "rapid": [Point(1000, 0.6, 4)],
+    "both": [Point(7500, 1.1, 1)],
+}
 
 
-def chart(series: dict[str, list[tuple[int, float]]] = SERIES, **more: float | str) -> LineChart:
+def chart(series: Mapping[str, Sequence[Point]] = SERIES, **more: float | str) -> LineChart:
     return line_chart(series, colours_by_name(series), width=400, height=200, **more)  # type: ignore[arg-type]
 
 
@@ -22,11 +27,14 @@ def test_places_follow_the_values_and_stay_inside() -> None:
     assert auto.dots[0].y < auto.dots[1].y == both.dots[0].y < made.mark < rapid.dots[0].y  # type: ignore[operator]
     assert all(TOP <= dot.y <= made.base for line in made.lines for dot in line.dots)
     assert auto.points == " ".join(f"{dot.x},{dot.y}" for dot in auto.dots)
+    assert [dot.few for line in made.lines for dot in line.dots] == [False, True, False, True]
+    assert auto.dots[0].tip == "auto, 1,000 tokens: 1.5, 4 prompts"
+    assert both.dots[0].tip.endswith("1.1, 1 prompt")
     assert [tick.text for tick in made.ticks] == ["1,000", "7,500"]
 
 
 def test_names_stand_a_line_apart() -> None:
-    made = chart({f"way{n}": [(10, 1.0 + n / 1000)] for n in range(6)})
+    made = chart({f"way{n}": [Point(10, 1.0 + n / 1000, 3)] for n in range(6)})
     places = sorted(line.label for line in made.lines)
     assert all(low + LINE <= high + 0.01 for low, high in pairwise(places))
     assert places[-1] <= made.base
@@ -43,13 +51,13 @@ def test_names_stand_a_line_apart() -> None:
 def test_marks_are_round(
     values: tuple[float, float], mark: float, unit: str, expected: list[str]
 ) -> None:
-    made = chart({"way": [(1, values[0]), (2, values[1])]}, mark=mark, unit=unit)
+    made = chart({"way": [Point(1, values[0], 3), Point(2, values[1], 3)]}, mark=mark, unit=unit)
     assert [row.text for row in made.rows] == expected
     assert [row.at for row in made.rows] == sorted((row.at for row in made.rows), reverse=True)
 
 
 def test_one_length_stands_in_the_middle() -> None:
-    made = chart({"way": [(500, 2.0)]})
+    made = chart({"way": [Point(500, 2.0, 3)]})
     assert made.left < made.ticks[0].at < made.right
 
 
