@@ -20,10 +20,10 @@ from statistics import median, quantiles
 from typing import Any
 
 import torch
-from long_documents import documents
 
 from ragspec import Engine
 from ragspec.drafters.eagle.drafter import HeadDrafter
+from ragspec.pipelines.bench.data import long_documents
 from ragspec.pipelines.long import LongDocument
 from ragspec.retrievers import Document
 
@@ -144,7 +144,7 @@ def main() -> None:
     engine = Engine.from_pretrained(given.model, None, dtype=given.dtype)
     ways = make_ways(engine, given.head, given.budget)
     rows: list[dict[str, Any]] = []
-    for document in documents(given.data, given.documents):
+    for document in list(long_documents(given.data).values())[: given.documents]:
         part = (given.start, given.start + given.tokens)
         asked = QUESTIONS[: given.questions]
         rows += measure(document, ways, part, asked, given.new_tokens)
