@@ -46,6 +46,9 @@ class RowView:
         self._paths: dict[int, list[int]] = {ROOT: []}
         self._scores: dict[int, torch.Tensor] = {}
 
+    def meet(self, views: Sequence[RowView]) -> None:
+        """Hear of the views of all rows of a step, this one among them, before any is asked."""
+
     def index(self, node: int) -> int:
         """Return the generated index of the token that follows the node."""
         return self._generated + len(self.path(node))

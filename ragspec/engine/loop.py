@@ -192,16 +192,21 @@ def _judge(
     parts = [logits[i, : len(tree) + 1] for i, tree in enumerate(trees)]
     laws = [row.law for row in rows]
     contexts = [row.context.tokens for row in rows]
-    transformed = any(row.transform is not None for row in rows)
-    together = None if transformed else choose_together(parts, trees, laws, contexts)
-    judged = []
+    apart = any(row.transform is not None or row.open_view is not RowView for row in rows)
+    together = None if apart else choose_together(parts, trees, laws, contexts)
+    views = []
     for i, row in enumerate(rows):
         chosen, states = None if together is None else together[i], hidden[i]
         if row.transform is not None:
             own = None if states is None else states[0, : len(trees[i]) + 1]
             row.transform.forward(own, trees[i], contexts[i])
         law, stop = row.law, row.stop
-        view = RowView(parts[i], trees[i], law, stop, contexts[i], chosen, row.transform)
+        views.append(
+            row.open_view(parts[i], trees[i], law, stop, contexts[i], chosen, row.transform)
+        )
+    views[0].meet(views)
+    judged = []
+    for i, (row, view) in enumerate(zip(rows, views, strict=True)):
         verdict = row.rule.judge(trees[i], view)
         if row.logprobs is not None:
             _score(row, trees[i], verdict, view)

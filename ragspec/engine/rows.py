@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from ragspec.acceptance.base import Rule, Step
+from ragspec.acceptance.target_view import RowView
 from ragspec.acceptance.walk import Walk
 from ragspec.budget.base import BudgetSession
 from ragspec.drafters.base import (
@@ -35,6 +36,7 @@ from ragspec.sampling.settings import TokenLogprob
 from ragspec.sampling.stopping import StopState
 from ragspec.sampling.transform import RowTransform, TextStart, Transform
 
+OpenView = Callable[..., RowView]
 MOST_NODES = 64  # room that a cache keeps for a draft
 
 
@@ -46,8 +48,8 @@ class Row:
     many of the target's best tokens the drafter learns from, 0 for none; reads_prompt: also while
     the prompt is read. hidden: it learns from the target's hidden states. transform: changes the
     target's law, which is then that of the name `law_name`; transform_reads: it wants the target's
-    hidden states. pending: committed tokens that the
-    target has not seen, the root last.
+    hidden states. open_view: makes what the rule sees of a forward; targets whose laws are no
+    tables have their own. pending: committed tokens that the target has not seen, the root last.
     rule: judges this row's drafts; `decode` opens it. started, finished: seconds of the
     performance counter.
     """
@@ -65,6 +67,7 @@ class Row:
     transform: RowTransform | None = None
     law_name: str | None = None
     transform_reads: bool = False
+    open_view: OpenView = RowView
     pending: list[int] = field(default_factory=list)
     rule: Rule = field(default_factory=Walk)
     steps: list[Step] = field(default_factory=list)
@@ -209,6 +212,7 @@ class Run:
             transform=transform,
             law_name=name,
             transform_reads=changes is not None and changes.reads_hidden,
+            open_view=getattr(target, "open_view", RowView),
             logprobs=settings.logprobs,
             pending=list(before),
             started=self.began,

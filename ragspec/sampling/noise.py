@@ -33,6 +33,7 @@ class Stream(IntEnum):
     DRAFT = 1
     ACCEPT = 2
     RESIDUAL = 3
+    LATENT = 4  # normal numbers of continuous latents
 
 
 def fresh_seed() -> int:
@@ -78,6 +79,16 @@ class NoiseStream:
         """
         return _gumbel(tokens, [self._key(index, stream) for index in indices])
 
+    def normal_rows(
+        self, indices: Sequence[int], lanes: torch.Tensor, stream: Stream = Stream.LATENT
+    ) -> torch.Tensor:
+        """Return standard normal numbers for R rows that each have an index of their own.
+
+        Shapes: indices R integers, lanes i64 [R, K] -> f64 [R, K]; a lane is what a token is for
+        Gumbel noise.
+        """
+        return torch.special.ndtri(_uniform(lanes, [self._key(each, stream) for each in indices]))
+
     def uniform(self, index: int, stream: Stream, lane: int = 0) -> float:
         """Return one number in (0, 1); `lane` tells several draws at one index apart."""
         word = _mix(self._key(index, stream) + lane * _GOLDEN)
@@ -91,13 +102,24 @@ class NoiseStream:
 
 def _gumbel(tokens: torch.Tensor, keys: Sequence[int]) -> torch.Tensor:
     """Return Gumbel noise f64 for token ids: of any shape under one key, else a row for each."""
+    if tokens.device.type != "cpu":
+        return -torch.log(-torch.log(_uniform(tokens, keys)))
+    noise = _uniform_on_host(tokens.numpy(), keys)
+    for _ in range(2):
+        np.log(noise, out=noise)
+        np.negative(noise, out=noise)
+    return torch.from_numpy(noise)
+
+
+def _uniform(tokens: torch.Tensor, keys: Sequence[int]) -> torch.Tensor:
+    """Return numbers in (0, 1), f64, for token ids as `_gumbel` takes them."""
     if tokens.device.type == "cpu":
-        return torch.from_numpy(_gumbel_on_host(tokens.numpy(), keys))
-    return _gumbel_on_device(tokens, keys)
+        return torch.from_numpy(_uniform_on_host(tokens.numpy(), keys))
+    return _uniform_on_device(tokens, keys)
 
 
-def _gumbel_on_device(tokens: torch.Tensor, keys: Sequence[int]) -> torch.Tensor:
-    """Return the noise on the device of the tokens."""
+def _uniform_on_device(tokens: torch.Tensor, keys: Sequence[int]) -> torch.Tensor:
+    """Return them on the device of the tokens."""
     signed = torch.tensor([_signed(key) for key in keys], device=tokens.device)
     if len(keys) != 1:
         signed = signed[:, None]
@@ -105,11 +127,10 @@ def _gumbel_on_device(tokens: torch.Tensor, keys: Sequence[int]) -> torch.Tensor
     word = (word ^ _shift(word, 30)) * _signed(_MIX_1)
     word = (word ^ _shift(word, 27)) * _signed(_MIX_2)
     word = word ^ _shift(word, 31)
-    uniform = (_shift(word, 12).to(torch.float64) + 0.5) * 2.0**-52
-    return -torch.log(-torch.log(uniform))
+    return (_shift(word, 12).to(torch.float64) + 0.5) * 2.0**-52
 
 
-def _gumbel_on_host(tokens: npt.NDArray[Any], keys: Sequence[int]) -> npt.NDArray[np.float64]:
+def _uniform_on_host(tokens: npt.NDArray[Any], keys: Sequence[int]) -> npt.NDArray[np.float64]:
     """Return the same in NumPy, in place wherever it can be."""
     key = np.array(keys, dtype=np.uint64)
     word = np.array(tokens, dtype=np.int64, order="C").view(np.uint64)
@@ -123,9 +144,6 @@ def _gumbel_on_host(tokens: npt.NDArray[Any], keys: Sequence[int]) -> npt.NDArra
     noise = word.astype(np.float64)
     noise += 0.5
     noise *= 2.0**-52
-    for _ in range(2):
-        np.log(noise, out=noise)
-        np.negative(noise, out=noise)
     return noise
 
 

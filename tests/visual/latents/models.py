@@ -1,0 +1,38 @@
+"""Tiny models of continuous latents with random weights, and targets over them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ragspec.visual.latents import LatentConfig, LatentModel, LatentTarget, Schedule
+from ragspec.visual.models.target import ConditionTable
+
+SIDE, CLASSES, WIDTH = 3, 3, 2
+
+
+def model(seed: int = 0, dtype: torch.dtype = torch.float64, strength: float = 3.0) -> Any:
+    """Return a model whose latents hang on the ones before; strength: by how much."""
+    trunk = {
+        **{"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
+        **{"intermediate_size": 48, "grid_size": SIDE, "num_classes": CLASSES},
+        "initializer_range": 0.3,
+    }
+    config = LatentConfig(WIDTH, 16, 2, steps=5, floor=0.1, trunk=trunk, initializer_range=0.2)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = LatentModel(config).eval().to(dtype)
+    with torch.no_grad():
+        made.head.state.weight.mul_(strength)
+        made.head.write.weight.mul_(strength)
+    return made
+
+
+def target(made: Any, rows: int = 1, scale: float = 1.0, steps: int = 5) -> LatentTarget:
+    """Return the target of some rows, their classes one after the other."""
+    labels = torch.arange(rows) % CLASSES
+    table = ConditionTable.of_rows(
+        made.trunk.condition(labels).detach(), made.trunk.unconditional(1)[0].detach()
+    )
+    return LatentTarget(made, table, scale, Schedule(steps, 0.1))

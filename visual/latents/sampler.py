@@ -1,0 +1,81 @@
+"""Draws latents: the head's steps from noise, for many places at once, with guidance.
+
+A latent's noise goes by (seed, sample, generated index, step, number), so that a latent is a
+function of what the trunk knew at its place, however often and beside whatever it is drawn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ragspec.visual.latents.model import MOST, DiffusionHead
+from ragspec.visual.latents.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    """Latents and how they came about, for n places.
+
+    path [n, T + 1, D]: the states x_0 (the latent) to x_T (noise). means [n, T, D]: means[:, t - 1]
+    is that of x_(t - 1) given x_t. told [n, C, width]: what the head was told.
+    """
+
+    path: torch.Tensor
+    means: torch.Tensor
+    told: torch.Tensor
+
+    @property
+    def latents(self) -> torch.Tensor:
+        """The latents [n, D]."""
+        return self.path[:, 0]
+
+
+class Sampler:
+    """The steps of a head on a schedule. scale: of guidance, where places are told of in pairs."""
+
+    def __init__(self, head: DiffusionHead, schedule: Schedule, scale: float = 1.0) -> None:
+        self.head, self.schedule, self.scale = head, schedule, scale
+
+    @property
+    def lanes(self) -> int:
+        """Normal numbers of one latent: (T + 1) D."""
+        return (self.schedule.steps + 1) * int(self.head.write.out_features)
+
+    def told(self, states: torch.Tensor) -> torch.Tensor:
+        """Return what the head is told by states [n, C, H]: [n, C, width]."""
+        found: torch.Tensor = self.head.state(states)
+        return found
+
+    def draw(self, told: torch.Tensor, noise: torch.Tensor, start: int | None = None) -> Drawn:
+        """Return latents of places [n, C, width] and noise [n, T + 1, D], by step.
+
+        start: the first state is x_start, which stands in noise[:, start]; None is T.
+        """
+        last = self.schedule.steps if start is None else start
+        path, means = [noise[:, last]], []
+        for step in range(last, 0, -1):
+            mean, deviation = self.step(told, path[-1], step)
+            means.append(mean)
+            path.append(mean + deviation * noise[:, step - 1])
+        return Drawn(torch.stack(path[::-1], 1), torch.stack(means[::-1], 1), told)
+
+    def step(
+        self, told: torch.Tensor, noisy: torch.Tensor, step: int
+    ) -> tuple[torch.Tensor, float]:
+        """Return mean [n, D] and deviation of x_(step - 1) given x_step [n, D]."""
+        copies = told.shape[1]
+        times = noisy.new_full((1,), self.schedule.time(step))
+        clean = self.head.denoise(
+            noisy.repeat_interleave(copies, 0), times, told.flatten(0, 1)
+        ).unflatten(0, (-1, copies))
+        guided = clean[:, 0]
+        if copies == 2:
+            guided = (clean[:, 1] + self.scale * (clean[:, 0] - clean[:, 1])).clamp(-MOST, MOST)
+        return self.schedule.gaussian_step(guided, noisy, step)
+
+    def deviation(self, step: int) -> float:
+        """Return the deviation of x_(step - 1) given x_step."""
+        nothing = torch.zeros(1)
+        return self.schedule.gaussian_step(nothing, nothing, step)[1]
