@@ -147,7 +147,7 @@ def test_guided_laws_hold_too() -> None:
 
 
 def generate(rule: Any, drafter: Any, rows: int = 3, seed: int = 4, **given: Any) -> Any:
-    target = models.target(models.model(), rows, scale=2.0)
+    target = models.target(models.model(strength=0.2), rows, scale=2.0)
     engine = Engine(target, None, drafter, budget=6, rule=rule, **given)
     found = engine.generate(
         [target.prompt(row) for row in range(rows)],
@@ -161,7 +161,7 @@ def generate(rule: Any, drafter: Any, rows: int = 3, seed: int = 4, **given: Any
 
 def test_plain_latents_are_those_of_whole_forwards() -> None:
     latents, found = generate("walk", None)
-    made = models.model()
+    made = models.model(strength=0.2)
     target = models.target(made, 3, scale=2.0)
     given = made.trunk.condition(torch.arange(3))
     none = made.trunk.unconditional(3)
@@ -217,7 +217,8 @@ def test_bad_settings_are_refused(make: Any) -> None:
 
 
 def test_rules_of_the_other_kind_are_refused() -> None:
-    text = Engine(tiny.model(), tiny.tokenizer(), "context", rule=Near(0.1))
+    small = (tiny.model(seed=1), tiny.tokenizer())
+    text = Engine(tiny.model(), tiny.tokenizer(), None, small, rule=Near(0.1))
     with pytest.raises(RuleError, match="expected one of continuous latents"):
         text.generate(tiny.prompt() * 2, max_new_tokens=9, ignore_eos=True)
     with pytest.raises(RuleError, match="over tables of probabilities"):
