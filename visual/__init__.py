@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ragspec.visual.models.transformers_targets import ImageGPTTarget as ImageGPTTarget
     from ragspec.visual.models.transformers_targets import JanusTarget as JanusTarget
     from ragspec.visual.models.vq import VQTokenizer as VQTokenizer
+    from ragspec.visual.pipeline.latents import LatentPipeline as LatentPipeline
     from ragspec.visual.pipeline.pipeline import ImageOutput as ImageOutput
     from ragspec.visual.pipeline.pipeline import ImagePipeline as ImagePipeline
 
@@ -35,6 +36,7 @@ _WHERE = {
     "ImageGPTTarget": "ragspec.visual.models.transformers_targets",
     "ImageOutput": "ragspec.visual.pipeline.pipeline",
     "ImagePipeline": "ragspec.visual.pipeline.pipeline",
+    "LatentPipeline": "ragspec.visual.pipeline.latents",
     "ImageTarget": "ragspec.visual.models.target",
     "JacobiDrafter": "ragspec.visual.drafting.jacobi",
     "JanusTarget": "ragspec.visual.models.transformers_targets",

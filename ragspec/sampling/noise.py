@@ -87,7 +87,9 @@ class NoiseStream:
         Shapes: indices R integers, lanes i64 [R, K] -> f64 [R, K]; a lane is what a token is for
         Gumbel noise.
         """
-        return torch.special.ndtri(_uniform(lanes, [self._key(each, stream) for each in indices]))
+        keys = [self._key(index, stream) for index in indices]
+        normal: torch.Tensor = torch.special.ndtri(_uniform(lanes, keys))
+        return normal
 
     def uniform(self, index: int, stream: Stream, lane: int = 0) -> float:
         """Return one number in (0, 1); `lane` tells several draws at one index apart."""

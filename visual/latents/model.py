@@ -127,11 +127,13 @@ class LatentModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
 
     def standardised(self, latents: torch.Tensor) -> torch.Tensor:
         """Return latents [..., D] as the model reads them."""
-        return (latents - self.mean) / self.deviation
+        found: torch.Tensor = (latents - self.mean) / self.deviation
+        return found
 
     def restored(self, latents: torch.Tensor) -> torch.Tensor:
         """Return what the model wrote [..., D] as the autoencoder knows it."""
-        return latents * self.deviation + self.mean
+        found: torch.Tensor = latents * self.deviation + self.mean
+        return found
 
     def states(self, latents: torch.Tensor, condition: torch.Tensor) -> torch.Tensor:
         """Return what the head is told before each of n latents: [B, n, H].

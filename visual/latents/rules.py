@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from ragspec.acceptance.base import TargetView, Verdict
+from ragspec.acceptance.base import Rule, TargetView, Verdict
 from ragspec.acceptance.rejection import EXACT_LAW, children_of
-from ragspec.errors import InputError, RuleError
+from ragspec.errors import InputError, RuleError, UnknownNameError
+from ragspec.registry import unknown
 from ragspec.sampling.noise import Stream
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from ragspec.visual.latents.sampler import Drawn
@@ -132,7 +134,8 @@ class Horizon:
         if not float(length):  # one law, where only rounding rejects
             return table.latents[own]
         apart = apart / length
-        return by_target + deviation * (noise - 2.0 * (apart @ noise) * apart)
+        mirrored: torch.Tensor = by_target + deviation * (noise - 2.0 * (apart @ noise) * apart)
+        return mirrored
 
     @torch.no_grad()
     def _residual(self, view: LatentView, index: int, drafted: int, own: int) -> torch.Tensor:
@@ -172,6 +175,31 @@ class Horizon:
         start = target.table.paths[own][s].expand(len(tries), 1, width)
         told = target.table.told[own].expand(len(tries), -1, -1)
         return target.sampler.draw(told, torch.cat([noise, start], 1), s)
+
+
+def make_latent_rule(name: str, **settings: Any) -> Rule:
+    """Return a rule over latents by its name, None among its settings standing for the default.
+
+    "near" takes r, "horizon" s; "aligned" and "path" are horizons of one step and of all. Raises
+    UnknownNameError, InputError for a setting that the rule has not.
+    """
+    rules: dict[str, tuple[Callable[..., Rule], frozenset[str]]] = {
+        "near": (Near, frozenset({"r"})),
+        "aligned": (lambda: Horizon(1), frozenset()),
+        "horizon": (Horizon, frozenset({"s"})),
+        "path": (lambda: Horizon(1 << 30), frozenset()),
+    }
+    if name not in rules:
+        raise UnknownNameError(unknown("latent rule", name, list(rules)))
+    made, known = rules[name]
+    given = {key: value for key, value in settings.items() if value is not None}
+    foreign = sorted(given.keys() - known)
+    if foreign:
+        raise InputError(
+            f"rule {name!r} has no {', '.join(foreign)}; it takes "
+            f"{', '.join(sorted(known)) or 'no settings'}."
+        )
+    return made(**given)
 
 
 def expect_latents(rule: str, target: TargetView) -> LatentView:

@@ -69,7 +69,7 @@ class Sampler:
         times = noisy.new_full((1,), self.schedule.time(step))
         clean = self.head.denoise(
             noisy.repeat_interleave(copies, 0), times, told.flatten(0, 1)
-        ).unflatten(0, (-1, copies))
+        ).reshape(len(noisy), copies, -1)
         guided = clean[:, 0]
         if copies == 2:
             guided = (clean[:, 1] + self.scale * (clean[:, 0] - clean[:, 1])).clamp(-MOST, MOST)

@@ -95,7 +95,7 @@ class LatentTarget(ImageTarget):
     @torch.no_grad()
     def draw(self, views: Sequence[LatentView]) -> None:
         """Draw the target's own latents at every place of all views, all at once."""
-        parts = [view.states.unflatten(-1, (self.copies, -1)) for view in views]
+        parts = [view.states.reshape(len(view.states), self.copies, -1) for view in views]
         told = self.sampler.told(torch.cat(parts))
         noise = torch.cat([self.noise(view.noise, view.indices) for view in views]).to(told)
         indices = [index for view in views for index in view.indices]
@@ -109,9 +109,8 @@ class LatentTarget(ImageTarget):
     def noise(self, noise: NoiseStream, indices: Sequence[int]) -> torch.Tensor:
         """Return the normal numbers of latents: f64 [n, T + 1, D]."""
         lanes = torch.arange(self.sampler.lanes).expand(len(indices), -1)
-        return noise.normal_rows(indices, lanes).unflatten(
-            -1, (self.sampler.schedule.steps + 1, -1)
-        )
+        width = self.table.paths.shape[-1]
+        return noise.normal_rows(indices, lanes).reshape(len(indices), -1, width)
 
 
 class LatentView(RowView):
@@ -154,6 +153,6 @@ class LatentView(RowView):
             "one over latents, such as 'near' or 'horizon'."
         )
 
-    def meet(self, views: Sequence[LatentView]) -> None:
+    def meet(self, views: Sequence[RowView]) -> None:
         """Draw the latents of all rows of a step together."""
-        self.target.draw(views)
+        self.target.draw([view for view in views if isinstance(view, LatentView)])

@@ -146,10 +146,27 @@ class VQTokenizer:
         Raises InputError for codes outside the book, or a number of them that is no square.
         """
         grid = self._grid(codes)
+        return self._decoded(self._book()[grid.to(self._book().device)])
+
+    @torch.no_grad()
+    def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:
+        """Return pictures f32 [B, C, H, W] in [-1, 1] of latents [B, h, w, d] without a look-up.
+
+        They are made unit length where the book is. Raises InputError for another width.
+        """
+        width = self.model.quantize.embedding.weight.shape[1]
+        if latents.ndim != PICTURE_AXES or latents.shape[-1] != width:
+            raise InputError(
+                f"got latents of shape {list(latents.shape)}; expected [B, h, w, {width}]."
+            )
+        return self._decoded(functional.normalize(latents, dim=-1) if self.normalised else latents)
+
+    def _decoded(self, latents: torch.Tensor) -> torch.Tensor:
+        """Return pictures of what stands in the grid [B, h, w, d]."""
         weight = self.model.post_quant_conv.weight
-        latents = self._book()[grid.to(weight.device)].permute(0, 3, 1, 2).to(weight.dtype)
-        spatial = latents if self.model.config.norm_type == "spatial" else None
-        images = self.model.decoder(self.model.post_quant_conv(latents), spatial)
+        laid = latents.to(weight.device).permute(0, 3, 1, 2).to(weight.dtype)
+        spatial = laid if self.model.config.norm_type == "spatial" else None
+        images = self.model.decoder(self.model.post_quant_conv(laid), spatial)
         return torch.as_tensor(images).float().clamp(-1, 1)
 
     def _book(self) -> torch.Tensor:

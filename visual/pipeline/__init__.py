@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 from ragspec.registry import door
 
 if TYPE_CHECKING:
+    from ragspec.visual.pipeline.latents import LatentOutput as LatentOutput
+    from ragspec.visual.pipeline.latents import LatentPipeline as LatentPipeline
     from ragspec.visual.pipeline.pipeline import ImageOutput as ImageOutput
     from ragspec.visual.pipeline.pipeline import ImagePipeline as ImagePipeline
 
 _WHERE = {
     "ImageOutput": "ragspec.visual.pipeline.pipeline",
     "ImagePipeline": "ragspec.visual.pipeline.pipeline",
+    "LatentOutput": "ragspec.visual.pipeline.latents",
+    "LatentPipeline": "ragspec.visual.pipeline.latents",
 }
 
 __all__ = sorted(_WHERE)

@@ -26,14 +26,17 @@ from ragspec.models.resolve import STARTER, resolve_model
 from ragspec.registry import did_you_mean
 
 if TYPE_CHECKING:
+    from ragspec.visual.latents.model import LatentModel
     from ragspec.visual.models.captions import CaptionEncoder
     from ragspec.visual.models.llamagen import LlamaGenModel
     from ragspec.visual.models.vq import VQTokenizer
 
 SETS = ("emoji", "tiles")
+LATENT_SETS = ("latent-tiles",)
 BUNDLED = STARTER / "images"
 _CONFIG = "config.json"
 _OURS = "llamagen"  # the model_type of a LlamaGenModel
+_LATENTS = "ragspec-latents"  # that of a LatentModel
 _TARGETS = {
     "janus": "JanusTarget",
     "emu3": "Emu3Target",
@@ -59,7 +62,8 @@ def find_folder(name: str | Path) -> ImageFolder:
 
     Raises ModelNotFoundError with what was tried.
     """
-    root = BUNDLED / str(name) if str(name) in SETS else Path(name).expanduser()
+    bundled = str(name) in (*SETS, *LATENT_SETS)
+    root = BUNDLED / str(name) if bundled else Path(name).expanduser()
     if not _is_model(root) and not _is_model(root / "target"):
         root = _elsewhere(str(name), root)
     target = root / "target" if _is_model(root / "target") else root
@@ -80,16 +84,35 @@ def load_model(
 
     Raises ModelNotFoundError, ModelError, and InputError for a device or dtype that cannot be had.
     """
-    from safetensors import SafetensorError
-
     from ragspec.visual.models.llamagen import LlamaGenModel
 
+    loaded: LlamaGenModel = _loaded(LlamaGenModel, _OURS, folder, device, dtype)
+    return loaded
+
+
+def load_latents(
+    folder: Path, device: str | torch.device = "auto", dtype: str | torch.dtype = "auto"
+) -> LatentModel:
+    """Return the model of continuous latents of a folder; see `load_model`."""
+    from ragspec.visual.latents.model import LatentModel
+
+    loaded: LatentModel = _loaded(LatentModel, _LATENTS, folder, device, dtype)
+    return loaded
+
+
+def _loaded(
+    made: Any, kind: str, folder: Path, device: str | torch.device, dtype: str | torch.dtype
+) -> Any:
+    """Return a model of a class, whose configurations say `kind`."""
+    from safetensors import SafetensorError
+
+    name = made.__name__
     if not _is_model(folder):
-        raise ModelNotFoundError(f"{folder} holds no {_CONFIG}; expected a saved LlamaGenModel.")
-    _expect_ours(folder)
+        raise ModelNotFoundError(f"{folder} holds no {_CONFIG}; expected a saved {name}.")
+    _expect_ours(folder, kind, name)
     place = pick_device(device)
     try:
-        model, info = LlamaGenModel.from_pretrained(
+        model, info = made.from_pretrained(
             folder,
             dtype=pick_dtype(dtype, place),
             local_files_only=True,
@@ -100,14 +123,13 @@ def load_model(
         if isinstance(error, InputError):
             raise
         raise ModelError(
-            f"{folder} does not load as a LlamaGenModel ({error}); expected what its "
+            f"{folder} does not load as a {name} ({error}); expected what its "
             "save_pretrained wrote."
         ) from error
     if info["missing_keys"]:  # transformers would go on with random ones
         lacking = ", ".join(sorted(info["missing_keys"])[:3])
         raise ModelError(f"{folder} lacks the weights {lacking}; expected all. Copy it again.")
-    loaded: LlamaGenModel = model.to(place).eval()
-    return loaded
+    return model.to(place).eval()
 
 
 def load_tokenizer(folder: ImageFolder, device: torch.device) -> VQTokenizer:
@@ -193,7 +215,7 @@ def caption_encoder(model: Any) -> CaptionEncoder | None:
     return encoder if encoder.width == model.config.caption_dim else None
 
 
-def _expect_ours(folder: Path) -> None:
+def _expect_ours(folder: Path, ours: str, name: str) -> None:
     """Raise UnsupportedModelError for a folder that says it holds a model of another kind."""
     try:
         told = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
@@ -201,11 +223,12 @@ def _expect_ours(folder: Path) -> None:
         return  # which loading will report
     names = ("model_type", "_class_name", "kind")  # of transformers, of diffusers, of heads
     found = (told.get(name) for name in names) if isinstance(told, dict) else ()
-    kind = next((name for name in found if name), None)
-    if kind not in (None, _OURS):
+    kind = next((each for each in found if each), None)
+    if kind not in (None, ours):
+        other = " Draw with LatentPipeline." if kind == _LATENTS else ""
         raise UnsupportedModelError(
-            f"{folder} is a {kind!r} model; expected {_OURS!r}, a saved LlamaGenModel. Name the "
-            "folder of an image generator."
+            f"{folder} is a {kind!r} model; expected {ours!r}, a saved {name}. Name the "
+            f"folder of an image generator.{other}"
         )
 
 

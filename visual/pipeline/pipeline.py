@@ -29,7 +29,7 @@ from ragspec.models.device import pick_device
 from ragspec.sampling.settings import Sampling
 from ragspec.visual.acceptance.by_name import make_rule
 from ragspec.visual.checks import checked_count, class_number
-from ragspec.visual.models.target import ImageTarget
+from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.models.vq import VQTokenizer
 from ragspec.visual.pipeline.drafter_choice import Conditions, draft_source
 from ragspec.visual.pipeline.folder import (
@@ -216,8 +216,8 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         count = checked_count(num_images_per_prompt, "num_images_per_prompt")
         rows = [row for row in range(len(conditions.given)) for _ in range(count)]
         seeds = seeds_of(generator, len(rows))
-        table = conditions.table(self.model)
-        target = ImageTarget(self.model, table, guidance_scale, guidance_interval)
+        table = conditions.table(self.trunk)
+        target = self._target(table, guidance_scale, guidance_interval)
         engine = Engine(
             target,
             None,
@@ -230,7 +230,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         prompts = [target.prompt(row) for row in rows]
         began = time.perf_counter()
         drawn = self._draw(engine, prompts, sampling, callback)
-        made = self._output(drawn, time.perf_counter() - began, output_type)
+        made = self._output(drawn, time.perf_counter() - began, output_type, target)
         return made if return_dict else made.to_tuple()
 
     def decode(self, codes: torch.Tensor, output_type: str = "pil") -> Any:
@@ -241,9 +241,20 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         parts = [self.tokenizer.decode(codes[start : start + _DECODED]) for start in starts]
         return self.image_processor.postprocess(torch.cat(parts).cpu(), output_type)
 
+    @property
+    def trunk(self) -> Any:
+        """The model whose conditions and grid these are."""
+        return self.model
+
     def label_of(self, given: int | str) -> int:
         """Return the number of a class given by number or by name; raises InputError."""
-        return class_number(given, self.class_names, int(self.model.config.num_classes))
+        return class_number(given, self.class_names, int(self.trunk.config.num_classes))
+
+    def _target(
+        self, table: ConditionTable, scale: float, interval: tuple[int, int] | None
+    ) -> ImageTarget:
+        """Return the target of one call."""
+        return ImageTarget(self.model, table, scale, interval)
 
     def _draw(
         self,
@@ -265,7 +276,9 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
             progress.finish()
         return drawn
 
-    def _output(self, drawn: list[Generation], seconds: float, output_type: str) -> ImageOutput:
+    def _output(
+        self, drawn: list[Generation], seconds: float, output_type: str, target: ImageTarget
+    ) -> ImageOutput:
         codes = codes_of(drawn, self.side)
         return ImageOutput(
             images=self.decode(codes, output_type),
@@ -278,7 +291,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
     def _conditions(self, prompt: Any, labels: Any, embeds: torch.Tensor | None) -> Conditions:
         given = {"prompt": prompt, "class_labels": labels, "prompt_embeds": embeds}
         named = [name for name, value in given.items() if value is not None]
-        classes = self.model.config.condition == "class"
+        classes = self.trunk.config.condition == "class"
         wanted = "class_labels" if classes else "prompt (or prompt_embeds)"
         if len(named) != 1 or (named == ["class_labels"]) != classes:
             raise InputError(f"got {' and '.join(named) or 'nothing to draw'}; expected {wanted}.")

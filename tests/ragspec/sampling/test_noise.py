@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.sampling.noise import NoiseStream, Stream, _gumbel, _gumbel_on_device, fresh_seed
+from ragspec.sampling.noise import NoiseStream, Stream, _uniform, _uniform_on_device, fresh_seed
 from ragspec.sampling.noise import _mix as mix  # the word function itself, against published output
 
 WORD = (1 << 64) - 1
@@ -168,5 +168,19 @@ def test_host_and_devices_make_the_same_noise(shape: tuple[int, ...]) -> None:
     tokens = torch.randint(1 << 40, shape, generator=torch.Generator().manual_seed(2))
     keys = [2**64 - 5, 17, 2**63][: 1 if len(shape) != 2 else shape[0]]
     torch.testing.assert_close(
-        _gumbel_on_device(tokens, keys), _gumbel(tokens, keys), atol=1e-13, rtol=1e-13
+        _uniform_on_device(tokens, keys), _uniform(tokens, keys), atol=1e-13, rtol=1e-13
     )
+
+
+def test_normal_numbers_are_normal_and_of_their_own() -> None:
+    lanes = torch.arange(COUNT).expand(2, -1)
+    drawn = NoiseStream(3).normal_rows([0, 1], lanes)
+    for row in drawn:
+        assert abs(float(row.mean())) < 6 / COUNT**0.5
+        assert abs(float(row.square().mean()) - 1.0) < 6 * (2 / COUNT) ** 0.5
+        assert abs(float(row.pow(4).mean()) - 3.0) < 6 * (96 / COUNT) ** 0.5
+    assert abs(float((drawn[0] * drawn[1]).mean())) < 6 / COUNT**0.5
+    again = NoiseStream(3).normal_rows([1], lanes[:1, :7])
+    assert torch.equal(again[0], drawn[1, :7])
+    other = NoiseStream(3).normal_rows([1], lanes[:1], Stream.RESIDUAL)
+    assert abs(float((other[0] * drawn[1]).mean())) < 6 / COUNT**0.5

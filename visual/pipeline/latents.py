@@ -1,0 +1,187 @@
+"""`LatentPipeline`: images of continuous latents, with the conventions of `ImagePipeline`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.image_processor import VaeImageProcessor
+
+from ragspec.acceptance.base import Rule, expect_rule
+from ragspec.budget.policy import make_budget
+from ragspec.drafters.base import Drafter
+from ragspec.engine.output import Generation
+from ragspec.errors import InputError, UnknownNameError, UnsupportedModelError
+from ragspec.models.device import pick_device
+from ragspec.registry import unknown
+from ragspec.visual.drafting.jacobi import JacobiDrafter
+from ragspec.visual.latents.model import LatentModel
+from ragspec.visual.latents.rules import make_latent_rule
+from ragspec.visual.latents.schedule import Schedule
+from ragspec.visual.latents.target import LatentTarget
+from ragspec.visual.models.target import ConditionTable, ImageTarget
+from ragspec.visual.models.vq import VQTokenizer
+from ragspec.visual.pipeline.folder import (
+    ImageFolder,
+    caption_encoder,
+    class_names,
+    find_folder,
+    load_latents,
+    load_tokenizer,
+)
+from ragspec.visual.pipeline.pipeline import ImageOutput, ImagePipeline
+
+NODES = 12  # of a draft, where nothing is said
+DRAFTERS = ("auto", "jacobi")
+
+
+@dataclass
+class LatentOutput(ImageOutput):
+    """What a call returns; see `ImageOutput`. latents f32 [B, h, w, D], as the autoencoder knows
+    them; codes are their numbers in the call."""
+
+    latents: torch.Tensor | None = None
+
+
+class LatentPipeline(ImagePipeline):
+    """Draws images with a causal model of continuous latents, with or without speculation.
+
+    model: a `LatentModel`. tokenizer: whose latents, before the look-up, these are. drafter: "auto"
+    or "jacobi" (what the target's last forward drew), None for plain drawing, or a drafter of
+    numbers. rule: a Rule or a name: "near" (r), "aligned", "horizon" (s), "path". steps, floor: of
+    the denoising, None for the model's own. budget: draft nodes. Raises InputError,
+    UnknownNameError, UnsupportedModelError.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: VQTokenizer,
+        drafter: str | Drafter | None = "auto",
+        rule: str | Rule = "aligned",
+        *,
+        steps: int | None = None,
+        floor: float | None = None,
+        budget: Any = NODES,
+        folder: ImageFolder | None = None,
+        batch_size: int = 16,
+        **settings: Any,
+    ) -> None:
+        DiffusionPipeline.__init__(self)
+        _check(model, tokenizer)
+        own = model.config
+        self.schedule = Schedule(
+            own.steps if steps is None else steps, own.floor if floor is None else floor
+        )
+        self.tokenizer = tokenizer
+        self.side = int(model.trunk.config.grid_size)
+        if isinstance(rule, str):
+            rule = make_latent_rule(rule, **settings)
+        elif settings:
+            raise InputError(f"got a Rule and {', '.join(settings)}; expected settings by a name.")
+        self.rule = expect_rule(rule)
+        self.source = _source(drafter, self.side)
+        self.budget = make_budget(budget)
+        self.batch_size = batch_size
+        self.folder = folder
+        self.class_names = class_names(model.trunk)
+        self.captions = caption_encoder(model.trunk)
+        self.image_processor = VaeImageProcessor(vae_scale_factor=tokenizer.reduction)
+        self.register_modules(model=model, vq=tokenizer.model, draft=None)
+        self._interrupt = False
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | Path = "latent-tiles",
+        drafter: Any = "auto",
+        rule: str | Rule = "aligned",
+        *,
+        tokenizer: VQTokenizer | str | Path | None = None,
+        device: str | torch.device = "auto",
+        dtype: str | torch.dtype = "float32",
+        **settings: Any,
+    ) -> Self:
+        """Return a pipeline over a bundled set ("latent-tiles") or a folder; see `ImagePipeline`.
+
+        Numbers are float32 where nothing is said: laws are compared by their densities.
+        """
+        dtype = settings.pop("torch_dtype", None) or dtype
+        folder, place = find_folder(name), pick_device(device)
+        model = load_latents(folder.target, place, dtype)
+        if tokenizer is None:
+            tokenizer = load_tokenizer(folder, place)
+        elif isinstance(tokenizer, str | Path):
+            tokenizer = VQTokenizer.from_pretrained(tokenizer)
+            tokenizer.model.to(place)
+        return cls(model, tokenizer, drafter, rule, folder=folder, **settings)
+
+    @property
+    def trunk(self) -> Any:
+        """The model whose conditions and grid these are."""
+        return self.model.trunk
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a `LatentOutput`; see `ImagePipeline`. output_type "latent" gives the latents.
+
+        There is no temperature but 1, no top_k and no guidance interval over latents (InputError).
+        """
+        given = {"temperature": 1.0, "top_k": 0, "guidance_interval": None}
+        for name, only in given.items():
+            if kwargs.get(name, only) != only:
+                raise InputError(
+                    f"got {name}={kwargs[name]!r}; latents are drawn from densities, which have "
+                    "none of it. Leave it out, or set guidance_scale."
+                )
+        return super().__call__(*args, **kwargs)
+
+    def decode(self, codes: torch.Tensor, output_type: str = "pil") -> Any:
+        """Return the images of latents f32 [B, h, w, D]; output_type as for a call."""
+        if output_type == "latent":
+            return codes
+        images = self.tokenizer.decode_latents(codes)
+        return self.image_processor.postprocess(images.cpu(), output_type)
+
+    def _target(
+        self, table: ConditionTable, scale: float, interval: tuple[int, int] | None
+    ) -> ImageTarget:
+        return LatentTarget(self.model, table, scale, self.schedule)
+
+    @torch.no_grad()
+    def _output(
+        self, drawn: list[Generation], seconds: float, output_type: str, target: ImageTarget
+    ) -> LatentOutput:
+        assert isinstance(target, LatentTarget)
+        made = super()._output(drawn, seconds, "latent", target)
+        latents = self.model.restored(target.table.latents[made.codes])
+        images = self.decode(latents, output_type)
+        return LatentOutput(**{**dict(made.items()), "images": images}, latents=latents)
+
+
+def _source(drafter: str | Drafter | None, side: int) -> Any:
+    """Return what makes the drafter of a call."""
+    if isinstance(drafter, Sequence) and not isinstance(drafter, str) and len(drafter) == 1:
+        drafter = drafter[0]
+    if isinstance(drafter, str):
+        if drafter not in (*DRAFTERS, "none"):
+            raise UnknownNameError(unknown("latent drafter", drafter, [*DRAFTERS, "none"]))
+        drafter = None if drafter == "none" else JacobiDrafter(NODES, width=side)
+    return lambda target, conditions: drafter
+
+
+def _check(model: Any, tokenizer: VQTokenizer) -> None:
+    if not isinstance(model, LatentModel):
+        raise UnsupportedModelError(
+            f"got a {type(model).__name__}; expected a LatentModel. Models of codes are drawn with "
+            "by ImagePipeline."
+        )
+    width = int(tokenizer.codebook().shape[1])
+    if model.config.latent_dim != width:
+        raise InputError(
+            f"got a tokenizer with latents of {width} numbers for a model of "
+            f"{model.config.latent_dim}; expected the one that the model was trained on."
+        )
