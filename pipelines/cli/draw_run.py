@@ -7,6 +7,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +24,18 @@ if TYPE_CHECKING:
 
 def load_pipeline(asked: Asked) -> ImagePipeline:
     """Return the pipeline that was asked for; raises what `ImagePipeline` does."""
+    from ragspec.visual.pipeline.folder import find_folder, of_latents
+    from ragspec.visual.pipeline.latents import LatentPipeline
     from ragspec.visual.pipeline.pipeline import ImagePipeline
 
     source = asked.source()
     be_quiet()
-    return ImagePipeline.from_pretrained(
+    latents = of_latents(find_folder(source).target)
+    made = LatentPipeline if latents else ImagePipeline
+    return made.from_pretrained(
         source,
         asked.drafter,
-        asked.rule,
+        asked.rule or ("aligned" if latents else "exact"),
         device=asked.device,
         dtype=asked.dtype,
         budget=asked.budget,
@@ -55,7 +60,8 @@ def _draw_into(
 
     with terminal.working("loading"):
         pipe = load_pipeline(asked)
-    asked.check_kind(pipe.model.config.condition == "class")
+    asked = replace(asked, rule=asked.rule or pipe.rule_name)
+    asked.check_kind(pipe.trunk.config.condition == "class")
     if pipe.class_names:
         asked = asked.named(pipe.class_names, pipe.label_of)
     pipe.set_progress_bar_config(disable=not terminal.err.is_terminal, leave=False)
@@ -139,9 +145,7 @@ def _used(asked: Asked, pipe: ImagePipeline) -> dict[str, Any]:
 
 def _both(pipe: ImagePipeline, asked: Asked, seed: int) -> tuple[Drawn, Drawn]:
     """Draw every image speculatively and plainly, one at a time and in turns."""
-    from ragspec.visual.pipeline.pipeline import ImagePipeline
-
-    bare = ImagePipeline(pipe.model, pipe.tokenizer, None, folder=pipe.folder)
+    bare = type(pipe)(pipe.model, pipe.tokenizer, None, folder=pipe.folder)
     bare.set_progress_bar_config(disable=True)
     ways = (pipe, bare)
     _warm_up(ways, asked)

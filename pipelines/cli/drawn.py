@@ -21,14 +21,17 @@ _LEAST_SEED, _MOST_SEED = -(2**63), 2**64 - 1  # of a torch generator
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is to be drawn, and how; settings are those of the rule, None where not given."""
+    """What is to be drawn, and how; settings are those of the rule, None where not given.
+
+    rule: None until it is known what draws.
+    """
 
     prompt: str | None
     classes: tuple[str, ...]
     image_set: str | None
     model: str | None
     drafter: tuple[str, ...]
-    rule: str
+    rule: str | None
     settings: Mapping[str, Any]
     budget: str | int
     count: int
@@ -98,9 +101,10 @@ class Asked:
     def rule_told(self) -> str:
         """Return the rule with its settings, for people."""
         given = ", ".join(f"{name} {value:g}" for name, value in self.given().items())
-        return f"{self.rule} ({given})" if given else self.rule
+        return f"{self.rule} ({given})" if given else str(self.rule)
 
 
+SAME = 1e-3  # numbers of latents that differ by less are the same: rounding differs by width
 MOST_ROWS = 6  # images of a comparison picture
 
 
@@ -121,6 +125,15 @@ class Drawn:
         import torch
 
         return torch.cat([output.codes for output in self.outputs])
+
+    @property
+    def latents(self) -> torch.Tensor | None:
+        """The latents f32 [B, h, w, D] of models that draw such."""
+        import torch
+
+        found = [getattr(output, "latents", None) for output in self.outputs]
+        known = [each for each in found if each is not None]
+        return torch.cat(known) if known else None
 
     @property
     def forwards(self) -> int:
@@ -164,7 +177,10 @@ class Drawn:
         return f"{self.forwards} forwards, {self.seconds:.2f} s"
 
     def equal(self, plain: Drawn) -> list[bool]:
-        """Say of each image whether it has the codes of the plain one."""
+        """Say of each image whether it has the codes of the plain one, or its latents."""
+        if self.latents is not None and plain.latents is not None:
+            apart = (self.latents - plain.latents).abs().flatten(1).amax(1)
+            return list(map(bool, apart < SAME))
         return list(map(bool, (self.codes == plain.codes).flatten(1).all(1)))
 
     def ratio(self, plain: Drawn) -> float:

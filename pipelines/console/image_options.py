@@ -8,13 +8,27 @@ from typing import Annotated
 import typer
 
 SetOption = Annotated[
-    str | None, typer.Option("--set", help="A bundled set: emoji (prompts) or tiles (classes).")
+    str | None,
+    typer.Option("--set", help="A bundled set: emoji (prompts), tiles or latent-tiles (classes)."),
 ]
 
 
 RuleOption = Annotated[
-    str,
-    typer.Option(help="exact, lantern, lantern++, gsd, cool, rejection, lantern-rejection, ..."),
+    str | None,
+    typer.Option(
+        help="exact, lantern, lantern++, gsd, cool, rejection, lantern-rejection, ...; of "
+        "latents near, aligned, horizon, path. Without it exact, of latents aligned."
+    ),
+]
+
+
+RadiusOption = Annotated[
+    float | None, typer.Option("--r", min=0.0, help="How far a latent may be from near's own.")
+]
+
+
+HorizonOption = Annotated[
+    int | None, typer.Option("--s", min=1, help="Denoising steps that horizon couples.")
 ]
 
 

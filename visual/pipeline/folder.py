@@ -132,6 +132,15 @@ def _loaded(
     return model.to(place).eval()
 
 
+def of_latents(folder: Path) -> bool:
+    """Tell whether a folder says that it holds a model of continuous latents."""
+    try:
+        told = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(told, dict) and told.get("model_type") == _LATENTS
+
+
 def load_tokenizer(folder: ImageFolder, device: torch.device) -> VQTokenizer:
     """Return the tokenizer beside a target; raises ModelNotFoundError, ModelError."""
     from ragspec.visual.models.vq import VQTokenizer

@@ -25,6 +25,7 @@ from ragspec.visual.latents.schedule import Schedule
 from ragspec.visual.latents.target import LatentTarget
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.models.vq import VQTokenizer
+from ragspec.visual.pipeline.drafter_choice import FixedSource
 from ragspec.visual.pipeline.folder import (
     ImageFolder,
     caption_encoder,
@@ -79,6 +80,7 @@ class LatentPipeline(ImagePipeline):
         )
         self.tokenizer = tokenizer
         self.side = int(model.trunk.config.grid_size)
+        self.rule_name = rule if isinstance(rule, str) else rule.name
         if isinstance(rule, str):
             rule = make_latent_rule(rule, **settings)
         elif settings:
@@ -164,13 +166,13 @@ class LatentPipeline(ImagePipeline):
 
 def _source(drafter: str | Drafter | None, side: int) -> Any:
     """Return what makes the drafter of a call."""
-    if isinstance(drafter, Sequence) and not isinstance(drafter, str) and len(drafter) == 1:
-        drafter = drafter[0]
+    if isinstance(drafter, Sequence) and not isinstance(drafter, str) and len(drafter) < 2:
+        drafter = drafter[0] if drafter else None
     if isinstance(drafter, str):
         if drafter not in (*DRAFTERS, "none"):
             raise UnknownNameError(unknown("latent drafter", drafter, [*DRAFTERS, "none"]))
         drafter = None if drafter == "none" else JacobiDrafter(NODES, width=side)
-    return lambda target, conditions: drafter
+    return FixedSource(drafter)
 
 
 def _check(model: Any, tokenizer: VQTokenizer) -> None:

@@ -110,6 +110,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         check_tokenizer(model, tokenizer)
         self.tokenizer = tokenizer
         self.side = int(model.config.grid_size)
+        self.rule_name = rule if isinstance(rule, str) else rule.name
         if isinstance(rule, str):
             codes = self.side**2
             rule = make_rule(rule, tokenizer.codebook(), positions=codes, **settings)

@@ -9,7 +9,7 @@ import torch
 from ragspec.visual.latents import LatentConfig, LatentModel, LatentTarget, Schedule
 from ragspec.visual.models.target import ConditionTable
 
-SIDE, CLASSES, WIDTH = 3, 3, 2
+SIDE, CLASSES, WIDTH = 3, 3, 4
 
 
 def model(seed: int = 0, dtype: torch.dtype = torch.float64, strength: float = 3.0) -> Any:
