@@ -115,6 +115,7 @@ def figures(
         "ratio": None if plain is None else drawn.ratio(plain),
         "equal": None if same is None else all(same),
         "equal_images": None if same is None else sum(same),
+        "psnr": None if plain is None else drawn.psnr(plain),
         "tv_excess": drawn.tv_excess,
         "codes_per_forward": drawn.codes_per_forward,
         "images": [str(path) for path in written],
@@ -213,6 +214,7 @@ def _tell(found: Mapping[str, Any], drawn: Drawn, out: Path, terminal: Terminal)
         terminal.line(
             f"plain: {found['forwards_plain']} forwards, {found['seconds_plain']:.2f} s; "
             f"{found['ratio']:.2f} times as fast, {found['equal_images']} of {count} the same"
+            + (f", {found['psnr']:.1f} dB to plain" if found["psnr"] is not None else "")
         )
 
 

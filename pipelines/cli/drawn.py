@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf, isinf, log10
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
@@ -183,10 +184,29 @@ class Drawn:
             return list(map(bool, apart < SAME))
         return list(map(bool, (self.codes == plain.codes).flatten(1).all(1)))
 
+    def psnr(self, plain: Drawn) -> float | None:
+        """Return the median peak signal-to-noise ratio to the plain images, in dB, of latents.
+
+        None for codes, and where at least half of the images are the same.
+        """
+        if self.latents is None:
+            return None
+        found = [_psnr(*pair) for pair in zip(self.images, plain.images, strict=True)]
+        middle = float(median(found))
+        return None if isinf(middle) else middle
+
     def ratio(self, plain: Drawn) -> float:
         """Return the median over images of plain seconds by ours."""
         pairs = zip(plain.outputs, self.outputs, strict=True)
         return float(median(one.stats.seconds / max(1e-9, two.stats.seconds) for one, two in pairs))
+
+
+def _psnr(first: Image, second: Image) -> float:
+    import numpy as np
+
+    apart = np.asarray(first, np.float64) - np.asarray(second, np.float64)
+    error = float(np.square(apart).mean())
+    return 10.0 * log10(255.0**2 / error) if error else inf
 
 
 def comparison_picture(asked: Asked, drawn: Drawn, plain: Drawn, seed: int) -> Image:
@@ -201,6 +221,9 @@ def comparison_picture(asked: Asked, drawn: Drawn, plain: Drawn, seed: int) -> I
     notes = [
         f"label {drawn.label} · {sum(drawn.equal(plain))} of {count} images the same as plain ones"
     ]
+    psnr = drawn.psnr(plain)
+    if psnr is not None:
+        notes[0] += f" · {psnr:.1f} dB to the plain ones"
     if drawn.tv_excess is not None and not drawn.label.startswith("exact"):
         notes[0] += f" · tv_excess {drawn.tv_excess:.4f} a position"
     if len(rows) < count:

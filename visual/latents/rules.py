@@ -121,12 +121,13 @@ class Horizon:
         by_target = torch.empty_like(table.means[drafted][:s])
         by_target[s - 1] = table.means[own][s - 1]  # given x_s of its own
         if s > 1:
-            by_target[: s - 1] = _means(view, table.told[own], path[1:s])
+            told = table.told[own].expand(s - 1, -1, -1)
+            by_target[: s - 1] = view.target.sampler.means(told, path[1:s], torch.arange(1, s))
         return float(_log_density(view, path[:s], by_target, table.means[drafted][:s]))
 
     def _reflected(self, view: LatentView, drafted: int, own: int) -> torch.Tensor:
         """Return the target's latent where the last step's draft was not kept: mirrored [D]."""
-        table, deviation = view.target.table, view.target.sampler.deviation(1)
+        table, deviation = view.target.table, float(view.target.sampler.deviations[0])
         by_target, by_draft = table.means[own][0], table.means[drafted][0]
         noise = (table.paths[drafted][0] - by_draft) / deviation
         apart = by_draft - by_target
@@ -151,11 +152,13 @@ class Horizon:
             drawn = self._paths(view, index, own, range(done, done + count))
             by_draft = torch.empty_like(drawn.means)
             by_draft[:, s - 1] = table.means[drafted][s - 1]  # given x_s of the draft
-            told = table.told[drafted]
-            for t in range(1, s):
-                by_draft[:, t - 1] = target.sampler.step(
-                    told.expand(count, -1, -1), drawn.path[:, t], t
-                )[0]
+            if s > 1:
+                between = drawn.path[:, 1:s].flatten(0, 1)
+                told = table.told[drafted].expand(len(between), -1, -1)
+                steps = torch.arange(1, s).repeat(count)
+                by_draft[:, : s - 1] = target.sampler.means(told, between, steps).reshape(
+                    count, s - 1, -1
+                )
             ratios = _log_density(view, drawn.path[:, :s], drawn.means, by_draft)
             for row, ratio in enumerate(ratios.tolist()):
                 kept = -math.expm1(-ratio) if ratio > 0.0 else 0.0
@@ -211,22 +214,10 @@ def expect_latents(rule: str, target: TargetView) -> LatentView:
     )
 
 
-def _means(view: LatentView, told: torch.Tensor, noisy: torch.Tensor) -> torch.Tensor:
-    """Return the means of x_(t - 1) given x_t, for t = 1 .. n: [n, D] -> [n, D]."""
-    sampler = view.target.sampler
-    rows = [sampler.step(told[None], noisy[t - 1 : t], t)[0] for t in range(1, len(noisy) + 1)]
-    return torch.cat(rows)
-
-
 def _log_density(
     view: LatentView, path: torch.Tensor, first: torch.Tensor, second: torch.Tensor
 ) -> torch.Tensor:
     """Return log N(path; first) - log N(path; second) of s steps [.., s, D], summed: f64 [..]."""
-    sampler = view.target.sampler
-    deviations = torch.tensor(
-        [sampler.deviation(t) for t in range(1, path.shape[-2] + 1)],
-        dtype=torch.float64,
-        device=path.device,
-    )[:, None]
+    deviations = view.target.sampler.deviations[: path.shape[-2], None].to(path.device)
     first, second = ((path.double() - mean.double()) / deviations for mean in (first, second))
     return 0.5 * (second.square() - first.square()).sum((-1, -2))

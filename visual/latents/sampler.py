@@ -37,6 +37,10 @@ class Sampler:
 
     def __init__(self, head: DiffusionHead, schedule: Schedule, scale: float = 1.0) -> None:
         self.head, self.schedule, self.scale = head, schedule, scale
+        steps = [schedule.gaussian_step(step) for step in range(1, schedule.steps + 1)]
+        # Of x_(t - 1) given x_t, at t - 1.
+        self.factors = torch.tensor([each[:2] for each in steps], dtype=torch.float64)
+        self.deviations = torch.tensor([each[2] for each in steps], dtype=torch.float64)
 
     @property
     def lanes(self) -> int:
@@ -56,26 +60,21 @@ class Sampler:
         last = self.schedule.steps if start is None else start
         path, means = [noise[:, last]], []
         for step in range(last, 0, -1):
-            mean, deviation = self.step(told, path[-1], step)
+            mean = self.means(told, path[-1], torch.tensor([step]))
             means.append(mean)
-            path.append(mean + deviation * noise[:, step - 1])
+            path.append(mean + float(self.deviations[step - 1]) * noise[:, step - 1])
         return Drawn(torch.stack(path[::-1], 1), torch.stack(means[::-1], 1), told)
 
-    def step(
-        self, told: torch.Tensor, noisy: torch.Tensor, step: int
-    ) -> tuple[torch.Tensor, float]:
-        """Return mean [n, D] and deviation of x_(step - 1) given x_step [n, D]."""
-        copies = told.shape[1]
-        times = noisy.new_full((1,), self.schedule.time(step))
-        clean = self.head.denoise(
-            noisy.repeat_interleave(copies, 0), times, told.flatten(0, 1)
-        ).reshape(len(noisy), copies, -1)
+    def means(self, told: torch.Tensor, noisy: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+        """Return the means [n, D] of x_(t - 1) given x_t [n, D], for steps t i64 [n] or [1]."""
+        copies, size = told.shape[1], len(noisy)
+        times = (steps.to(noisy.dtype) / self.schedule.steps).to(noisy.device)
+        if len(times) > 1:
+            times = times.repeat_interleave(copies)
+        clean = self.head.denoise(noisy.repeat_interleave(copies, 0), times, told.flatten(0, 1))
+        clean = clean.reshape(size, copies, -1)
         guided = clean[:, 0]
         if copies == 2:
             guided = (clean[:, 1] + self.scale * (clean[:, 0] - clean[:, 1])).clamp(-MOST, MOST)
-        return self.schedule.gaussian_step(guided, noisy, step)
-
-    def deviation(self, step: int) -> float:
-        """Return the deviation of x_(step - 1) given x_step."""
-        nothing = torch.zeros(1)
-        return self.schedule.gaussian_step(nothing, nothing, step)[1]
+        to_clean, to_noisy = self.factors[steps - 1].to(noisy).unbind(-1)
+        return to_clean[:, None] * guided + to_noisy[:, None] * noisy

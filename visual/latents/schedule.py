@@ -39,16 +39,17 @@ class Schedule:
         """Return the time of the state x_step, 0 clean to 1 noise."""
         return step / self.steps
 
-    def gaussian_step(
-        self, clean: torch.Tensor, noisy: torch.Tensor, step: int
-    ) -> tuple[torch.Tensor, float]:
-        """Return mean [..., D] and deviation of x_(step - 1), given x_step and the clean latent."""
+    def gaussian_step(self, step: int) -> tuple[float, float, float]:
+        """Return what the law of x_(step - 1) is made of, given x_step and the clean latent.
+
+        These are the factors of both in its mean, and its deviation.
+        """
         before, after = kept(self.time(step)), kept(self.time(step - 1))
         stays = before / after  # alpha of this step
         to_clean = math.sqrt(after) * (1.0 - stays) / (1.0 - before)
         to_noisy = math.sqrt(stays) * (1.0 - after) / (1.0 - before)
         variance = (1.0 - stays) * (1.0 - after) / (1.0 - before)
-        return to_clean * clean + to_noisy * noisy, max(math.sqrt(variance), self.floor)
+        return to_clean, to_noisy, max(math.sqrt(variance), self.floor)
 
 
 def kept(time: float) -> float:

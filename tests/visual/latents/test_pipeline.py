@@ -127,4 +127,5 @@ def test_the_command_draws(
     assert len(found["images"]) == 2 and all(Path(path).is_file() for path in found["images"])
     assert found["label"] == ("approximate" if "near" in rule else "exact-for(law)")
     assert found["forwards"] <= found["forwards_plain"]
+    assert found["psnr"] is None or found["psnr"] > 5.0
     assert list((tmp_path / "out").glob("*compare.png"))

@@ -40,7 +40,7 @@ class Lenient(Horizon):
 
     @torch.no_grad()
     def _log_ratio(self, view: LatentView, drafted: int, own: int) -> float:
-        return super()._log_ratio(view, drafted, own) + 0.5
+        return super()._log_ratio(view, drafted, own) + 2.0
 
 
 class Linear(torch.nn.Module):
