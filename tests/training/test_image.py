@@ -285,3 +285,30 @@ def test_scripts_explain_themselves(
     with pytest.raises(SystemExit) as stopped:
         module(f"image_{script}").main()
     assert stopped.value.code == 0 and "usage" in capsys.readouterr().out
+
+
+def test_latents_are_learnt_kept_and_drawn(
+    made_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ragspec.visual import LatentPipeline
+
+    latents = module("latent_train")
+    monkeypatch.setattr(latents, "BATCH", 4)
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    monkeypatch.setattr(latents, "TRUNK", small)
+    pictures = module("image_data").read_pictures(made_up, "tiles")
+    tokenizer = VQTokenizer.from_pretrained(latents.TOKENIZER)
+    trainer = latents.Trainer(pictures, tokenizer, steps=4)
+    before = trainer.measure()
+    losses = [trainer.update(1.0) for _ in range(12)]
+    trainer.save(tmp_path / "part.pt")
+    again = latents.Trainer(pictures, tokenizer, steps=4)
+    again.load(tmp_path / "part.pt")
+    assert again.update(1.0) == trainer.update(1.0) and again.step == trainer.step == 13
+    assert trainer.measure() < before and min(losses) > 0.0
+    again.export(tmp_path / "set")
+    pipe = LatentPipeline.from_pretrained(tmp_path / "set", tokenizer=latents.TOKENIZER)
+    pipe.set_progress_bar_config(disable=True)
+    assert pipe.class_names[3] == "class 3"
+    found = pipe(class_labels=["class 3"], generator=torch.Generator().manual_seed(0))
+    assert found.images[0].size == (32, 32) and found.latents.shape == (1, 8, 8, 8)
