@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ragspec.acceptance.target_view import RowView
 from ragspec.target.causal import CausalTarget
-from tests.support import heads, tiny
+from tests.support import heads, tiny, tiny_images
+from tests.support import tiny_latents as models
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "benchmarks"
 WORDS = " ".join(f"word{i}" for i in range(300))
@@ -251,3 +253,14 @@ def test_long_heads(folder: Path, tmp_path: Path) -> None:
         assert row["equal"] and row["chunks"] > 0
         assert row["ways"]["head, chunks"]["head"] > 0 == row["ways"]["auto"]["head"]
     assert found["figures"]["plain"]["decode"] == found["figures"]["plain"]["tokens a forward"] == 1
+
+
+def test_latents(tmp_path: Path) -> None:
+    made, out = models.model(dtype=torch.float32, strength=0.2), tmp_path / "figures.json"
+    made.save_pretrained(tmp_path / "set" / "target")
+    tiny_images.tokenizer().save_pretrained(tmp_path / "set" / "tokenizer", dtype=torch.float32)
+    run("latents.py", "--set", tmp_path / "set", "--images", "3", "--json", out)
+    found = json.loads(out.read_text())
+    assert found["plain"]["latents_per_forward"] == 1.0 == found["plain"]["speed"]
+    assert found["near@0.1"]["latents_per_forward"] > 1.0
+    assert found["aligned"]["label"] == "exact-for(law)" and found["path"]["images"] == 3

@@ -15,7 +15,7 @@ from ragspec.visual import ImagePipeline, LatentPipeline
 from ragspec.visual.latents import Near
 from ragspec.visual.latents.rules import make_latent_rule
 from tests.support import tiny_images
-from tests.visual.latents import models
+from tests.support import tiny_latents as models
 
 RULES = ("near", "aligned", "horizon", "path")
 

@@ -19,7 +19,7 @@ from ragspec.visual.drafting import JacobiDrafter
 from ragspec.visual.latents import Horizon, LatentTarget, Near
 from ragspec.visual.latents.target import LatentView
 from tests.support import tiny
-from tests.visual.latents import models
+from tests.support import tiny_latents as models
 
 SAMPLES = 2000
 CODES = models.SIDE**2
