@@ -77,11 +77,12 @@ def test_the_latents_are_as_their_card_says() -> None:
     assert len(sums) == 2 and all(f"{sha}  {name}" in card for name, sha in sums.items())
     assert "CC0-1.0" in card
     drawn = {}
-    for name, given in {
+    ways: dict[str, dict[str, Any]] = {
         "plain": {"drafter": None},
         "aligned": {},
         "near": {"rule": "near"},
-    }.items():
+    }
+    for name, given in ways.items():
         pipe = LatentPipeline.from_pretrained("latent-tiles", **given)
         pipe.set_progress_bar_config(disable=True)
         dice = [torch.Generator().manual_seed(seed) for seed in range(4)]
