@@ -111,7 +111,7 @@ def read_record(engine: Engine, record: dict[str, Any]) -> list[Answer]:
     opened = LongDocument.open(Document(record["title"], record["title"], record["text"]), engine)
     found, kept = list[Answer](), KeptContext(opened._beginnings)
     for chat in record["chats"]:
-        prompt = opened._prompt(chat["question"]).token_ids
+        prompt = opened.prompt(chat["question"]).token_ids
         text = [*prompt, *chat["answer"]]
         assert opened._about.states is not None
         parts = [

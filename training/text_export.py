@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,10 @@ def export(name: str, checkpoint: Path, tokenizer: Path, out: Path) -> dict[str,
         old.unlink()
     model.save_pretrained(out, max_shard_size="14MB")
     AutoTokenizer.from_pretrained(tokenizer).save_pretrained(out)
+    written = out / "tokenizer.json"  # without the layout for readers it is less than half as large
+    known = json.loads(written.read_text(encoding="utf-8"))
+    text = json.dumps(known, ensure_ascii=False, separators=(",", ":"))
+    written.write_text(text, encoding="utf-8")
     for path in out.iterdir():
         path.chmod(0o644)
     return counters

@@ -80,12 +80,13 @@ class LatentPipeline(ImagePipeline):
         )
         self.tokenizer = tokenizer
         self.side = int(model.trunk.config.grid_size)
-        self.rule_name = rule if isinstance(rule, str) else rule.name
+        named = rule if isinstance(rule, str) else None
         if isinstance(rule, str):
             rule = make_latent_rule(rule, **settings)
         elif settings:
             raise InputError(f"got a Rule and {', '.join(settings)}; expected settings by a name.")
         self.rule = expect_rule(rule)
+        self.rule_name = named or self.rule.name
         self.source = _source(drafter, self.side)
         self.budget = make_budget(budget)
         self.batch_size = batch_size

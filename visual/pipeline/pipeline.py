@@ -110,13 +110,14 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         check_tokenizer(model, tokenizer)
         self.tokenizer = tokenizer
         self.side = int(model.config.grid_size)
-        self.rule_name = rule if isinstance(rule, str) else rule.name
+        named = rule if isinstance(rule, str) else None
         if isinstance(rule, str):
             codes = self.side**2
             rule = make_rule(rule, tokenizer.codebook(), positions=codes, **settings)
         elif settings:
             raise InputError(f"got a Rule and {', '.join(settings)}; expected settings by a name.")
         self.rule: Rule = expect_rule(rule)
+        self.rule_name = named or self.rule.name
         self.source = draft_source(drafter, self.rule, model, folder, draft_mode, draft_worth)
         self.budget = make_budget(budget)
         self.batch_size = batch_size
