@@ -16,7 +16,6 @@ from ragspec.budget.policy import make_budget
 from ragspec.drafters.base import Drafter
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError, UnknownNameError, UnsupportedModelError
-from ragspec.models.device import pick_device
 from ragspec.registry import unknown
 from ragspec.visual.drafting.jacobi import JacobiDrafter
 from ragspec.visual.latents.model import LatentModel
@@ -30,9 +29,7 @@ from ragspec.visual.pipeline.folder import (
     ImageFolder,
     caption_encoder,
     class_names,
-    find_folder,
     load_latents,
-    load_tokenizer,
 )
 from ragspec.visual.pipeline.pipeline import ImageOutput, ImagePipeline
 
@@ -113,15 +110,14 @@ class LatentPipeline(ImagePipeline):
 
         Numbers are float32 where nothing is said: laws are compared by their densities.
         """
-        dtype = settings.pop("torch_dtype", None) or dtype
-        folder, place = find_folder(name), pick_device(device)
-        model = load_latents(folder.target, place, dtype)
-        if tokenizer is None:
-            tokenizer = load_tokenizer(folder, place)
-        elif isinstance(tokenizer, str | Path):
-            tokenizer = VQTokenizer.from_pretrained(tokenizer)
-            tokenizer.model.to(place)
-        return cls(model, tokenizer, drafter, rule, folder=folder, **settings)
+        return super().from_pretrained(
+            name, drafter, rule, tokenizer=tokenizer, device=device, dtype=dtype, **settings
+        )
+
+    @staticmethod
+    def _load(folder: Path, device: torch.device, dtype: str | torch.dtype) -> Any:
+        """Return the model of a folder."""
+        return load_latents(folder, device, dtype)
 
     @property
     def trunk(self) -> Any:

@@ -149,13 +149,18 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         dtype = settings.pop("torch_dtype", None) or dtype
         folder = find_folder(name)
         place = pick_device(device)
-        model = load_model(folder.target, place, dtype)
+        model = cls._load(folder.target, place, dtype)
         if tokenizer is None:
             tokenizer = load_tokenizer(folder, place)
         elif isinstance(tokenizer, str | Path):
             tokenizer = VQTokenizer.from_pretrained(tokenizer)
             tokenizer.model.to(place)
         return cls(model, tokenizer, drafter, rule, folder=folder, **settings)
+
+    @staticmethod
+    def _load(folder: Path, device: torch.device, dtype: str | torch.dtype) -> Any:
+        """Return the model of a folder."""
+        return load_model(folder, device, dtype)
 
     @property
     def components(self) -> dict[str, Any]:
