@@ -4,7 +4,7 @@
 
 Random unit vectors that share a direction, as embeddings do (224 wide, k = 20). All ways take
 turns; medians of the turns, of the wall-clock and of this process's own time, which work beside it
-disturbs less. Lone queries come first, until the copy in bytes that they get is there. The product
+disturbs less. Searches come first, until the copy in bytes is there. The product
 is what `DenseIndex.search` was before: queries times vectors, transposed, and the k largest.
 """
 
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from ragspec.retrievers.search.dense import DenseIndex
-from ragspec.retrievers.search.nearest import LONE_READ
+from ragspec.retrievers.search.nearest import READ_BEFORE
 
 WIDTH, K, BATCH = 224, 20, 8
 
@@ -39,7 +39,7 @@ def ways(stored: Any, queries: Any) -> dict[str, Callable[[], Any]]:
     """Return what is timed, by name."""
     embedder: Any = None
     index, matrix = DenseIndex(stored, embedder), torch.from_numpy(stored)
-    for _ in range(LONE_READ // len(stored) + 1):
+    for _ in range(READ_BEFORE // len(stored) + 1):
         index.search_vectors(queries[:1], K)
     anew = DenseIndex(stored, embedder)  # as the first queries of a process find it
 

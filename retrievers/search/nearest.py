@@ -30,8 +30,9 @@ Numbers = NDArray[np.int64]
 PACKED_FOR = 8  # queries that the packed copy is laid out for; it serves any number
 BLOCK = 1 << 15  # vectors of one product
 LEAST_HALVES = 1 << 14  # vectors from which on a copy in bfloat16 is worth its memory
-LONE_READ = 1 << 25  # vectors read by lone queries before numba and a copy in bytes are paid back
+READ_BEFORE = 1 << 25  # vectors read by searches before numba and a copy in bytes are paid back
 GROUP = 64  # scores of which the largest stands for all when a threshold is looked for
+CHUNK = GROUP * GROUP  # scores that stand close enough together to be read down their columns
 NARROW = 4096  # candidates above which float32 narrows them further
 # Rounding of products of unit vectors: inputs to 8 bits and once more the result; sums in float32.
 HALF_ERROR = 2.0**-8 + 2.0**-9 + 2.0**-16
@@ -68,9 +69,9 @@ class Exact:
     A pass over all vectors in lower precision gives scores that are off by at most e; the k-th
     largest of them less 2 e bounds what can be among the k best from below. On CPUs that multiply
     bfloat16 a packed copy in it (half the memory of the vectors) is read in half the time, and
-    eight queries take hardly longer than one; elsewhere float32 does the same. Once many queries
-    were asked one by one on one thread, a copy in bytes (a quarter of the memory) serves such
-    queries in half of that time again, where numba is installed.
+    eight queries take hardly longer than one; elsewhere float32 does the same. Once much was
+    searched, a copy in bytes (a quarter of the memory) takes its place, where numba is installed:
+    a third of that time.
     """
 
     kind = FLAT
@@ -80,7 +81,7 @@ class Exact:
         self._vectors = torch.from_numpy(vectors)
         self._packed: list[torch.Tensor] | None = None
         self._rounded: Rounded | None = None
-        self._before_rounding = LONE_READ  # vectors to be read by lone queries
+        self._before_rounding = READ_BEFORE
         norms = (float(block.norm(dim=1).max()) for block in self._blocks() if len(block))
         self._longest = max(norms, default=0.0)
 
@@ -89,19 +90,22 @@ class Exact:
         wanted = torch.from_numpy(np.ascontiguousarray(queries))
         if not len(self._vectors):
             return [np.zeros(0, np.int64) for _ in queries]
-        if len(wanted) == 1 and self._uses_bytes():
-            assert self._rounded is not None
-            own, off = self._rounded.products(wanted[0])
-            return [self._narrowed(wanted[0], above(own, k, 2.0 * off), k)]
-        if self._uses_halves():
-            scores, error = self._halves(wanted), HALF_ERROR
-        else:
-            scores, error = self._floats(wanted), self._float_error
-        lengths = wanted.norm(dim=1).tolist()
+        scores, errors = self._products(wanted)
         return [
-            self._narrowed(query, above(own, k, 2.0 * error * length * self._longest), k)
-            for own, query, length in zip(scores, wanted, lengths, strict=True)
+            self._narrowed(query, above(own, k, 2.0 * error), k)
+            for own, query, error in zip(scores, wanted, errors, strict=True)
         ]
+
+    def _products(self, queries: torch.Tensor) -> tuple[torch.Tensor, list[float]]:
+        """Return products [Q, P], in some precision, and by how much each query's are off."""
+        if (rounded := self._in_bytes()) is not None:
+            return rounded.products(queries)
+        if self._uses_halves():
+            scores, share = self._halves(queries), HALF_ERROR
+        else:
+            scores, share = self._floats(queries), self._float_error
+        errors: list[float] = (share * self._longest * queries.norm(dim=1).double()).tolist()
+        return scores, errors
 
     @property
     def _float_error(self) -> float:
@@ -128,28 +132,21 @@ class Exact:
             ]
         return bool(self._packed)
 
-    def _uses_bytes(self) -> bool:
-        """Tell whether the copy in bytes is there, made once lone queries have read enough."""
-        # More threads share the product in bfloat16; small collections are read soon anyway.
-        if len(self._vectors) < LEAST_HALVES or torch.get_num_threads() > 1:
-            return False
-        if self._before_rounding > 0:
-            self._before_rounding -= len(self._vectors)
-            if self._before_rounding <= 0:
-                self._rounded = self._in_bytes()
-        return self._rounded is not None
-
     def _in_bytes(self) -> Rounded | None:
-        """Return the copy in bytes, where numba is installed and there is room for it."""
-        try:
-            load_numba()
-        except MissingExtraError:
-            return None
-        from ragspec.retrievers.search.rounded_numba import Rounded as InBytes
+        """Return the copy in bytes, made once enough was read, with numba and room for it."""
+        if len(self._vectors) < LEAST_HALVES or self._before_rounding <= 0:
+            return self._rounded
+        self._before_rounding -= len(self._vectors)
+        if self._before_rounding <= 0 and self._vectors.numel() <= MOST_SHARE * free_memory():
+            try:
+                load_numba()
+            except MissingExtraError:
+                return None
+            from ragspec.retrievers.search.rounded_numba import Rounded as InBytes
 
-        if self._vectors.numel() > MOST_SHARE * free_memory():
-            return None
-        return InBytes(self._blocks(), *self._vectors.shape)
+            self._rounded = InBytes(self._blocks(), *self._vectors.shape)
+            self._packed = None  # nothing reads it any more
+        return self._rounded
 
     def _halves(self, queries: torch.Tensor) -> torch.Tensor:
         """Return all products bf16 [Q, P]."""
@@ -171,17 +168,17 @@ def above(scores: torch.Tensor, k: int, slack: float) -> torch.Tensor:
     Of groups of scores the k-th largest maximum bounds the k-th largest score from below, and only
     groups whose maximum comes so far are looked into.
     """
-    count = len(scores) // GROUP
-    if k > count:
+    chunks = len(scores) // CHUNK
+    if k > chunks * GROUP:
         least = float(scores.float().topk(min(k, len(scores))).values[-1]) - slack
         return (scores.float() >= least).nonzero()[:, 0]
-    groups = scores[: GROUP * count].view(GROUP, count)  # a group is a column: read faster so
-    largest = groups.amax(0).float()
-    least = float(largest.topk(k).values[-1]) - slack
-    chosen = (largest >= least).nonzero()[:, 0]
-    row, column = (groups[:, chosen].float() >= least).nonzero(as_tuple=True)
-    rest = (scores[GROUP * count :].float() >= least).nonzero()[:, 0] + GROUP * count
-    return torch.cat([row * count + chosen[column], rest])
+    groups = scores[: CHUNK * chunks].view(chunks, GROUP, GROUP)  # a group is a column of a chunk
+    largest = groups.amax(1).float()
+    least = float(largest.flatten().topk(k).values[-1]) - slack
+    chunk, column = (largest >= least).nonzero(as_tuple=True)
+    chosen, row = (groups[chunk, :, column].float() >= least).nonzero(as_tuple=True)
+    rest = (scores[CHUNK * chunks :].float() >= least).nonzero()[:, 0] + CHUNK * chunks
+    return torch.cat([chunk[chosen] * CHUNK + row * GROUP + column[chosen], rest])
 
 
 class Approximate:

@@ -1,36 +1,42 @@
-"""Products of one query with vectors rounded to bytes, as compiled code (numba, the `fast` extra).
+"""Products of queries with vectors rounded to bytes, as compiled code (numba, the `fast` extra).
 
-A lone query over many vectors takes as long as they take to be read, and bytes are a quarter of
-float32. Sums of whole numbers are exact, so what a product is off by follows from what was rounded
-off the vector and off the query alone (Cauchy-Schwarz). Without numba the module is plain Python.
+A search takes as long as the vectors take to be read, and bytes are a quarter of float32. Sums of
+whole numbers are exact, so what a product is off by follows from what was rounded off the vector
+and off the query alone (Cauchy-Schwarz).
+
+Pairs of numbers of 16 vectors lie side by side: see `lanes_numba`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ragspec.retrievers.indexes.node_heap_numba import compiled
+from ragspec.retrievers.search.lanes_numba import LANES, pair_sums
 
 Floats = NDArray[np.float32]
 
-TOGETHER = 4  # vectors whose sums are made side by side: the query is read once for them
+TOGETHER = 4  # queries for which a vector is read once: more sums than that leave the registers
+LEAST_GROUPS = 1 << 11  # read for one query, which are worth a thread
 BYTE, SHORT, WORD = 127, (1 << 15) - 1, (1 << 31) - 1  # the largest numbers of 8, 16 and 32 bits
 SMALLEST = 2.0**-100  # factor of whole numbers
 
 
 class Rounded:
-    """Vectors as whole numbers i8 [P, dimensions], a factor for each.
+    """Vectors as whole numbers i8 [P / 16, dimensions / 2, 16, 2], a factor for each.
 
     blocks: the vectors f32 [n, dimensions], in order. count: how many there are.
     """
 
     def __init__(self, blocks: Iterable[torch.Tensor], count: int, width: int) -> None:
-        self._whole = np.zeros((-(-count // TOGETHER) * TOGETHER, width), np.int8)
-        self._factors = np.zeros(len(self._whole), np.float32)
+        self._pairs = np.zeros((-(-count // LANES), max(1, -(-width // 2)), LANES, 2), np.int8)
+        self._factors = np.zeros((len(self._pairs), LANES), np.float32)
         self._count = count
         self._lost = 0.0  # what was rounded off a vector, at most
         self._longest = 0.0  # of the rounded vectors
@@ -41,20 +47,28 @@ class Rounded:
             near = whole * factors
             self._lost = max(self._lost, float((block - near).norm(dim=1).max()))
             self._longest = max(self._longest, float(near.norm(dim=1).max()))
-            self._whole[start : start + len(block)] = whole.to(torch.int8).numpy()
-            self._factors[start : start + len(block)] = factors[:, 0].numpy()
+            rows = np.arange(start, start + len(block))
+            self._factors[rows // LANES, rows % LANES] = factors[:, 0].numpy()
+            codes = whole.to(torch.int8).numpy()
+            for half in range(2):
+                part = codes[:, half::2]
+                self._pairs[rows // LANES, : part.shape[1], rows % LANES, half] = part
             start += len(block)
 
-    def products(self, query: torch.Tensor) -> tuple[torch.Tensor, float]:
-        """Return products f32 [P] with a query f32 [dimensions], and by how much they are off."""
-        whole, factors = _rounded(query[None], self._most)
-        out = np.empty(len(self._whole), np.float32)
-        scan(self._whole, self._factors, whole[0].to(torch.int16).numpy(), float(factors), out)
-        length, left = float(query.norm()), float((query - whole[0] * factors[0]).norm())
+    def products(self, queries: torch.Tensor) -> tuple[torch.Tensor, list[float]]:
+        """Return products f32 [Q, P] with queries f32 [Q, dimensions], and how far each is off."""
+        whole, factors = _rounded(queries, self._most)
+        count, width = queries.shape
+        numbers = np.zeros((count, 2 * self._pairs.shape[1]), np.int16)
+        numbers[:, :width] = whole.to(torch.int16).numpy()
+        out = np.empty((count, LANES * len(self._pairs)), np.float32)
+        scan(self._pairs, self._factors, numbers, factors[:, 0].numpy(), out)
+        lengths = queries.norm(dim=1)
+        left = (queries - whole * factors).norm(dim=1)
         # The last is of factors, and of what the bound is made of, in float32.
-        rounding = (len(query) + 2) * 2.0**-22 * length * (self._longest + self._lost)
-        error = self._lost * length + self._longest * left + rounding
-        return torch.from_numpy(out[: self._count]), error
+        rounding = (width + 2) * 2.0**-22 * (self._longest + self._lost)
+        errors = (self._lost + rounding) * lengths + self._longest * left
+        return torch.from_numpy(out)[:, : self._count], errors.tolist()
 
 
 def _rounded(rows: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,24 +77,75 @@ def _rounded(rows: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]
     return (rows / factors).round_().clamp_(-most, most), factors
 
 
-@compiled
 def scan(
-    whole: NDArray[np.int8],
+    pairs: NDArray[np.int8],
     factors: Floats,
-    query: NDArray[np.int16],
-    factor: float,
+    queries: NDArray[np.int16],
+    scales: Floats,
     out: Floats,
 ) -> None:
-    """Write the products of vectors i8 [P, W], P a multiple of TOGETHER, with a query i16 [W]."""
-    for row in range(0, whole.shape[0], TOGETHER):
-        first, second, third, fourth = np.int32(0), np.int32(0), np.int32(0), np.int32(0)
-        for column in range(whole.shape[1]):
-            value = np.int32(query[column])
-            first += np.int32(whole[row, column]) * value
-            second += np.int32(whole[row + 1, column]) * value
-            third += np.int32(whole[row + 2, column]) * value
-            fourth += np.int32(whole[row + 3, column]) * value
-        out[row] = first * factors[row] * factor
-        out[row + 1] = second * factors[row + 1] * factor
-        out[row + 2] = third * factors[row + 2] * factor
-        out[row + 3] = fourth * factors[row + 3] * factor
+    """Write products [Q, P] of vectors i8 [P / 16, W / 2, 16, 2] and queries i16 [Q, W].
+
+    factors f32 [P / 16, 16] and scales f32 [Q] are what their whole numbers are multiplied by.
+    Large work is shared by as many threads as torch has.
+    """
+    groups = len(pairs)
+    threads = max(1, min(torch.get_num_threads(), groups * len(queries) // LEAST_GROUPS))
+    ends = np.linspace(0, groups, threads + 1, dtype=np.int64)
+    start = 0
+    while start < len(queries):
+        size = TOGETHER if len(queries) - start > 1 else 1
+        side = np.zeros((size, queries.shape[1]), np.int16)
+        taken = queries[start : start + size]
+        side[: len(taken)] = taken
+        # A pair of a query is one number of 32 bits, and those of all queries stand together.
+        told = np.ascontiguousarray(side.view(np.int32).T)
+        some = _scan_four if size == TOGETHER else _scan_one
+        given = pairs, factors, told, scales[start:], out[start : start + len(taken)]
+        if threads == 1:
+            some(*given, 0, groups)
+        else:
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(lambda part, run=some, of=given: run(*of, *part), pairwise(ends)))
+        start += len(taken)
+
+
+_sums_of_one, _sums_of_four = pair_sums(1), pair_sums(TOGETHER)
+
+
+@compiled
+def _scan_one(
+    pairs: NDArray[np.int8],
+    factors: Floats,
+    told: NDArray[np.int32],
+    scales: Floats,
+    out: Floats,
+    first: int,
+    last: int,
+) -> None:
+    """Write the products [1, P] of one query, told as pairs i32 [W / 2, 1], of some groups."""
+    sums = np.empty((1, LANES), np.int32)
+    for group in range(first, last):
+        _sums_of_one(pairs, group, told, sums)
+        for lane in range(LANES):
+            out[0, group * LANES + lane] = sums[0, lane] * factors[group, lane] * scales[0]
+
+
+@compiled
+def _scan_four(
+    pairs: NDArray[np.int8],
+    factors: Floats,
+    told: NDArray[np.int32],
+    scales: Floats,
+    out: Floats,
+    first: int,
+    last: int,
+) -> None:
+    """Write the products [Q, P] of up to four queries, told as pairs i32 [W / 2, 4]."""
+    sums = np.empty((TOGETHER, LANES), np.int32)
+    for group in range(first, last):
+        _sums_of_four(pairs, group, told, sums)
+        for query in range(len(out)):
+            for lane in range(LANES):
+                product = sums[query, lane] * factors[group, lane] * scales[query]
+                out[query, group * LANES + lane] = product

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from ragspec.retrievers.search.nearest import (
     Exact,
     Floats,
     Nearest,
+    above,
     build_nearest,
 )
 
@@ -48,22 +48,20 @@ def truth(vectors: Floats, query: Floats, k: int) -> list[int]:
 
 
 @pytest.fixture(params=["floats", "halves", "bytes"])
-def precision(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Have scores first read in float32, in bfloat16 where the CPU can, or one by one in bytes."""
+def precision(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Have scores first read in float32, in bfloat16 where the CPU can, or in bytes."""
     if request.param == "halves" and not FAST:
         pytest.skip("this CPU has no fast bfloat16")
     if request.param == "bytes":
         pytest.importorskip("numba")
-        monkeypatch.setattr(nearest, "LONE_READ", 1)
+        monkeypatch.setattr(nearest, "READ_BEFORE", 1)
     least = 1 << 40 if request.param == "floats" else 1
     monkeypatch.setattr(nearest, "LEAST_HALVES", least)
     monkeypatch.setattr(nearest, "BLOCK", 700)
     monkeypatch.setattr(nearest, "GROUP", 16)
     monkeypatch.setattr(nearest, "NARROW", 50)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # with more there is no copy in bytes
-    yield str(request.param)
-    torch.set_num_threads(before)
+    monkeypatch.setattr(nearest, "CHUNK", 256)
+    return str(request.param)
 
 
 @pytest.mark.usefixtures("precision")
@@ -131,30 +129,37 @@ def test_without_its_error_bound_the_pass_over_bytes_misses_some(
     assert (found == [truth(vectors, query, 7) for query in queries]) is bounded
 
 
-def test_bytes_are_for_many_lone_queries_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_take_the_place_of_halves_once_much_was_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pytest.importorskip("numba")
     monkeypatch.setattr(nearest, "LEAST_HALVES", 100)
-    monkeypatch.setattr(nearest, "LONE_READ", 300)
-    exact, queries, before = Exact(unit(100, 1)), unit(2, 2), torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        for _ in range(5):
-            exact.candidates(queries[:1], 3)
-        torch.set_num_threads(1)
-        for _ in range(2):
-            exact.candidates(queries, 3)
-            exact.candidates(queries[:1], 3)
+    monkeypatch.setattr(nearest, "READ_BEFORE", 300)
+    exact, queries = Exact(unit(100, 1)), unit(2, 2)
+    for count in (1, 2):
+        exact.candidates(queries[:count], 3)
         assert exact._rounded is None
-        exact.candidates(queries[:1], 3)
-        assert exact._rounded is not None
-    finally:
-        torch.set_num_threads(before)
+    exact.candidates(queries, 3)
+    assert exact._rounded is not None
+    assert exact._packed is None
 
 
-def test_without_numba_a_lone_query_goes_on_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("count", [4096, 4097, 9000])
+def test_what_is_above_is_every_score_of_the_best_and_within_the_slack(count: int) -> None:
+    scores = torch.randn(count, generator=torch.Generator().manual_seed(count)).bfloat16()
+    for k in (1, 20, 64, 65, 200, count):
+        for slack in (0.0, 0.3):
+            least = float(scores.float().topk(k).values[-1]) - slack
+            wanted = set((scores.float() >= least).nonzero()[:, 0].tolist())
+            found = above(scores, k, slack).tolist()
+            assert len(found) == len(set(found))
+            assert wanted <= set(found)
+
+
+def test_without_numba_searches_go_on_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "numba", None)
     monkeypatch.setattr(nearest, "LEAST_HALVES", 1)
-    monkeypatch.setattr(nearest, "LONE_READ", 1)
+    monkeypatch.setattr(nearest, "READ_BEFORE", 1)
     vectors, query = unit(500, 1), unit(1, 2)
     exact = Exact(vectors)
     found = index(vectors, exact).search_vectors(query, 5)[0]
