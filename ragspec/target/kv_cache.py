@@ -29,6 +29,7 @@ class SlotBook:
         self.pending = 0
         self.capacity = capacity
         self.copies = copies
+        self.hidden = [0] * rows  # first slots of each row that they alone see: a prompt's padding
         self.block = 1  # keys are read in whole blocks of so many slots, after the prompt
         self._columns: tuple[int, torch.Tensor] | None = None
 
@@ -179,6 +180,7 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
             if layer.is_initialized:
                 layer.select(index)
         self.book.lengths = [self.book.lengths[row] for row in rows]
+        self.book.hidden = [self.book.hidden[row] for row in rows]
         self.book.moved()
 
     def truncate(self, row: int, length: int) -> None:

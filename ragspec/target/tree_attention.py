@@ -10,10 +10,10 @@ draft: its configuration is put back afterwards, so `generate` and other engines
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,7 +38,8 @@ class TreeView:
     query. slot_positions i64 [B, m]: the same for the m speculative slots, the queries last.
     related bool [B, n, m]: which speculative slots each query sees (itself and its ancestors);
     None where all rows begin at one slot and form chains, so that causal attention is right.
-    unused: slots behind the speculative ones, which nobody sees.
+    unused: slots behind the speculative ones, which nobody sees. hidden i64 [B]: first slots of
+    each row that nobody else sees, see `hiding`.
     """
 
     lengths: torch.Tensor
@@ -46,6 +47,24 @@ class TreeView:
     slot_positions: torch.Tensor
     related: torch.Tensor | None
     unused: int = 0
+    hidden: torch.Tensor | None = None
+
+
+def hiding(view: TreeView, counts: Sequence[int]) -> TreeView:
+    """Return the view where each row's first slots, a prompt's padding, are seen by none but them.
+
+    Each of them sees itself, so that it has something to attend to.
+    """
+    hidden = torch.tensor(counts, device=view.lengths.device)
+    related = view.related
+    rows, n = view.positions.shape
+    if related is None:
+        chain = torch.ones(n, view.slot_positions.shape[1], dtype=torch.bool, device=hidden.device)
+        related = chain.tril(chain.shape[1] - n).expand(rows, -1, -1)
+    slots = view.lengths[:, None] + torch.arange(related.shape[2], device=hidden.device)
+    own = slots[:, -n:, None] == slots[:, None]
+    related = related & (own | (slots >= hidden[:, None])[:, None])
+    return replace(view, related=related, hidden=hidden)
 
 
 _view: ContextVar[TreeView | None] = ContextVar("ragspec_tree_view", default=None)
@@ -104,7 +123,7 @@ def tree_mask(
     windowed = local or (local_size is None and mask_function is not causal_mask_function)
     alone = batch_size == q_length == 1 and view.slot_positions.shape[1] == 1
     chains = view.related is None and not view.unused
-    plain = chains or alone or _pays_apart(view, kv_length)
+    plain = view.hidden is None and (chains or alone or _pays_apart(view, kv_length))
     if plain and not windowed and not own:
         return None
     if view.related is None:
@@ -265,11 +284,17 @@ def _tree_allowed(view: TreeView, related: torch.Tensor, slots: int) -> torch.Te
     """Return committed slots and ancestors: bool [B, n, slots]."""
     lengths = view.lengths
     rows, n, m = related.shape
+    hidden = view.hidden
     if rows == 1:
         committed = related.new_ones(1, n, slots - m - view.unused)
+        if hidden is not None:
+            committed[:, :, : int(hidden[0])] = False
         return torch.cat([committed, related, related.new_zeros(1, n, view.unused)], dim=-1)
     columns = torch.arange(slots, device=lengths.device)
-    allowed = (columns < lengths[:, None])[:, None].expand(rows, n, slots).clone()
+    seen = columns < lengths[:, None]
+    if hidden is not None:
+        seen &= columns >= hidden[:, None]
+    allowed = seen[:, None].expand(rows, n, slots).clone()
     index = (lengths[:, None] + torch.arange(m, device=lengths.device))[:, None]
     return allowed.scatter_(2, index.expand(rows, n, m), related)
 

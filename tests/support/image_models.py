@@ -50,24 +50,41 @@ def given(made: Any) -> torch.Tensor:
     return torch.randn(CLASSES, LENGTH, FEATURES, generator=generator, dtype=torch.float64)
 
 
-def table(made: Any) -> ConditionTable:
-    """Return the conditions of `given`, and that of none."""
+def table(made: Any, padding: Sequence[int] = ()) -> ConditionTable:
+    """Return the conditions of `given`, and that of none; padding: see `ConditionTable.of_rows`."""
     with torch.no_grad():
-        return ConditionTable.of_rows(made.condition(given(made)), made.unconditional(1)[0])
+        told = made.condition(given(made)), made.unconditional(1)[0]
+        return ConditionTable.of_rows(*told, padding)
 
 
-def target(made: Any, scale: float = 3.0, **settings: Any) -> ImageTarget:
+def target(
+    made: Any, scale: float = 3.0, padding: Sequence[int] = (), **settings: Any
+) -> ImageTarget:
     """Return the model as a target with its three conditions."""
-    return ImageTarget(made, table(made), scale, **settings)
+    return ImageTarget(made, table(made, padding), scale, **settings)
 
 
-def guided(made: Any, row: int, codes: Sequence[int], scale: float = 3.0) -> torch.Tensor:
-    """Return the guided logits after these codes, by two forwards over everything: [n + 1, V]."""
+def masked(size: int, padding: int) -> torch.Tensor:
+    """Return LlamaGen's mask of a prompt padded on the left: bool [1, 1, size, size]."""
+    seen = torch.ones(size, size, dtype=torch.bool).tril()
+    seen[:, :padding] = False
+    return (seen | torch.eye(size, dtype=torch.bool))[None, None]
+
+
+def guided(
+    made: Any, row: int, codes: Sequence[int], scale: float = 3.0, padding: int = 0
+) -> torch.Tensor:
+    """Return the guided logits after these codes, by two forwards over everything: [n + 1, V].
+
+    padding: as many first places of the condition are masked, in both.
+    """
     ids = torch.tensor([list(codes)], dtype=torch.int64)
+    size = made.config.condition_length + len(codes)
+    mask = masked(size, padding) if padding else None
     with torch.no_grad():
         own = made.condition(given(made)[row : row + 1])
         pair = [
-            made(ids, condition_embeds=each).logits[0, own.shape[1] - 1 :]
+            made(ids, condition_embeds=each, attention_mask=mask).logits[0, own.shape[1] - 1 :]
             for each in (own, made.unconditional(1))
         ]
     combined: torch.Tensor = pair[1] + scale * (pair[0] - pair[1])
@@ -83,11 +100,12 @@ def plain(
     sample: int = 0,
     scale: float = 3.0,
     count: int = SIDE * SIDE,
+    padding: int = 0,
 ) -> list[int]:
     """Return the codes that plain decoding draws, without a cache and one row at a time."""
     law = TokenLaw(sampling, NoiseStream(seed, sample), 0)
     codes: list[int] = []
     for index in range(count):
-        logits = guided(made, row, codes, scale)[-1:]
+        logits = guided(made, row, codes, scale, padding)[-1:]
         codes.append(int(law.select(law.process(logits, codes, [[]]), [index])))
     return codes

@@ -18,8 +18,8 @@ import torch
 
 from ragspec.errors import InputError
 from ragspec.target.causal import CausalTarget
-from ragspec.target.kv_cache import SlotCache
-from ragspec.target.tree_attention import TreeView, tree_view
+from ragspec.target.kv_cache import SlotBook, SlotCache
+from ragspec.target.tree_attention import TreeView, hiding, tree_view
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,31 +27,51 @@ class ConditionTable:
     """What the condition ids V, V + 1, ... stand for.
 
     embeddings [M, hidden]: of each id. partners i64 [M]: the number (0 .. M - 1) of each one's
-    unconditional partner. length: L, the ids that a prompt begins with.
+    unconditional partner. length: L, the ids that a prompt begins with. padding: how many of them
+    are padding, which comes first and is not seen, in the prompt of each condition; the last id
+    stands for it.
     """
 
     embeddings: torch.Tensor
     partners: torch.Tensor
     length: int
+    padding: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.embeddings)
 
     @classmethod
-    def of_rows(cls, conditions: torch.Tensor, unconditional: torch.Tensor) -> ConditionTable:
+    def of_rows(
+        cls,
+        conditions: torch.Tensor,
+        unconditional: torch.Tensor,
+        padding: Sequence[int] = (),
+    ) -> ConditionTable:
         """Return the table of R conditions [R, L, hidden] and the one without [L, hidden].
 
         Condition r has the ids from r * L on, in order; the unconditional one comes last, as
-        condition R.
+        condition R. padding: of each condition, as many of its first embeddings are not seen; the
+        unconditional partners of the others are the last ones, as LlamaGen has it.
         """
         rows, length, hidden = conditions.shape
         embeddings = torch.cat([conditions, unconditional[None].to(conditions)])
         partners = torch.arange(length, device=conditions.device) + rows * length
-        return cls(embeddings.reshape(-1, hidden), partners.repeat(rows + 1), length)
+        embeddings, partners = embeddings.reshape(-1, hidden), partners.repeat(rows + 1)
+        if any(padding):
+            embeddings = torch.cat([embeddings, torch.zeros_like(embeddings[:1])])
+            partners = torch.cat([partners, partners.new_tensor([len(partners)])])
+        return cls(embeddings, partners, length, (*padding,) if any(padding) else ())
 
-    def ids(self, row: int) -> range:
+    @property
+    def pad(self) -> int | None:
+        """The number of the id that stands for padding, where there is any."""
+        return len(self) - 1 if self.padding else None
+
+    def ids(self, row: int) -> list[int]:
         """Return the numbers of the L ids of condition `row`, counted from 0."""
-        return range(row * self.length, (row + 1) * self.length)
+        padded = self.padding[row] if row < len(self.padding) else 0
+        end = (row + 1) * self.length
+        return [len(self) - 1] * padded + [*range(end - self.length + padded, end)]
 
 
 class ImageTarget(CausalTarget):
@@ -93,11 +113,11 @@ class ImageTarget(CausalTarget):
         self.piece = None  # conditions are short
         self._conditions = conditions.embeddings.detach().to(self.device, self.dtype)
         self._partners = conditions.partners.to(self.device)
+        self._table = conditions
 
     def prompt(self, row: int) -> list[int]:
         """Return the prompt of condition `row` of the table: L ids."""
-        start = self.vocab_size + row * self.condition_length
-        return list(range(start, start + self.condition_length))
+        return [self.vocab_size + number for number in self._table.ids(row)]
 
     def check_prompt(self, tokens: Sequence[int]) -> None:
         """Raise InputError for a prompt that does not begin with exactly L condition ids."""
@@ -138,15 +158,17 @@ class ImageTarget(CausalTarget):
     ) -> torch.Tensor:
         """Return guided logits of the kept queries [B, k, V]; see `CausalTarget.forward`."""
         book = cache.book
-        positions, seen = view.positions, view
         with torch.no_grad():
             if min(book.lengths) + book.pending < self.condition_length:
                 embedded = self.embed(tokens)
+                self._note_padding(tokens, book)
             else:  # codes only, and these are the same in both rows
                 embedded = self.code_embeddings(tokens)
                 embedded = embedded if self.copies == 1 else embedded.repeat(2, 1, 1)
+            positions = view.positions
+            seen = hiding(view, book.hidden) if any(book.hidden) else view
             if self.copies == 2 and len(tokens) > 1:  # what one sequence sees fits both of its rows
-                seen = _doubled(view)
+                seen = _doubled(seen)
             shifted = seen.positions + self._shift if self._shift else seen.positions
             with tree_view(seen):
                 logits = self.run(embedded, shifted, cache, keep)
@@ -154,6 +176,14 @@ class ImageTarget(CausalTarget):
         return self._guided(
             logits, positions[:, -keep:] if isinstance(keep, int) else positions[:, keep]
         )
+
+    def _note_padding(self, tokens: torch.Tensor, book: SlotBook) -> None:
+        """Have the cache hide the padding of the prompts that are read, ids i64 [B, n]."""
+        pad = self._table.pad
+        if pad is not None:
+            counts = (tokens == self.vocab_size + pad).sum(1).tolist()
+            starts = zip(book.lengths, counts, book.hidden, strict=True)
+            book.hidden = [before if length else count for length, count, before in starts]
 
     def code_embeddings(self, codes: torch.Tensor) -> torch.Tensor:
         """Return what the first layer reads for codes i64 [B, n]: [B, n, hidden]."""
@@ -219,6 +249,8 @@ def _doubled(view: TreeView) -> TreeView:
         positions=view.positions.repeat(2, 1),
         slot_positions=view.slot_positions.repeat(2, 1),
         related=None if related is None else related.repeat(2, 1, 1),
+        unused=view.unused,
+        hidden=None if view.hidden is None else view.hidden.repeat(2),
     )
 
 

@@ -35,14 +35,19 @@ _PREFERENCE = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conditions:
-    """What the images of one call are of: class labels i64 [R], or features [R, L, d]."""
+    """What the images of one call are of: class labels i64 [R], or features [R, L, d].
+
+    padding: as many first features of each row are not seen.
+    """
 
     given: torch.Tensor
+    padding: tuple[int, ...] = ()
 
     def table(self, model: Any) -> ConditionTable:
         """Return what the condition ids stand for in a model; raises InputError."""
         with torch.no_grad():
-            return ConditionTable.of_rows(model.condition(self.given), model.unconditional(1)[0])
+            made = model.condition(self.given), model.unconditional(1)[0]
+            return ConditionTable.of_rows(*made, self.padding)
 
 
 class DraftSource(Protocol):

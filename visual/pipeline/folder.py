@@ -27,7 +27,7 @@ from ragspec.registry import did_you_mean
 
 if TYPE_CHECKING:
     from ragspec.visual.latents.model import LatentModel
-    from ragspec.visual.models.captions import CaptionEncoder
+    from ragspec.visual.models.captions import Captions, TextEncoder
     from ragspec.visual.models.llamagen import LlamaGenModel
     from ragspec.visual.models.vq import VQTokenizer
 
@@ -213,15 +213,41 @@ def class_names(model: Any) -> tuple[str, ...]:
     return () if unnamed else names
 
 
-def caption_encoder(model: Any) -> CaptionEncoder | None:
-    """Return the encoder of prompts that a model was trained with, where it is the bundled one."""
-    from ragspec.visual.models.captions import EMBEDDER, CaptionEncoder
+def caption_encoder(model: Any, given: Any = None) -> Captions | None:
+    """Return what makes features of prompts: the given encoder, or the bundled one where it fits.
 
+    given: a folder or model id of a transformers text encoder, or a function of texts. Raises
+    InputError for a model that reads no features, or others; ModelNotFoundError, ModelError.
+    """
+    from ragspec.visual.models.captions import EMBEDDER, CaptionEncoder, TextEncoder
+
+    if given is not None:
+        return _checked_encoder(model, given, TextEncoder)
     if model.config.condition == "class":
         return None
     folder = resolve_model(EMBEDDER, offline=True).folder
     encoder = CaptionEncoder.from_pretrained(folder, model.config.condition_length)
     return encoder if encoder.width == model.config.caption_dim else None
+
+
+def _checked_encoder(model: Any, given: Any, kind: type[TextEncoder]) -> Captions:
+    if model.config.condition == "class":
+        raise InputError(
+            "got a text_encoder for a model of classes; expected one that reads features. Leave it "
+            "out, and draw with class_labels."
+        )
+    if isinstance(given, str | Path):
+        length = int(model.config.condition_length)
+        given = kind.from_pretrained(given, length, model.device, model.dtype)
+    width = getattr(given, "width", model.config.caption_dim)
+    if not callable(given) or width != model.config.caption_dim:
+        told = f"one of {width} numbers a token" if callable(given) else repr(given)
+        raise InputError(
+            f"got text_encoder {told}; expected a name, a folder or a function of texts with "
+            f"{model.config.caption_dim} numbers a token, what the image model was trained with."
+        )
+    made: Captions = given
+    return made
 
 
 def _expect_ours(folder: Path, ours: str, name: str) -> None:

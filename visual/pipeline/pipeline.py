@@ -83,9 +83,11 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
     number of draft nodes, "auto" (slow to learn: an image is short), or a policy. draft_mode: how
     a model or a head drafts. draft_worth: the accepted codes for which it reads on, see
     `ModelDrafter`; 0 uses up the budget, which pays where a forward of the draft is next to free.
-    folder: where the drafters called "starter", "model" and "head" lie. batch_size: images that are
-    drawn side by side. Raises UnsupportedModelError, TokenizerMismatchError, ModelNotFoundError,
-    UnknownNameError, InputError, RuleError.
+    text_encoder: of a model that reads features of prompts: a folder or model id for transformers
+    (LlamaGen's is google/flan-t5-xl), or a function of texts; None takes the bundled embedder where
+    it fits. folder: where the drafters called "starter", "model" and "head" lie. batch_size: images
+    that are drawn side by side. Raises UnsupportedModelError, TokenizerMismatchError,
+    ModelNotFoundError, UnknownNameError, InputError, RuleError.
     """
 
     # Where diffusers tells what a callback may ask for.
@@ -101,6 +103,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         budget: Any = NODES,
         draft_mode: str | None = None,
         draft_worth: float | None = None,
+        text_encoder: Any = None,
         folder: ImageFolder | None = None,
         batch_size: int = 16,
         **settings: Any,
@@ -123,7 +126,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         self.batch_size = batch_size
         self.folder = folder
         self.class_names = class_names(model)
-        self.captions = caption_encoder(model)
+        self.captions = caption_encoder(model, text_encoder)
         self.image_processor = VaeImageProcessor(vae_scale_factor=tokenizer.reduction)
         draft = getattr(self.source, "model", None)
         self.register_modules(model=model, vq=tokenizer.model, draft=draft)
@@ -197,7 +200,8 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         temperature: float = 1.0,
         top_k: int = 0,
         guidance_interval: tuple[int, int] | None = None,
-        prompt_embeds: torch.Tensor | None = None,
+        prompt_embeds: torch.Tensor | Sequence[torch.Tensor] | None = None,
+        prompt_attention_mask: torch.Tensor | Sequence[Any] | None = None,
         output_type: str = "pil",
         return_dict: bool = True,
         callback_on_step_end: Callable[..., Any] | None = None,
@@ -206,12 +210,14 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         """Return an `ImageOutput`, or a tuple of its fields where return_dict is False.
 
         prompt: for a text-conditional model; class_labels: numbers or names, for one of classes;
-        prompt_embeds [R, L, d]: features in place of prompts. num_images_per_prompt: images of
-        each, next to each other. generator: seeds are drawn from it, or from one an image; None is
-        torch's global one (`stats.seeds` tells them). temperature 0 is greedy. guidance_interval:
-        generated indices between which guidance is on. callback_on_step_end(pipeline, step, codes,
-        {"codes": i64 [B, h * w]}): called after every pass, -1 where no code stands yet; `codes`
-        is their number in the image that is furthest behind. callback_on_step_end_tensor_inputs:
+        prompt_embeds [R, n, d]: features in place of prompts, n at most L, or a list of [n, d];
+        prompt_attention_mask [R, n]: which of them are the prompt's own, so that prompts of several
+        lengths go side by side. num_images_per_prompt: images of each, next to each other.
+        generator: seeds are drawn from it, or from one an image; None is torch's global one
+        (`stats.seeds` tells them). temperature 0 is greedy. guidance_interval: generated
+        indices between which guidance is on. callback_on_step_end(pipeline, step, codes, {"codes":
+        i64 [B, h * w]}): called after every pass, -1 where no code stands yet; `codes` is their
+        number in the image that is furthest behind. callback_on_step_end_tensor_inputs:
         what it is told, [] for nothing. Raises InputError, SamplingError.
         """
         if output_type not in OUTPUTS:
@@ -219,7 +225,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
                 f"got output_type {output_type!r}; expected one of {', '.join(OUTPUTS)}."
             )
         callback = checked_callback(callback_on_step_end, callback_on_step_end_tensor_inputs)
-        conditions = self._conditions(prompt, class_labels, prompt_embeds)
+        conditions = self._conditions(prompt, class_labels, prompt_embeds, prompt_attention_mask)
         count = checked_count(num_images_per_prompt, "num_images_per_prompt")
         rows = [row for row in range(len(conditions.given)) for _ in range(count)]
         seeds = seeds_of(generator, len(rows))
@@ -295,20 +301,25 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
             codes=codes,
         )
 
-    def _conditions(self, prompt: Any, labels: Any, embeds: torch.Tensor | None) -> Conditions:
+    def _conditions(self, prompt: Any, labels: Any, embeds: Any, mask: Any) -> Conditions:
         given = {"prompt": prompt, "class_labels": labels, "prompt_embeds": embeds}
         named = [name for name, value in given.items() if value is not None]
         classes = self.trunk.config.condition == "class"
         wanted = "class_labels" if classes else "prompt (or prompt_embeds)"
         if len(named) != 1 or (named == ["class_labels"]) != classes:
             raise InputError(f"got {' and '.join(named) or 'nothing to draw'}; expected {wanted}.")
+        if mask is not None and embeds is None:
+            raise InputError("got prompt_attention_mask alone; expected prompt_embeds with it.")
+        length = int(self.trunk.config.condition_length)
         if embeds is not None:
-            return Conditions(checked_features(embeds))
+            return Conditions(*checked_features(embeds, mask, length))
         if classes:
             return Conditions(torch.tensor([self.label_of(label) for label in some(labels)]))
         if self.captions is None:
             raise InputError(
                 "got a prompt, but this model reads the features of a text encoder that is not "
-                "bundled; expected them as prompt_embeds [R, L, d]."
+                "bundled; expected text_encoder=NAME_OR_FOLDER for the pipeline, or features as "
+                "prompt_embeds [R, L, d]."
             )
-        return Conditions(self.captions(checked_texts(some(prompt))))
+        told = self.captions(checked_texts(some(prompt)))
+        return Conditions(*checked_features(told, None, length))

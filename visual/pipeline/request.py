@@ -51,15 +51,75 @@ def _is_one(given: Any) -> bool:
     return not hasattr(given, "__iter__")
 
 
-def checked_features(given: Any) -> torch.Tensor:
-    """Return features in place of prompts; raises InputError for what is no tensor, or empty."""
-    if isinstance(given, torch.Tensor) and given.numel():
-        return given
-    told = f"of shape {list(given.shape)}" if isinstance(given, torch.Tensor) else type(given)
-    raise InputError(
-        f"got prompt_embeds {told}; expected a torch tensor of floats [R, L, d], R at least 1. "
-        "torch.from_numpy and torch.stack make one of arrays and lists."
-    )
+def checked_features(given: Any, mask: Any, length: int) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """Return features in place of prompts [R, L, d], and how many first ones of each are padding.
+
+    given: features [R, n, d], n at most L, or a list of R prompts' [n, d]. mask [R, n]: which of
+    them are a prompt's own, wherever they stand; None for all. As LlamaGen has it, padding comes
+    first. Raises InputError for what is no tensor, empty or too long.
+    """
+    if isinstance(given, list | tuple) and given and all(_is_matrix(each) for each in given):
+        return _padded([each[_own(mask, row, each)] for row, each in enumerate(given)], length)
+    if not isinstance(given, torch.Tensor) or not given.numel():
+        told = f"of shape {list(given.shape)}" if isinstance(given, torch.Tensor) else type(given)
+        raise InputError(
+            f"got prompt_embeds {told}; expected a torch tensor of floats [R, L, d], R at least 1, "
+            "or a list of tensors [L, d]. torch.from_numpy and torch.stack make one of arrays and "
+            "lists."
+        )
+    if given.ndim != 3 or (mask is None and given.shape[1] == length):
+        return given, ()  # the model says what it expects
+    if mask is not None and (getattr(mask, "shape", None) != given.shape[:2]):
+        raise InputError(
+            f"got prompt_attention_mask {_shape(mask)} for prompt_embeds {_shape(given)}; expected "
+            "a tensor [R, L] of 0 and 1, one for each feature."
+        )
+    return _padded([each[_own(mask, row, each)] for row, each in enumerate(given)], length)
+
+
+def _own(mask: Any, row: int, features: torch.Tensor) -> torch.Tensor:
+    """Return which features [n, d] of a row are the prompt's own: bool [n]."""
+    if mask is None:
+        return torch.ones(len(features), dtype=torch.bool, device=features.device)
+    try:
+        own = torch.as_tensor(mask[row], device=features.device)
+    except (IndexError, TypeError, ValueError) as error:
+        raise InputError(
+            f"got prompt_attention_mask {_shape(mask)}, which has no row {row} of 0 and 1; "
+            "expected one for each prompt."
+        ) from error
+    if own.shape != features.shape[:1] or not bool(((own == 0) | (own == 1)).all()):
+        raise InputError(
+            f"got prompt_attention_mask {own.tolist() if own.numel() < 9 else _shape(own)} for "
+            f"{len(features)} features; expected a 0 or 1 for each of them."
+        )
+    return own.bool()
+
+
+def _padded(prompts: list[torch.Tensor], length: int) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """Return prompts' own features at the end of L places each, and how many stand empty."""
+    sizes = [len(prompt) for prompt in prompts]
+    if min(sizes) < 1 or max(sizes) > length:
+        raise InputError(
+            f"got prompts of {', '.join(map(str, sizes[:8]))} features; expected 1 to {length} of "
+            "each. Cut longer ones, and leave empty ones out."
+        )
+    widths = {prompt.shape[1] for prompt in prompts}
+    if len(widths) > 1:
+        raise InputError(f"got features of {sorted(widths)} numbers; expected one width for all.")
+    features = prompts[0].new_zeros(len(prompts), length, prompts[0].shape[1])
+    for row, prompt in zip(features, prompts, strict=True):
+        row[length - len(prompt) :] = prompt
+    return features, tuple(length - size for size in sizes)
+
+
+def _is_matrix(given: Any) -> bool:
+    return isinstance(given, torch.Tensor) and given.ndim == 2 and given.numel() > 0
+
+
+def _shape(given: Any) -> str:
+    shape = getattr(given, "shape", None)
+    return f"{given!r}" if shape is None else f"of shape {list(shape)}"
 
 
 def checked_texts(texts: list[Any]) -> list[str]:

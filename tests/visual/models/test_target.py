@@ -63,6 +63,49 @@ def test_trees_draw_what_plain_decoding_draws(condition: str, scale: float) -> N
         assert drawn.label == "exact"
 
 
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.mark.parametrize("sampling", [SAMPLED, Sampling(temperature=0.0)], ids=["drawn", "greedy"])
+@pytest.mark.parametrize("drafted", [False, True])
+def test_prompts_of_several_lengths_go_side_by_side(
+    scale: float, sampling: Sampling, drafted: bool
+) -> None:
+    model = image_models.model("features")
+    paddings = (2, 0, 1)
+    target = image_models.target(model, scale, padding=paddings)
+    seeds = [sampling.seed] if isinstance(sampling.seed, int) else [7]
+    seeded = Sampling(temperature=sampling.temperature, top_k=sampling.top_k, seed=seeds * 3)
+    truth = {
+        tuple(target.prompt(row)): image_models.plain(
+            model, row, seeded, seeds[0], scale=scale, padding=padding
+        )
+        for row, padding in enumerate(paddings)
+    }
+    unpadded = image_models.plain(model, 0, seeded, seeds[0], scale=scale)
+    assert truth[tuple(target.prompt(0))] != unpadded  # so that it matters
+    engine = Engine(target, None, drafter=spoiled(truth) if drafted else None, budget=9)
+    for drawn, tokens in zip(draw(engine, [0, 1, 2], seeded), truth.values(), strict=True):
+        assert drawn.tokens == tokens
+    for row, tokens in enumerate(truth.values()):  # and alone
+        alone = Sampling(temperature=sampling.temperature, top_k=sampling.top_k, seed=seeds[0])
+        assert draw(engine, row, alone).tokens == tokens
+
+
+def test_a_draft_model_reads_a_padded_prompt_as_the_target_does() -> None:
+    model, small = (image_models.model("features", layers=layers) for layers in (2, 1))
+    target = image_models.target(model, padding=(2, 0, 1))
+    own = ModelDrafter(image_models.target(model, padding=(2, 0, 1)), 4, 1, mode="coupled")
+    foreign = ModelDrafter(image_models.target(small, padding=(2, 0, 1)), 4, 1, mode="coupled")
+    for drafter, whole in ((own, True), (foreign, False)):
+        drawn = draw(Engine(target, None, drafter=drafter, budget=6), [0, 1, 2])
+        for row, padding in enumerate((2, 0, 1)):
+            expected = image_models.plain(model, row, SAMPLED, 3, padding=padding)
+            assert drawn[row].tokens == expected
+            drafted = [step for step in drawn[row].steps if len(step.tree)]
+            assert drafted
+            kept = [len(step.path) == len(step.tree) for step in drafted]
+            assert all(kept[:-1]) is whole
+
+
 @CONDITIONS
 def test_rows_of_a_batch_and_samples_of_a_prompt_do_not_disturb_each_other(condition: str) -> None:
     model = image_models.model(condition)

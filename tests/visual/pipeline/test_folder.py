@@ -14,6 +14,7 @@ from ragspec.errors import (
     TokenizerMismatchError,
     UnsupportedModelError,
 )
+from ragspec.visual.models.captions import CaptionEncoder
 from ragspec.visual.pipeline.folder import (
     caption_encoder,
     check_draft,
@@ -123,7 +124,8 @@ def test_names_of_classes_are_read_where_somebody_gave_them() -> None:
 def test_the_bundled_encoder_is_for_models_of_its_width() -> None:
     made = tiny_images.model("features")
     encoder = caption_encoder(made)
-    assert encoder is not None and encoder.length == made.config.condition_length
+    assert isinstance(encoder, CaptionEncoder)
+    assert encoder.length == made.config.condition_length
     made.config.caption_dim = 2048
     assert caption_encoder(made) is None
     assert caption_encoder(tiny_images.model()) is None

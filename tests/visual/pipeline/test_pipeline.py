@@ -133,7 +133,8 @@ def test_prompts_and_features_condition_the_image(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="expected prompt"):
         pipe(class_labels=1)
     with pytest.raises(InputError, match="caption features"):
-        pipe(prompt_embeds=features[:, :2])
+        pipe(prompt_embeds=features[:, :, :2])
+    assert not torch.equal(one.codes, pipe(prompt_embeds=features[:, :2], generator=dice()).codes)
     pipe.captions = None
     with pytest.raises(InputError, match="prompt_embeds"):
         pipe("cat face")

@@ -115,8 +115,8 @@ def test_counts_and_texts_are_checked() -> None:
 
 def test_features_are_a_tensor_that_holds_some() -> None:
     features = torch.ones(1, 2, 3)
-    assert checked_features(features) is features
+    assert checked_features(features, None, 2) == (features, ())
     wrong: list[Any] = [features.numpy(), features.tolist(), torch.ones(0, 2, 3), 3]
     for given in wrong:
         with pytest.raises(InputError, match="expected a torch tensor of floats"):
-            checked_features(given)
+            checked_features(given, None, 2)
