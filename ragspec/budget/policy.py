@@ -59,7 +59,7 @@ def make_budget(spec: int | str | Path | BudgetPolicy) -> BudgetPolicy:
 class FixedBudget:
     """Always the same number of nodes, the ones of largest reach; 0 never drafts.
 
-    calibration: how far claims are believed, shared by all rows opened here.
+    calibration: how far claims are believed, shared by all rows opened here, see `for_one_text`.
     """
 
     nodes: int
@@ -108,6 +108,18 @@ class FixedSession:
     def observe(self, step: Step, length: int) -> None:
         """Count what became of the claims."""
         self.adviser.learn(step.tokens)
+
+
+def for_one_text(policy: BudgetPolicy) -> BudgetPolicy:
+    """Return the policy for a text whose tokens hang on what is drafted, as under relaxed rules.
+
+    What other texts taught must not reach it, so a fixed number of nodes is chosen by what this
+    text alone tells, and equal seeds give equal texts. Policies that go by the clock stay as they
+    are, and make no such promise.
+    """
+    if isinstance(policy, FixedBudget):
+        return replace(policy, calibration=Calibration())
+    return policy
 
 
 class AutoBudget:

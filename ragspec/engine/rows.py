@@ -12,6 +12,7 @@ from ragspec.acceptance.base import Rule, Step
 from ragspec.acceptance.target_view import RowView
 from ragspec.acceptance.walk import Walk
 from ragspec.budget.base import BudgetSession
+from ragspec.budget.policy import for_one_text
 from ragspec.drafters.base import (
     DraftContext,
     Drafter,
@@ -233,7 +234,9 @@ class Run:
             row.top = wanted([self.drafter])
             row.reads_prompt = reads_prompts([self.drafter])
             row.hidden = needs_hidden([self.drafter])
-            row.budget = parts.budget.open(self._cost)
+            exact = parts.rule.label == Walk.label
+            policy = parts.budget if exact else for_one_text(parts.budget)
+            row.budget = policy.open(self._cost)
             row.context.adviser = getattr(row.budget, "adviser", None)
         return row
 

@@ -31,12 +31,15 @@ class ImageStats:
 
     reports: one an image. seconds: wall time of the codes, decoding of the pictures not included.
     excess f64 [B, h, w]: the total variation that a relaxed rule may have added at each code; 0
-    under exact rules, NaN under rules that do not measure it. seeds: one an image.
+    under exact rules, NaN under rules that do not measure it. repeatable: whether the same seeds
+    give the same images again; a budget that goes by the clock decides what is drafted, and under
+    a rule that is not exact that shows. seeds: one an image.
     """
 
     reports: tuple[Report, ...]
     seconds: float
     excess: NDArray[np.float64]
+    repeatable: bool = True
 
     @property
     def seeds(self) -> tuple[int | None, ...]:
@@ -69,17 +72,20 @@ class ImageStats:
         line = f"{count} image{'s' * (count > 1)}, {self.forwards} forward passes, "
         line += f"{self.codes_per_forward:.2f} codes a pass, {self.seconds:.2f} s"
         excess = self.tv_excess
-        return line + (f", tv_excess {excess:.4f} a position" if excess else "")
+        line += f", tv_excess {excess:.4f} a position" if excess else ""
+        return line + ("" if self.repeatable else ", not repeatable (the budget goes by the clock)")
 
 
-def stats_of(generations: Sequence[Generation], seconds: float, side: int) -> ImageStats:
+def stats_of(
+    generations: Sequence[Generation], seconds: float, side: int, repeatable: bool = True
+) -> ImageStats:
     """Return the figures of the generations of some images of side * side codes."""
     excess = np.zeros((len(generations), side * side))
     for row, generation in zip(excess, generations, strict=True):
         found = position_excess(generation.steps, generation.label)
         row[: len(found)] = found
     reports = tuple(generation.report for generation in generations)
-    return ImageStats(reports, seconds, excess.reshape(-1, side, side))
+    return ImageStats(reports, seconds, excess.reshape(-1, side, side), repeatable)
 
 
 def acceptance_of(generations: Sequence[Generation], side: int) -> NDArray[np.int64]:

@@ -21,7 +21,8 @@ from diffusers.utils import BaseOutput
 from numpy.typing import NDArray
 
 from ragspec.acceptance.base import Rule, expect_rule
-from ragspec.budget.policy import make_budget
+from ragspec.acceptance.walk import Walk
+from ragspec.budget.policy import FixedBudget, make_budget
 from ragspec.engine.engine import Engine
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError
@@ -255,6 +256,11 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         return self.image_processor.postprocess(torch.cat(parts).cpu(), output_type)
 
     @property
+    def _repeatable(self) -> bool:
+        """Whether a seed fixes an image, whatever else was drawn and however fast."""
+        return self.rule.label == Walk.label or isinstance(self.budget, FixedBudget)
+
+    @property
     def trunk(self) -> Any:
         """The model whose conditions and grid these are."""
         return self.model
@@ -295,7 +301,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         codes = codes_of(drawn, self.side)
         return ImageOutput(
             images=self.decode(codes, output_type),
-            stats=stats_of(drawn, seconds, self.side),
+            stats=stats_of(drawn, seconds, self.side, self._repeatable),
             acceptance_map=acceptance_of(drawn, self.side),
             label=weakest([each.label for each in drawn]),
             codes=codes,
