@@ -109,7 +109,8 @@ class Step:
     rule visited too; not `ends`; None with processors that keep a memory. All three are lent for
     the time of `observe`.
     excess: total variation that a relaxed rule may have added, one figure for each of `tokens`;
-    none from rules that measure none.
+    none from rules that measure none. surprise: -log p less the entropy of p, for each of `tokens`
+    under the target's law p at its place, likewise.
     """
 
     tree: DraftTree
@@ -120,6 +121,7 @@ class Step:
     hidden: torch.Tensor | None = None
     view: TargetView | None = None
     excess: tuple[float, ...] = ()
+    surprise: tuple[float, ...] = ()
 
     @property
     def top(self) -> Ints | None:
@@ -133,8 +135,10 @@ class Verdict:
 
     token is None where the text ends with the path. excess: what a relaxed rule measured, the
     total variation that each emitted position may add, in their order; none from other rules.
+    surprise: see `Step`.
     """
 
     path: tuple[int, ...]
     token: int | None
     excess: tuple[float, ...] = ()
+    surprise: tuple[float, ...] = ()

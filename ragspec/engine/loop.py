@@ -239,8 +239,9 @@ def _emit(row: Row, tree: DraftTree, verdict: Verdict, spent: dict[str, float]) 
     row.context.remaining -= len(tokens)
     del row.scored[row.stop.fresh :]  # of accepted tokens behind the one that ended the text
     row.pending = tokens[-1:]
-    excess = verdict.excess[: len(tokens)]
-    step = Step(tree, verdict.path[: len(tokens)], tuple(tokens), spent, excess=excess)
+    count = len(tokens)
+    excess, surprise = verdict.excess[:count], verdict.surprise[:count]
+    step = Step(tree, verdict.path[:count], tuple(tokens), spent, excess=excess, surprise=surprise)
     row.report.label = row.label  # may depend on the kinds of draft that the rule met
     row.steps.append(step if tree.q is None else replace(step, tree=replace(tree, q=None)))
     return step

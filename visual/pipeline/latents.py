@@ -145,6 +145,9 @@ class LatentPipeline(ImagePipeline):
         images = self.tokenizer.decode_latents(codes)
         return self.image_processor.postprocess(images.cpu(), output_type)
 
+    def _judging(self) -> Rule:
+        return self.rule
+
     def _target(
         self, table: ConditionTable, scale: float, interval: tuple[int, int] | None
     ) -> ImageTarget:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -33,13 +33,15 @@ class ImageStats:
     excess f64 [B, h, w]: the total variation that a relaxed rule may have added at each code; 0
     under exact rules, NaN under rules that do not measure it. repeatable: whether the same seeds
     give the same images again; a budget that goes by the clock decides what is drafted, and under
-    a rule that is not exact that shows. seeds: one an image.
+    a rule that is not exact that shows. surprises f64 [n]: of each code that was measured, see
+    `surprise`. seeds: one an image.
     """
 
     reports: tuple[Report, ...]
     seconds: float
     excess: NDArray[np.float64]
     repeatable: bool = True
+    surprises: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
     @property
     def seeds(self) -> tuple[int | None, ...]:
@@ -66,6 +68,20 @@ class ImageStats:
         mean = float(self.excess.mean()) if self.excess.size else 0.0
         return None if np.isnan(mean) else mean
 
+    @property
+    def surprise(self) -> float | None:
+        """Mean of -log p(code) - H(p) over all codes, nats: about 0 where the law is the target's.
+
+        See `ragspec.visual.acceptance.surprise`; None where it was not measured.
+        """
+        return float(self.surprises.mean()) if self.surprises.size else None
+
+    @property
+    def surprise_error(self) -> float | None:
+        """One standard error of `surprise`."""
+        size = self.surprises.size
+        return float(np.sqrt((self.surprises**2).mean() / size)) if size else None
+
     def summary(self) -> str:
         """Return one line for people."""
         count = len(self.reports)
@@ -73,6 +89,8 @@ class ImageStats:
         line += f"{self.codes_per_forward:.2f} codes a pass, {self.seconds:.2f} s"
         excess = self.tv_excess
         line += f", tv_excess {excess:.4f} a position" if excess else ""
+        if excess and self.surprise is not None:
+            line += f", surprise {self.surprise:+.3f} +- {self.surprise_error:.3f} nats a code"
         return line + ("" if self.repeatable else ", not repeatable (the budget goes by the clock)")
 
 
@@ -85,7 +103,9 @@ def stats_of(
         found = position_excess(generation.steps, generation.label)
         row[: len(found)] = found
     reports = tuple(generation.report for generation in generations)
-    return ImageStats(reports, seconds, excess.reshape(-1, side, side), repeatable)
+    surprises = [value for each in generations for step in each.steps for value in step.surprise]
+    shaped = excess.reshape(-1, side, side)
+    return ImageStats(reports, seconds, shaped, repeatable, np.asarray(surprises))
 
 
 def acceptance_of(generations: Sequence[Generation], side: int) -> NDArray[np.int64]:

@@ -29,6 +29,7 @@ from ragspec.errors import InputError
 from ragspec.models.device import pick_device
 from ragspec.sampling.settings import Sampling
 from ragspec.visual.acceptance.by_name import make_rule
+from ragspec.visual.acceptance.surprise import Surprising
 from ragspec.visual.checks import checked_count, class_number
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.models.vq import VQTokenizer
@@ -237,7 +238,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
             None,
             self.source(target, conditions),
             budget=self.budget,
-            rule=self.rule,
+            rule=self._judging(),
             batch_size=self.batch_size,
         )
         sampling = Sampling(temperature=temperature, top_k=top_k, seed=seeds)
@@ -268,6 +269,10 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
     def label_of(self, given: int | str) -> int:
         """Return the number of a class given by number or by name; raises InputError."""
         return class_number(given, self.class_names, int(self.trunk.config.num_classes))
+
+    def _judging(self) -> Rule:
+        """Return the rule of a call, which also measures what it does."""
+        return Surprising(self.rule)
 
     def _target(
         self, table: ConditionTable, scale: float, interval: tuple[int, int] | None

@@ -1,0 +1,60 @@
+"""How far the codes of a picture are from what the target expects: a figure that relaxing moves.
+
+A code drawn from the target's law p has -log p(code) of mean H(p). So the mean of
+-log p(code) - H(p) over the codes of a picture, each under the law at its own place (guidance,
+temperature and top-k included), is 0 for every rule whose law is the target's, whatever the
+pictures show, and grows where unlikelier codes are put in the place of likelier ones. The terms are
+differences of a martingale, so that their mean square gives the error of the mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Self
+
+import torch
+
+from ragspec.acceptance.base import Rule, TargetView, Verdict, open_rule
+from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
+
+LEAST = 1e-12  # a law's probability of a code that it excludes, so that the mean stays finite
+
+
+class Surprising:
+    """A rule that also tells the surprise of what it emits, in nats, see `Verdict`."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.accepts: frozenset[DraftKind] = rule.accepts
+
+    @property
+    def name(self) -> str:
+        """The name of the rule."""
+        return self.rule.name
+
+    @property
+    def label(self) -> str:
+        """The label of the rule."""
+        return self.rule.label
+
+    def open(self) -> Self:
+        """Return the rule for one row."""
+        return type(self)(open_rule(self.rule))
+
+    def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
+        """Return the rule's verdict with the surprise of every code that it emits."""
+        verdict = self.rule.judge(tree, target)
+        codes = [int(tree.tokens[node]) for node in verdict.path]
+        nodes = [ROOT, *verdict.path]
+        if verdict.token is not None:
+            codes.append(verdict.token)
+        laws = torch.stack([target.probabilities(node) for node in nodes[: len(codes)]])
+        return replace(verdict, surprise=surprise_of(laws, codes))
+
+
+def surprise_of(laws: torch.Tensor, codes: list[int]) -> tuple[float, ...]:
+    """Return -log p(code) - H(p) of codes, each under its law f64 [n, V]."""
+    logs = laws.clamp_min(LEAST).log()
+    own = logs[torch.arange(len(codes)), codes]
+    found: list[float] = ((laws * logs).sum(-1) - own).tolist()
+    return tuple(found)
