@@ -69,6 +69,10 @@ class RowView:
         """Return the law after the node: f64 [V]."""
         return self._law.probabilities(self.scores(node))[0].cpu()
 
+    def laws(self, nodes: Sequence[int]) -> torch.Tensor:
+        """Return the laws after several nodes at once: f64 [n, V]."""
+        return self._law.probabilities(torch.cat([self.scores(node) for node in nodes])).cpu()
+
     def ends(self, node: int) -> bool:
         """Return whether the text ends with the node."""
         return self._stop.peek(self.path(node))

@@ -129,6 +129,8 @@ class TokenLaw:
         if self.sampling.greedy:
             return torch.nn.functional.one_hot(best_token(scores), scores.shape[-1]).double()
         kept, tokens = self._survivors(scores)
+        if not self._filters:
+            return kept.softmax(-1)
         full = torch.full(scores.shape, _NEVER, dtype=torch.float64, device=scores.device)
         return full.scatter_(-1, tokens, kept).softmax(-1)
 

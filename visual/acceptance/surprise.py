@@ -15,6 +15,7 @@ from typing import Self
 import torch
 
 from ragspec.acceptance.base import Rule, TargetView, Verdict, open_rule
+from ragspec.acceptance.target_view import RowView
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 
 LEAST = 1e-12  # a law's probability of a code that it excludes, so that the mean stays finite
@@ -48,7 +49,11 @@ class Surprising:
         nodes = [ROOT, *verdict.path]
         if verdict.token is not None:
             codes.append(verdict.token)
-        laws = torch.stack([target.probabilities(node) for node in nodes[: len(codes)]])
+        nodes = nodes[: len(codes)]
+        if isinstance(target, RowView):
+            laws = target.laws(nodes)
+        else:
+            laws = torch.stack([target.probabilities(node) for node in nodes])
         return replace(verdict, surprise=surprise_of(laws, codes))
 
 
