@@ -296,7 +296,7 @@ def _switch_off(source: _Source, error: Exception) -> None:
     source.session = source.look = None
     warnings.warn(
         f"drafter {source.name!r} is switched off for this text after {source.faults} fault(s); "
-        f"the output is not affected. Last: {type(error).__name__}: {error}",
+        f"under an exact rule the output is not affected. Last: {type(error).__name__}: {error}",
         RuntimeWarning,
         stacklevel=4,
     )

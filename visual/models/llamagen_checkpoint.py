@@ -19,7 +19,14 @@ from ragspec.visual.checks import checked_count
 from ragspec.visual.models.llamagen import LlamaGenConfig, LlamaGenModel
 from ragspec.visual.models.weights_file import PLACES, Tensors, check_finite, read_checkpoint
 
-_DROPPED = ("freqs_cis", "quantize.codebook_used", "causal_mask")
+# What a model keeps beside its weights; the caches are there once it has generated.
+_DROPPED = (
+    "freqs_cis",
+    "quantize.codebook_used",
+    "causal_mask",
+    "kv_cache.k_cache",
+    "kv_cache.v_cache",
+)
 _HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}
 _NAMES = {
     "tok_embeddings.weight": "embed_tokens.weight",

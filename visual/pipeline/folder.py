@@ -43,6 +43,7 @@ _TARGETS = {
     "chameleon": "ChameleonTarget",
     "imagegpt": "ImageGPTTarget",
 }
+_SPREAD = ("balanced", "balanced_low_0", "sequential")  # placements over several devices
 _UNNAMED = "LABEL_"  # what transformers calls classes that nobody named
 
 
@@ -57,15 +58,15 @@ class ImageFolder:
     head: Path | None
 
 
-def find_folder(name: str | Path) -> ImageFolder:
+def find_folder(name: str | Path, offline: bool = False) -> ImageFolder:
     """Return the parts of a bundled set ("tiles", "emoji") or of a folder.
 
-    Raises ModelNotFoundError with what was tried.
+    offline: never ask the hub. Raises ModelNotFoundError with what was tried.
     """
     bundled = str(name) in (*SETS, *LATENT_SETS)
     root = BUNDLED / str(name) if bundled else Path(name).expanduser()
     if not _is_model(root) and not _is_model(root / "target"):
-        root = _elsewhere(str(name), root)
+        root = _elsewhere(str(name), root, offline)
     target = root / "target" if _is_model(root / "target") else root
     places = (root / "tokenizer", root.parent / "tokenizer")
     return ImageFolder(
@@ -130,6 +131,32 @@ def _loaded(
         lacking = ", ".join(sorted(info["missing_keys"])[:3])
         raise ModelError(f"{folder} lacks the weights {lacking}; expected all. Copy it again.")
     return model.to(place).eval()
+
+
+def check_loading(settings: dict[str, Any], device: str | torch.device) -> str | torch.device:
+    """Take what loaders of diffusers are told out of the settings; returns the device.
+
+    Raises InputError for several devices, and for what folders of image generators have not.
+    """
+    for name in ("use_safetensors", "low_cpu_mem_usage"):
+        settings.pop(name, None)  # it is always so
+    for name in ("variant", "revision", "subfolder", "cache_dir", "token", "custom_pipeline"):
+        if (given := settings.pop(name, None)) is not None:
+            raise InputError(
+                f"got {name}={given!r}; a folder of an image generator holds one set of weights. "
+                "Leave it out: dtype asks for other numbers, HF_HOME names the cache."
+            )
+    where = settings.pop("device_map", None)
+    if isinstance(where, dict) and len(set(where.values())) == 1:
+        where = next(iter(where.values()))
+    if where is None:
+        return device
+    if isinstance(where, str | int | torch.device) and where not in _SPREAD:
+        return where if where == "auto" else torch.device(where)
+    raise InputError(
+        f"got device_map={where!r}; expected one device: image models are not spread over several. "
+        "Give device='cuda', or leave it out."
+    )
 
 
 def of_latents(folder: Path) -> bool:
@@ -275,10 +302,10 @@ def _if_model(folder: Path) -> Path | None:
     return folder if _is_model(folder) else None
 
 
-def _elsewhere(name: str, tried: Path) -> Path:
+def _elsewhere(name: str, tried: Path, offline: bool) -> Path:
     """Return the folder of a model id in the cache or on the hub."""
     if not tried.exists() and name.count("/") == 1 and not name.startswith((".", "/", "~")):
-        return resolve_model(name).folder
+        return resolve_model(name, offline=offline).folder
     if name in SETS:
         raise ModelNotFoundError(f"the bundled set {name!r} is missing ({tried}); install again.")
     state = f"holds neither {_CONFIG} nor target/{_CONFIG}" if tried.is_dir() else "is no folder"

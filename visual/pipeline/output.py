@@ -23,6 +23,7 @@ LABELS = (  # from the strongest to the weakest
     "bounded",
     "approximate",
 )
+UNFINISHED = "unfinished"  # the label of images of which one was interrupted
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +124,15 @@ def codes_of(generations: Sequence[Generation], side: int) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.int64).reshape(-1, side, side)
 
 
+def label_for(generations: Sequence[Generation], side: int) -> str:
+    """Return the label that holds for all images; "unfinished" where one was cut short."""
+    if any(len(each.tokens) < side * side for each in generations):
+        return UNFINISHED
+    return weakest([each.label for each in generations])
+
+
 def weakest(labels: Sequence[str]) -> str:
-    """Return the label that holds for all images: the weakest of theirs."""
+    """Return the weakest of labels."""
 
     def rank(label: str) -> tuple[int, str]:
         kind = kind_of_label(label)

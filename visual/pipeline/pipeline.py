@@ -7,6 +7,7 @@ seed alone: under an exact rule the same with and without a drafter.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -37,6 +38,7 @@ from ragspec.visual.pipeline.drafter_choice import Conditions, draft_source
 from ragspec.visual.pipeline.folder import (
     ImageFolder,
     caption_encoder,
+    check_loading,
     check_model,
     check_tokenizer,
     class_names,
@@ -44,7 +46,7 @@ from ragspec.visual.pipeline.folder import (
     load_model,
     load_tokenizer,
 )
-from ragspec.visual.pipeline.output import ImageStats, acceptance_of, codes_of, stats_of, weakest
+from ragspec.visual.pipeline.output import ImageStats, acceptance_of, codes_of, label_for, stats_of
 from ragspec.visual.pipeline.progress import Progress
 from ragspec.visual.pipeline.request import (
     TENSORS,
@@ -67,7 +69,8 @@ class ImageOutput(BaseOutput):  # type: ignore[misc, unused-ignore]
     images: a list of PIL images, float32 [B, H, W, 3] in 0 .. 1 ("np"), a tensor [B, 3, H, W] in
     0 .. 1 ("pt"), or the codes ("latent"). stats: see `ImageStats`. acceptance_map i64 [B, h, w]:
     how many codes came with the forward that gave this one. label: exact, exact-for(law),
-    bounded(tv<=x) or approximate. codes i64 [B, h, w].
+    bounded(tv<=x), approximate, or unfinished where a callback ended the call early. codes i64
+    [B, h, w]; an image that was ended early repeats its last one, and its acceptance is 0 there.
     """
 
     images: Any
@@ -149,10 +152,13 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         """Return a pipeline over a bundled set ("tiles", "emoji") or a folder.
 
         tokenizer: where the folder has none. dtype: also as torch_dtype. settings: see
-        `ImagePipeline`. Raises what that does, and ModelError for a model that does not load.
+        `ImagePipeline`; device_map, where it names one device, and local_files_only are taken as
+        diffusers means them. Raises what `ImagePipeline` does, ModelError for a model that does not
+        load, InputError for what a folder of this kind has not.
         """
         dtype = settings.pop("torch_dtype", None) or dtype
-        folder = find_folder(name)
+        device = check_loading(settings, device)
+        folder = find_folder(name, bool(settings.pop("local_files_only", False)))
         place = pick_device(device)
         model = cls._load(folder.target, place, dtype)
         if tokenizer is None:
@@ -181,7 +187,10 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         return self
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
-        """Write target, tokenizer and draft model to a folder that `from_pretrained` reads."""
+        """Write target, tokenizer, draft model and head to a folder that `from_pretrained` reads.
+
+        A draft model and a head that lie with the target are copied where no others draft.
+        """
         root = Path(save_directory)
         self.model.save_pretrained(root / "target", **kwargs)
         self.tokenizer.save_pretrained(root / "tokenizer", dtype=torch.float32)
@@ -190,6 +199,10 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         head = getattr(self.source, "head", None)
         if head is not None:
             head.save(root / "head")
+        for name in ("draft", "head"):
+            kept = getattr(self.folder, name, None)
+            if kept is not None and not (root / name).exists():
+                shutil.copytree(kept, root / name)
 
     def __call__(
         self,
@@ -308,7 +321,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
             images=self.decode(codes, output_type),
             stats=stats_of(drawn, seconds, self.side, self._repeatable),
             acceptance_map=acceptance_of(drawn, self.side),
-            label=weakest([each.label for each in drawn]),
+            label=label_for(drawn, self.side),
             codes=codes,
         )
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ragspec.acceptance.base import Step
+from ragspec.errors import InputError
 
 
 class Progress:
@@ -56,5 +57,16 @@ class Progress:
             first = self._last // self._side_by_side * self._side_by_side
             least = min(self._counts[first : first + self._side_by_side])
             told = {"codes": self._codes.clone()}
-            self._callback(self._pipeline, self._passes, least, told)
+            returned = self._callback(self._pipeline, self._passes, least, told)
+            self._check(returned)
         self._passes += 1
+
+    def _check(self, returned: Any) -> None:
+        """Raise InputError where a callback would have other codes: what stands was verified."""
+        codes = returned.get("codes") if isinstance(returned, dict) else None
+        if codes is not None and not torch.equal(torch.as_tensor(codes).cpu(), self._codes):
+            raise InputError(
+                "callback_on_step_end returned other codes than it was told; codes that stand "
+                "cannot be changed. Return them as they are, or nothing, and set "
+                "pipe._interrupt = True to end."
+            )

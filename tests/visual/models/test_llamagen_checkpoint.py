@@ -65,6 +65,7 @@ def test_weights_are_found_wherever_they_lie(
 ) -> None:
     model = image_models.model(condition)
     weights = published(model) | {"freqs_cis": torch.zeros(17, 4, 2)}
+    weights |= {f"layers.0.attention.kv_cache.{kind}_cache": torch.zeros(2, 2) for kind in "kv"}
     content = weights if place is None else {place: OrderedDict(weights), "steps": 7}
     torch.save(content, tmp_path / "c.pt")
     check(load_llamagen(tmp_path / "c.pt", **SIZES), model)

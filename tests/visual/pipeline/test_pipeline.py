@@ -160,6 +160,38 @@ def test_the_callback_sees_every_pass_and_may_interrupt(folder: Path) -> None:
     assert 3 <= written <= 5
     assert torch.equal(part.codes.flatten(1)[:, :3], whole.codes.flatten(1)[:, :3])
     assert (part.acceptance_map.reshape(2, -1)[:, written:] == 0).all()
+    assert (whole.label, part.label) == ("exact", "unfinished")
+
+
+def test_a_callback_cannot_change_codes_that_stand(folder: Path) -> None:
+    def change(pipe: Any, step: int, codes: int, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {"codes": kwargs["codes"] * 0}
+
+    with pytest.raises(InputError, match="cannot be changed"):
+        opened(folder)(class_labels=0, callback_on_step_end=change)
+
+
+@pytest.mark.parametrize("drafter", [None, "jacobi", "model"])
+def test_a_saved_pipeline_keeps_the_drafters_of_its_folder(
+    folder: Path, tmp_path: Path, drafter: Any
+) -> None:
+    opened(folder, drafter).save_pretrained(tmp_path / "copy")
+    for name in ("target", "tokenizer", "draft"):
+        assert (tmp_path / "copy" / name / "config.json").is_file()
+    own, copied = (opened(where, "model") for where in (folder, tmp_path / "copy"))
+    drawn = [pipe(class_labels=[0, 1], generator=dice()) for pipe in (own, copied)]
+    assert torch.equal(drawn[0].codes, drawn[1].codes)
+    assert drawn[0].stats.forwards == drawn[1].stats.forwards
+
+
+def test_what_loaders_of_diffusers_are_told_is_understood(folder: Path) -> None:
+    for where in ("cpu", {"": "cpu"}, torch.device("cpu")):
+        assert opened(folder, device_map=where).model.device.type == "cpu"
+    given = {"local_files_only": True, "use_safetensors": True, "torch_dtype": torch.float64}
+    assert opened(folder, **given).model.dtype == torch.float64
+    for wrong in ({"device_map": "balanced"}, {"variant": "fp16"}, {"revision": "main"}):
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            opened(folder, **wrong)
 
 
 def test_the_callback_is_told_the_tensors_that_it_asks_for(folder: Path) -> None:
