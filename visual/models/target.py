@@ -80,7 +80,8 @@ class ImageTarget(CausalTarget):
     model: a `LlamaGenModel`, or another model of codes that takes `inputs_embeds`. conditions: what
     its prompts may hold. guidance_scale: s; 1 runs the conditional row alone. guidance_interval:
     (first, last) indices of the codes for which guidance is on, last excluded; None for all.
-    codes: V, where the model's configuration says something else.
+    codes: V, where the model's configuration says something else. fixed i64 [n]: the codes that
+    must stand at the first n indices, -1 where the model chooses.
     Subclasses say for other models what stands for a code (`code_embeddings`), how the model runs
     (`run`) and which codes may stand where (`allowed`). Raises InputError for settings outside
     their range and conditions of another model.
@@ -96,6 +97,7 @@ class ImageTarget(CausalTarget):
         guidance_interval: tuple[int, int] | None = None,
         *,
         codes: int | None = None,
+        fixed: torch.Tensor | None = None,
     ) -> None:
         super().__init__(model)
         _check(model, conditions, guidance_scale, guidance_interval)
@@ -114,6 +116,7 @@ class ImageTarget(CausalTarget):
         self._conditions = conditions.embeddings.detach().to(self.device, self.dtype)
         self._partners = conditions.partners.to(self.device)
         self._table = conditions
+        self._fixed = None if fixed is None else fixed.to(self.device)
 
     def prompt(self, row: int) -> list[int]:
         """Return the prompt of condition `row` of the table: L ids."""
@@ -212,7 +215,13 @@ class ImageTarget(CausalTarget):
 
     def allowed(self, index: torch.Tensor) -> torch.Tensor | None:
         """Return which codes may stand at indices i64 [B, k]: bool [B, k, V]; None for all."""
-        return None
+        fixed = self._fixed
+        if fixed is None:
+            return None
+        wanted = fixed[index.clamp(0, len(fixed) - 1)]
+        free = (wanted < 0) | (index < 0) | (index >= len(fixed))
+        every = torch.arange(self.vocab_size, device=fixed.device)
+        return free[..., None] | (every == wanted[..., None])
 
     def _embedded(self, tokens: torch.Tensor, partners: torch.Tensor | None) -> torch.Tensor:
         """Return embeddings [B, n, hidden] of ids, conditions replaced by their partners if any."""

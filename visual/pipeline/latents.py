@@ -129,9 +129,9 @@ class LatentPipeline(ImagePipeline):
 
         There is no temperature but 1, no top_k and no guidance interval over latents (InputError).
         """
-        given = {"temperature": 1.0, "top_k": 0, "guidance_interval": None}
-        for name, only in given.items():
-            if kwargs.get(name, only) != only:
+        given = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        for name, only in (given | {"guidance_interval": None, "codes": None}).items():
+            if (told := kwargs.get(name, only)) is not only and told != only:
                 raise InputError(
                     f"got {name}={kwargs[name]!r}; latents are drawn from densities, which have "
                     "none of it. Leave it out, or set guidance_scale."
@@ -149,7 +149,11 @@ class LatentPipeline(ImagePipeline):
         return self.rule
 
     def _target(
-        self, table: ConditionTable, scale: float, interval: tuple[int, int] | None
+        self,
+        table: ConditionTable,
+        scale: float,
+        interval: tuple[int, int] | None,
+        fixed: torch.Tensor | None,
     ) -> ImageTarget:
         return LatentTarget(self.model, table, scale, self.schedule)
 

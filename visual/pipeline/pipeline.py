@@ -51,6 +51,7 @@ from ragspec.visual.pipeline.progress import Progress
 from ragspec.visual.pipeline.request import (
     TENSORS,
     checked_callback,
+    checked_codes,
     checked_features,
     checked_texts,
     seeds_of,
@@ -214,7 +215,10 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         num_images_per_prompt: int = 1,
         temperature: float = 1.0,
         top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
         guidance_interval: tuple[int, int] | None = None,
+        codes: torch.Tensor | None = None,
         prompt_embeds: torch.Tensor | Sequence[torch.Tensor] | None = None,
         prompt_attention_mask: torch.Tensor | Sequence[Any] | None = None,
         output_type: str = "pil",
@@ -229,11 +233,14 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         prompt_attention_mask [R, n]: which of them are the prompt's own, so that prompts of several
         lengths go side by side. num_images_per_prompt: images of each, next to each other.
         generator: seeds are drawn from it, or from one an image; None is torch's global one
-        (`stats.seeds` tells them). temperature 0 is greedy. guidance_interval: generated
-        indices between which guidance is on. callback_on_step_end(pipeline, step, codes, {"codes":
-        i64 [B, h * w]}): called after every pass, -1 where no code stands yet; `codes` is their
-        number in the image that is furthest behind. callback_on_step_end_tensor_inputs:
-        what it is told, [] for nothing. Raises InputError, SamplingError.
+        (`stats.seeds` tells them). temperature 0 is greedy. guidance_interval: indices
+        of the codes for which guidance is on, the last excluded (LlamaGen's cfg_interval=i is (0, i
+        + 2)). codes i64 [h, w] or [n]: those that are given, -1 where one is to be drawn; each is
+        drawn after those before it in raster order alone. callback_on_step_end(pipeline, step,
+        codes, {"codes": i64 [B, h * w]}): called after every pass, -1 where no code stands yet;
+        `codes` is their number in the image that is furthest behind.
+        callback_on_step_end_tensor_inputs: what
+        it is told, [] for nothing. Raises InputError, SamplingError.
         """
         if output_type not in OUTPUTS:
             raise InputError(
@@ -245,7 +252,8 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         rows = [row for row in range(len(conditions.given)) for _ in range(count)]
         seeds = seeds_of(generator, len(rows))
         table = conditions.table(self.trunk)
-        target = self._target(table, guidance_scale, guidance_interval)
+        fixed = checked_codes(codes, self.side**2, int(self.trunk.config.vocab_size))
+        target = self._target(table, guidance_scale, guidance_interval, fixed)
         engine = Engine(
             target,
             None,
@@ -254,7 +262,9 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
             rule=self._judging(),
             batch_size=self.batch_size,
         )
-        sampling = Sampling(temperature=temperature, top_k=top_k, seed=seeds)
+        sampling = Sampling(
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seeds
+        )
         prompts = [target.prompt(row) for row in rows]
         began = time.perf_counter()
         drawn = self._draw(engine, prompts, sampling, callback)
@@ -288,10 +298,14 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         return Surprising(self.rule)
 
     def _target(
-        self, table: ConditionTable, scale: float, interval: tuple[int, int] | None
+        self,
+        table: ConditionTable,
+        scale: float,
+        interval: tuple[int, int] | None,
+        fixed: torch.Tensor | None,
     ) -> ImageTarget:
         """Return the target of one call."""
-        return ImageTarget(self.model, table, scale, interval)
+        return ImageTarget(self.model, table, scale, interval, fixed=fixed)
 
     def _draw(
         self,

@@ -77,6 +77,23 @@ def checked_features(given: Any, mask: Any, length: int) -> tuple[torch.Tensor, 
     return _padded([each[_own(mask, row, each)] for row, each in enumerate(given)], length)
 
 
+def checked_codes(given: Any, count: int, size: int) -> torch.Tensor | None:
+    """Return the codes that are given i64 [n], -1 where one is to be drawn; None for none.
+
+    given: a tensor of at most `count` whole numbers below `size`. Raises InputError for others.
+    """
+    if given is None:
+        return None
+    whole = isinstance(given, torch.Tensor) and given.dtype == torch.int64
+    flat = given.flatten() if whole else torch.zeros(0, dtype=torch.int64)
+    if not (whole and 0 < len(flat) <= count and int(flat.min()) >= -1 and int(flat.max()) < size):
+        raise InputError(
+            f"got codes {_shape(given)}; expected whole numbers i64 [h, w] or [n], at most "
+            f"{count}, from 0 to {size - 1}, and -1 where one is to be drawn."
+        )
+    return flat
+
+
 def _own(mask: Any, row: int, features: torch.Tensor) -> torch.Tensor:
     """Return which features [n, d] of a row are the prompt's own: bool [n]."""
     if mask is None:

@@ -306,3 +306,32 @@ def test_what_does_not_fit_is_refused(folder: Path) -> None:
     for arguments in wrong:
         with pytest.raises(InputError, match="expected"):
             pipe(**arguments)
+
+
+@pytest.mark.parametrize("drafter", [None, "jacobi", "starter"])
+def test_given_codes_stand_and_the_rest_is_drawn_after_them(folder: Path, drafter: Any) -> None:
+    pipe = opened(folder, drafter)
+    whole = pipe(class_labels=[1], generator=dice(3), guidance_scale=2.0).codes
+    given = whole[0].clone()
+    given[1, 1] = given[2, :2] = -1
+    assert torch.equal(pipe(class_labels=[1], generator=dice(3), codes=given).codes, whole)
+    other = torch.full((ALL,), -1)
+    other[[0, 4]] = torch.tensor([5, 7])
+    drawn = pipe(class_labels=[1, 2], generator=dice(3), codes=other)
+    assert drawn.codes.flatten(1)[:, [0, 4]].tolist() == [[5, 7]] * 2
+    assert drawn.label == "exact"
+    plain = opened(folder, None)(class_labels=[1, 2], generator=dice(3), codes=other)
+    assert torch.equal(drawn.codes, plain.codes)
+    begun = pipe(class_labels=[1], generator=dice(3), codes=whole[0, 0])  # the first row alone
+    assert torch.equal(begun.codes, whole)
+    for wrong in (whole.float(), whole[0] + 1000, torch.arange(ALL + 1), [1, 2], whole[0] - 99):
+        with pytest.raises(InputError, match="to be drawn"):
+            pipe(class_labels=0, codes=wrong)
+
+
+def test_every_truncation_of_the_law_can_be_asked_for(folder: Path) -> None:
+    greedy = opened(folder, None)(class_labels=[1], temperature=0.0).codes
+    for name, value in (("top_k", 1), ("top_p", 1e-9), ("min_p", 1.0)):
+        for drafter in (None, "jacobi"):
+            drawn = opened(folder, drafter)(class_labels=[1], generator=dice(), **{name: value})
+            assert torch.equal(drawn.codes, greedy)
