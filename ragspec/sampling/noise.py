@@ -34,6 +34,7 @@ class Stream(IntEnum):
     ACCEPT = 2
     RESIDUAL = 3
     LATENT = 4  # normal numbers of continuous latents
+    ORDER = 5  # in which places are drawn
 
 
 def fresh_seed() -> int:

@@ -8,15 +8,19 @@ all published ones. The book stays as it lies in the file: `VQTokenizer` makes i
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ragspec.errors import ModelError
+from ragspec.visual.models.ldm_names import (
+    check_weights,
+    convolution_sizes,
+    diffusers_name,
+    is_convolution,
+    with_linear_layers,
+)
 from ragspec.visual.models.weights_file import PLACES, Tensors, check_finite, read_checkpoint
 
 PIXELS = 256  # a side of the pictures that the published ones were trained on
@@ -24,35 +28,14 @@ JANUS = "janus_vqgan"  # the model_type of transformers' JanusVQVAE
 
 # The running mean first, as in LlamaGen's own script that draws with the tokenizer.
 _PLACES = ("ema", *(place for place in PLACES if place != "ema"))
-_GROUPS = 32
 _DROPPED = "quantize.codebook_used"  # a count of codes in training
-_CONVOLUTION, _BOOK = 4, 2  # axes of their weights
+_BOOK = 2  # axes of its weight
 _NEEDED = (
     "encoder.conv_in.weight",
     "encoder.down_blocks.0.resnets.0.conv1.weight",
     "encoder.conv_out.weight",
     "decoder.conv_out.weight",
 )
-_RENAMES = tuple(
-    (re.compile(pattern), name)
-    for pattern, name in (
-        # LlamaGen's name | Janus' name
-        (r"^encoder\.(?:conv_blocks|down)\.", "encoder.down_blocks."),
-        (r"^decoder\.(?:conv_blocks|up)\.", "decoder.up_blocks."),
-        (r"\.(?:res|block)\.(?=\d)", ".resnets."),
-        (r"\.attn\.(?=\d)", ".attentions."),
-        (r"\.(down|up)sample\.conv\.", r".\1samplers.0.conv."),
-        (r"\.mid\.(?:0|block_1)\.", ".mid_block.resnets.0."),
-        (r"\.mid\.(?:1|attn_1)\.", ".mid_block.attentions.0."),
-        (r"\.mid\.(?:2|block_2)\.", ".mid_block.resnets.1."),
-        (r"\.nin_shortcut\.", ".conv_shortcut."),
-        (r"coder\.norm_out\.", "coder.conv_norm_out."),
-        (r"(attentions\.\d+)\.norm\.", r"\1.group_norm."),
-        (r"(attentions\.\d+)\.([qkv])\.", r"\1.to_\2."),
-        (r"(attentions\.\d+)\.proj_out\.", r"\1.to_out.0."),
-    )
-)
-_LINEAR = re.compile(r".+\.attentions\.\d+\.to_(?:[qkv]|out\.0)\.weight")
 
 
 def load_llamagen_vq(
@@ -82,67 +65,33 @@ def _vq_model(published: Tensors, origin: str, pixels: int) -> Any:
     """Return the model of weights by their published names; origin: whose they are, for errors."""
     from diffusers import VQModel
 
-    names = {name: _renamed(name) for name in published}
-    weights = {ours: published[name] for name, ours in names.items()}
-    for name, value in weights.items():
-        if _LINEAR.fullmatch(name) and value.ndim == _CONVOLUTION:
-            # A kernel that is not 1 x 1 becomes too wide and is refused, not cut.
-            weights[name] = value.flatten(1)
+    names = {name: diffusers_name(name) for name in published}
+    weights = with_linear_layers({ours: published[name] for name, ours in names.items()})
     _check_kind(weights, published, origin)
     config = _config(weights, origin)
     with torch.device("meta"):
         model = VQModel(**config, sample_size=pixels)
-    _check_weights(model.state_dict(), weights, names, origin)
+    check_weights(model.state_dict(), weights, names, origin, "LlamaGen tokenizer")
     model.load_state_dict(weights, assign=True)
     return model.eval()
 
 
-def _renamed(name: str) -> str:
-    for pattern, ours in _RENAMES:
-        name = pattern.sub(ours, name)
-    return name
-
-
 def _config(weights: Tensors, origin: str) -> dict[str, Any]:
     """Return the sizes of a model by its weights; raises ModelError for widths without a norm."""
-    block = "encoder.down_blocks.{}.resnets.{}.conv1.weight"
-    levels = list(takewhile(lambda i: _is_convolution(weights, block.format(i, 0)), count()))
-    layers = list(takewhile(lambda j: _is_convolution(weights, block.format(0, j)), count()))
-    widths = tuple(len(weights[block.format(i, 0)]) for i in levels)
-    if any(width % _GROUPS or not width for width in widths):
-        raise ModelError(
-            f"{origin} has blocks of {widths} channels; expected multiples of {_GROUPS}, the "
-            "groups of a norm in every published tokenizer."
-        )
-
-    def kinds(blocks: str, plain: str) -> tuple[str, ...]:
-        attends = (f"{blocks}.{i}.attentions.0.to_q.weight" in weights for i in levels)
-        return tuple(f"Attn{plain}" if there else plain for there in attends)
-
     book, dim = weights["quantize.embedding.weight"].shape
     return {
-        "in_channels": weights["encoder.conv_in.weight"].shape[1],
-        "out_channels": len(weights["decoder.conv_out.weight"]),
-        "down_block_types": kinds("encoder.down_blocks", "DownEncoderBlock2D"),
-        "up_block_types": kinds("decoder.up_blocks", "UpDecoderBlock2D"),
-        "block_out_channels": widths,
-        "layers_per_block": len(layers),
+        **convolution_sizes(weights, origin),
         "latent_channels": len(weights["encoder.conv_out.weight"]),
         "num_vq_embeddings": book,
         "vq_embed_dim": dim,
-        "norm_num_groups": _GROUPS,
         "lookup_from_codebook": True,
     }
-
-
-def _is_convolution(weights: Tensors, name: str) -> bool:
-    return name in weights and weights[name].ndim == _CONVOLUTION
 
 
 def _check_kind(weights: Tensors, published: Tensors, origin: str) -> None:
     """Raise ModelError for weights of something else, such as those of a generator."""
     book = weights.get("quantize.embedding.weight")
-    lacking = [name for name in _NEEDED if not _is_convolution(weights, name)]
+    lacking = [name for name in _NEEDED if not is_convolution(weights, name)]
     if lacking or book is None or book.ndim != _BOOK:
         told = ", ".join(sorted(published)[:3]) or "no tensors"
         generator = "tok_embeddings.weight" in published
@@ -150,25 +99,4 @@ def _check_kind(weights: Tensors, published: Tensors, origin: str) -> None:
             f"{origin} is no LlamaGen tokenizer: it holds {told}; expected encoder, decoder and "
             f"quantize.embedding.weight under {', '.join(PLACES)} or at the top."
             + (" It is a generator: open it with load_llamagen." if generator else "")
-        )
-
-
-def _check_weights(expected: Tensors, weights: Tensors, names: dict[str, str], origin: str) -> None:
-    """Raise ModelError unless there is one weight of the right shape for each that is expected."""
-    uses = Counter(names.values())
-    faults = {
-        "also holds": [name for name, ours in names.items() if ours not in expected],
-        "holds twice": [name for name, ours in names.items() if uses[ours] > 1],
-        "lacks": [name for name in expected if name not in weights],
-        "holds": [
-            f"{name} of shape {list(weights[ours].shape)} in place of {list(expected[ours].shape)}"
-            for name, ours in names.items()
-            if ours in expected and weights[ours].shape != expected[ours].shape
-        ],
-    }
-    told = [f"{how} {', '.join(what[:3])}" for how, what in faults.items() if what]
-    if told:
-        raise ModelError(
-            f"the weights of {origin} are not those of one LlamaGen tokenizer: it "
-            f"{'; it '.join(told)}. Expected all of a published one, and nothing else."
         )

@@ -1,0 +1,115 @@
+"""Published MAR checkpoints (`mar_base/checkpoint-last.pth`), as `MaskedModel`.
+
+MAR: Li et al. (arXiv 2406.11838). The running mean of the weights is taken where there is one.
+Weights load by the published names; sizes are read off the shapes, and attention heads, which those
+do not tell, are known for the published widths.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ragspec.errors import InputError, ModelError
+from ragspec.visual.checks import checked_count
+from ragspec.visual.masked.model import MaskedConfig, MaskedModel, side_of
+from ragspec.visual.models.kl import FACTOR
+from ragspec.visual.models.ldm_names import check_weights
+from ragspec.visual.models.weights_file import PLACES, Tensors, check_finite, read_checkpoint
+
+_PLACES = ("model_ema", *PLACES)
+_HEADS = {768: 12, 1024: 16, 1280: 16}  # base, large, huge
+_NEEDED = {  # axes of weights that tell sizes
+    "class_emb.weight": 2,
+    "z_proj.weight": 2,
+    "encoder_pos_embed_learned": 3,
+    "diffusion_pos_embed_learned": 3,
+    "encoder_blocks.0.mlp.fc1.weight": 2,
+    "decoder_blocks.0.mlp.fc1.weight": 2,
+    "diffloss.net.input_proj.weight": 2,
+    "diffloss.net.res_blocks.0.mlp.0.weight": 2,
+}
+
+
+def load_mar(
+    path: str | Path,
+    *,
+    num_attention_heads: int | None = None,
+    dtype: torch.dtype | None = None,
+    allow_namespace: bool = False,
+) -> MaskedModel:
+    """Return the model of a published checkpoint file, in eval mode on the CPU.
+
+    num_attention_heads: needed for widths that were not published. dtype: None keeps the file's.
+    allow_namespace: see `read_checkpoint`; the published files need it. Its latents are those of
+    KL-16 times 0.2325. Raises ModelNotFoundError, ModelError for files that hold other objects,
+    other weights or weights that are not finite, InputError for heads that cannot be known or be.
+    """
+    origin = Path(path).name
+    weights, _ = read_checkpoint(path, allow_namespace, _PLACES)
+    _check_kind(weights, origin)
+    config = _config(weights, origin, num_attention_heads)
+    kind = weights["z_proj.weight"].dtype if dtype is None else dtype
+    weights = {name: value.to(kind) for name, value in weights.items()}
+    check_finite(weights, origin)
+    with torch.device("meta"):
+        model = MaskedModel(config)
+    names = {name: name for name in weights}
+    check_weights(model.state_dict(), weights, names, origin, "MAR model")
+    model.load_state_dict(weights, assign=True)
+    model.config.dtype = kind
+    return model.eval()  # type: ignore[no-any-return, unused-ignore]
+
+
+def _config(weights: Tensors, origin: str, heads: int | None) -> MaskedConfig:
+    """Return the sizes of a model by its weights."""
+    hidden, width = weights["z_proj.weight"].shape
+    if heads is None:
+        heads = _HEADS.get(hidden)
+    if heads is None:
+        raise InputError(
+            f"{origin} has a width of {hidden}, which is none of the published ones, and weights "
+            "do not tell their heads; expected num_attention_heads. Pass it as it was trained."
+        )
+    places = weights["diffusion_pos_embed_learned"].shape[1]
+    side, buffer = side_of(places), weights["encoder_pos_embed_learned"].shape[1] - places
+    if side is None or buffer < 1:
+        raise ModelError(
+            f"{origin} has {places} places and {buffer} class embeddings before them; expected a "
+            "square of places, and one embedding at least. Copy the file again."
+        )
+    return MaskedConfig(
+        latent_dim=width,
+        hidden_size=hidden,
+        encoder_layers=_layers(weights, "encoder_blocks"),
+        decoder_layers=_layers(weights, "decoder_blocks"),
+        num_attention_heads=checked_count(heads, "num_attention_heads"),
+        intermediate_size=len(weights["encoder_blocks.0.mlp.fc1.weight"]),
+        grid_size=side,
+        num_classes=len(weights["class_emb.weight"]),
+        buffer_size=buffer,
+        head_width=len(weights["diffloss.net.input_proj.weight"]),
+        head_layers=_layers(weights, "diffloss.net.res_blocks"),
+        deviation=1.0 / FACTOR,
+    )
+
+
+def _layers(weights: Tensors, blocks: str) -> int:
+    """Return how many blocks there are of a kind."""
+    found: Any = (re.match(rf"{re.escape(blocks)}\.(\d+)\.", name) for name in weights)
+    return 1 + max(int(each[1]) for each in found if each)
+
+
+def _check_kind(weights: Tensors, origin: str) -> None:
+    """Raise ModelError for weights of something else."""
+    lacking = [n for n, axes in _NEEDED.items() if n not in weights or weights[n].ndim != axes]
+    if lacking:
+        told = ", ".join(sorted(weights)[:3]) or "no tensors"
+        raise ModelError(
+            f"{origin} is no MAR model: it holds {told}, and no {lacking[0]} of "
+            f"{_NEEDED[lacking[0]]} axes; expected the weights of one under "
+            f"{', '.join(_PLACES)} or at the top."
+        )

@@ -1,0 +1,260 @@
+"""MAR (Li et al., arXiv 2406.11838): a masked autoencoder whose latents a diffusion head draws.
+
+The encoder reads the latents that are known behind a buffer of class embeddings; the decoder sees
+all places, a learned token where nothing is known, and tells the head of each. Modules have the
+published names, so that published weights load by name.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ragspec.errors import InputError
+from ragspec.visual.checks import checked_count
+from ragspec.visual.masked.head import EPS, NoiseHead
+
+_STD = 0.02
+_COUNTS = (
+    *("latent_dim", "hidden_size", "encoder_layers", "decoder_layers", "num_attention_heads"),
+    *("intermediate_size", "grid_size", "num_classes", "buffer_size", "head_width", "head_layers"),
+)
+
+
+class MaskedConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
+    """Sizes of a `MaskedModel`; the defaults are those of the published base model.
+
+    latent_dim: D. grid_size: side of the square of latents. buffer_size: class embeddings that the
+    encoder reads. head_width, head_layers: of the diffusion head. mean, deviation: of the
+    autoencoder's latents, D numbers or one for all; the model works with standardised ones. clip:
+    deviations beyond which no predicted latent is believed, None for no bound, as published. Raises
+    InputError.
+    """
+
+    model_type = "ragspec-masked-latents"
+
+    def __init__(
+        self,
+        latent_dim: int = 16,
+        hidden_size: int = 768,
+        encoder_layers: int = 12,
+        decoder_layers: int = 12,
+        num_attention_heads: int = 12,
+        intermediate_size: int | None = None,
+        grid_size: int = 16,
+        num_classes: int = 1000,
+        buffer_size: int = 64,
+        head_width: int = 1024,
+        head_layers: int = 6,
+        mean: float | list[float] = 0.0,
+        deviation: float | list[float] = 1.0,
+        clip: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.latent_dim = latent_dim
+        self.hidden_size = hidden_size
+        self.encoder_layers = encoder_layers
+        self.decoder_layers = decoder_layers
+        self.num_attention_heads = num_attention_heads
+        self.intermediate_size = 4 * hidden_size if intermediate_size is None else intermediate_size
+        self.grid_size = grid_size
+        self.num_classes = num_classes
+        self.buffer_size = buffer_size
+        self.head_width = head_width
+        self.head_layers = head_layers
+        self.mean = mean
+        self.deviation = deviation
+        self.clip = clip
+        self.condition = "class"
+        kwargs.pop("condition", None)
+        super().__init__(**kwargs)
+        self._check()
+
+    def _check(self) -> None:
+        for name in _COUNTS:
+            checked_count(getattr(self, name), name)
+        if self.hidden_size % self.num_attention_heads:
+            raise InputError(
+                f"got {self.num_attention_heads} attention heads for a width of "
+                f"{self.hidden_size}; expected a number of heads that divides it."
+            )
+        for name in ("mean", "deviation"):
+            told = getattr(self, name)
+            if isinstance(told, list) and len(told) != self.latent_dim:
+                raise InputError(
+                    f"got {len(told)} numbers as {name}; expected {self.latent_dim}, or one for "
+                    "all numbers of a latent."
+                )
+
+
+class _Attention(nn.Module):
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(hidden, 3 * hidden)
+        self.proj = nn.Linear(hidden, hidden)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Let all positions of states [B, n, H] attend to all."""
+        parts = self.qkv(states).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        found = functional.scaled_dot_product_attention(*parts.unbind(0))
+        out: torch.Tensor = self.proj(found.transpose(1, 2).flatten(2))
+        return out
+
+
+class _Mlp(nn.Module):
+    def __init__(self, hidden: int, inner: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(hidden, inner)
+        self.fc2 = nn.Linear(inner, hidden)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Return [..., H] of states [..., H]."""
+        out: torch.Tensor = self.fc2(functional.gelu(self.fc1(states)))
+        return out
+
+
+class _Layer(nn.Module):
+    def __init__(self, config: MaskedConfig) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(config.hidden_size, eps=EPS)
+        self.attn = _Attention(config.hidden_size, config.num_attention_heads)
+        self.norm2 = nn.LayerNorm(config.hidden_size, eps=EPS)
+        self.mlp = _Mlp(config.hidden_size, config.intermediate_size)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Return states [B, n, H] after the layer."""
+        states = states + self.attn(self.norm1(states))
+        out: torch.Tensor = states + self.mlp(self.norm2(states))
+        return out
+
+
+class _Head(nn.Module):
+    """Where published weights keep the head."""
+
+    def __init__(self, net: NoiseHead) -> None:
+        super().__init__()
+        self.net = net
+
+
+class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
+    """Tells the diffusion head of every place of a picture some of whose latents are known."""
+
+    config_class = MaskedConfig
+    config: MaskedConfig
+
+    def __init__(self, config: MaskedConfig) -> None:
+        super().__init__(config)
+        hidden, places = config.hidden_size, config.grid_size**2
+        self.places = places
+        self.class_emb = nn.Embedding(config.num_classes, hidden)
+        self.fake_latent = nn.Parameter(torch.zeros(1, hidden))  # in place of a class
+        self.z_proj = nn.Linear(config.latent_dim, hidden)
+        self.z_proj_ln = nn.LayerNorm(hidden, eps=EPS)
+        self.encoder_pos_embed_learned = _table(config.buffer_size + places, hidden)
+        self.encoder_blocks = nn.ModuleList(_Layer(config) for _ in range(config.encoder_layers))
+        self.encoder_norm = nn.LayerNorm(hidden, eps=EPS)
+        self.decoder_embed = nn.Linear(hidden, hidden)
+        self.mask_token = _table(1, hidden)
+        self.decoder_pos_embed_learned = _table(config.buffer_size + places, hidden)
+        self.decoder_blocks = nn.ModuleList(_Layer(config) for _ in range(config.decoder_layers))
+        self.decoder_norm = nn.LayerNorm(hidden, eps=EPS)
+        self.diffusion_pos_embed_learned = _table(places, hidden)
+        self.diffloss = _Head(
+            NoiseHead(config.latent_dim, hidden, config.head_width, config.head_layers)
+        )
+        self.post_init()
+
+    @property
+    def head(self) -> NoiseHead:
+        """The diffusion head."""
+        return self.diffloss.net
+
+    def condition(self, labels: torch.Tensor) -> torch.Tensor:
+        """Return what stands for classes i64 [B]: [B, H]."""
+        found: torch.Tensor = self.class_emb(labels.to(self.fake_latent.device))
+        return found
+
+    def unconditional(self, rows: int) -> torch.Tensor:
+        """Return what stands for no class [rows, H]."""
+        return self.fake_latent.expand(rows, -1)
+
+    def standardised(self, latents: torch.Tensor) -> torch.Tensor:
+        """Return latents [..., D] of the autoencoder as the model reads them."""
+        mean, deviation = self._scales(latents)
+        return (latents - mean) / deviation
+
+    def restored(self, latents: torch.Tensor) -> torch.Tensor:
+        """Return what the model drew [..., D] as the autoencoder knows it."""
+        mean, deviation = self._scales(latents)
+        return latents * deviation + mean
+
+    def _scales(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        given = (self.config.mean, self.config.deviation)
+        mean, deviation = (
+            torch.tensor(each, device=like.device, dtype=like.dtype) for each in given
+        )
+        return mean, deviation
+
+    def states(
+        self, latents: torch.Tensor, known: torch.Tensor, condition: torch.Tensor
+    ) -> torch.Tensor:
+        """Return what the head is told of all n places: [B, n, H].
+
+        latents [B, n, D]: standardised; those at `known` i64 [B, k] are read. condition [B, H].
+        """
+        rows, buffer = len(latents), self.config.buffer_size
+        places = self._rows(known, self.config.hidden_size)
+        read = self.z_proj(latents.gather(1, self._rows(known, latents.shape[-1])))
+        table = self.encoder_pos_embed_learned.expand(rows, -1, -1)
+        front = condition[:, None] + table[:, :buffer]
+        states = torch.cat([front, read + table[:, buffer:].gather(1, places)], 1)
+        states = self.z_proj_ln(states)
+        for layer in self.encoder_blocks:
+            states = layer(states)
+        states = self.decoder_embed(self.encoder_norm(states)).to(self.mask_token.dtype)
+        whole = self.mask_token.expand(rows, self.places, -1).scatter(1, places, states[:, buffer:])
+        states = torch.cat([states[:, :buffer], whole], 1) + self.decoder_pos_embed_learned
+        for layer in self.decoder_blocks:
+            states = layer(states)
+        found: torch.Tensor = self.decoder_norm(states[:, buffer:])
+        return found + self.diffusion_pos_embed_learned
+
+    @staticmethod
+    def _rows(places: torch.Tensor, width: int) -> torch.Tensor:
+        return places[..., None].expand(-1, -1, width)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=_STD)
+        elif isinstance(module, nn.LayerNorm) and module.weight is not None:
+            nn.init.ones_(module.weight)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, MaskedModel):
+            for table in module.parameters(recurse=False):
+                nn.init.normal_(table, std=_STD)
+        elif isinstance(module, NoiseHead):  # which then begins as the network that changes nothing
+            still = [block.adaLN_modulation[1] for block in module.res_blocks]
+            last = module.final_layer
+            for layer in (*still, last.adaLN_modulation[1], last.linear):
+                nn.init.zeros_(layer.weight)
+                nn.init.zeros_(layer.bias)
+
+
+def _table(rows: int, width: int) -> nn.Parameter:
+    return nn.Parameter(torch.zeros(1, rows, width))
+
+
+def side_of(places: int) -> int | None:
+    """Return the side of a square of places; None where they make none."""
+    side = isqrt(places)
+    return side if side and side * side == places else None

@@ -1,0 +1,141 @@
+"""Draws pictures with a masked model: a few places an iteration, in an order of the seed's.
+
+Order and noise go by (seed, sample, place, step, number): a picture is the same whatever else is in
+its batch, and its noise at a place is the same however many iterations there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ragspec.errors import InputError
+from ragspec.sampling.noise import NoiseStream, Stream
+from ragspec.visual.checks import is_number
+from ragspec.visual.masked.model import MaskedModel
+from ragspec.visual.masked.schedule import LearnedSchedule, guidance_at, masked_counts
+
+OnIteration = Callable[[int, torch.Tensor], bool]
+"""Places drawn so far and latents [B, N, D], 0 where none stands: whether to go on."""
+
+
+class MaskedSampler:
+    """Plain drawing, as published (MAR, Li et al., arXiv 2406.11838, sections 3.3 and 4).
+
+    iterations: forwards of the model; the places of one are drawn independently of each other.
+    schedule: of the denoising. scale: of guidance (1 runs the conditional rows alone), which mixes
+    the predicted noise and rises linearly with what is drawn; variances are those of the
+    conditional row. temperature: of the noise of the steps, not of the state that they begin with.
+    Raises InputError.
+    """
+
+    def __init__(
+        self,
+        model: MaskedModel,
+        schedule: LearnedSchedule,
+        iterations: int = 64,
+        scale: float = 1.0,
+        temperature: float = 1.0,
+    ) -> None:
+        for name, value in (("guidance_scale", scale), ("temperature", temperature)):
+            if not is_number(value) or not 0.0 <= value < float("inf"):
+                raise InputError(f"got {name} {value!r}; expected a number, 0 or more.")
+        self.model, self.schedule = model, schedule
+        self.left = masked_counts(model.places, iterations)
+        self.scale, self.temperature = float(scale), float(temperature)
+        self.copies = 1 if self.scale == 1.0 else 2
+
+    @torch.no_grad()
+    def draw(
+        self,
+        labels: torch.Tensor,
+        noises: Sequence[NoiseStream],
+        on_iteration: OnIteration | None = None,
+    ) -> torch.Tensor:
+        """Return standardised latents f32 [B, N, D] of classes i64 [B], a noise for each.
+
+        on_iteration: called after each; False ends the drawing, and leaves the rest 0. float64
+        models give float64.
+        """
+        model, rows, places = self.model, len(labels), self.model.places
+        condition = model.condition(labels)
+        if self.copies == 2:
+            condition = torch.cat([condition, model.unconditional(rows)])
+        orders = torch.stack([order_of(noise, places) for noise in noises])
+        kind = torch.promote_types(model.dtype, torch.float32)
+        latents = torch.zeros(
+            rows, places, model.config.latent_dim, dtype=kind, device=model.device
+        )
+        done = 0
+        for left in self.left:
+            now = places - left
+            known = orders[:, :done].sort(-1).values.to(model.device)
+            given = latents.to(model.dtype).repeat(self.copies, 1, 1)
+            states = model.states(given, known.repeat(self.copies, 1), condition)
+            wanted = orders[:, done:now]
+            drawn = self._denoised(states, wanted, noises, guidance_at(self.scale, places, left))
+            there = wanted.to(model.device)[..., None].expand_as(drawn)
+            latents.scatter_(1, there, drawn.to(kind))
+            done = now
+            if on_iteration is not None and not on_iteration(done, latents):
+                break
+        return latents
+
+    def _denoised(
+        self,
+        states: torch.Tensor,
+        wanted: torch.Tensor,
+        noises: Sequence[NoiseStream],
+        scale: float,
+    ) -> torch.Tensor:
+        """Return latents [B, m, D] at the wanted places i64 [B, m] of states [C * B, N, H]."""
+        rows, count = wanted.shape
+        picked = wanted.to(states.device).repeat(self.copies, 1)[..., None]
+        told = self.model.head.cond_embed(states.gather(1, picked.expand(-1, -1, states.shape[-1])))
+        kind = torch.promote_types(states.dtype, torch.float32)
+        noise = torch.cat(
+            [self.noise(one, places) for one, places in zip(noises, wanted.tolist(), strict=True)]
+        ).to(states.device, kind)
+        drawn = self.denoise(told.flatten(0, 1), noise, scale)
+        return drawn.unflatten(0, (rows, count))
+
+    def denoise(self, told: torch.Tensor, noise: torch.Tensor, scale: float) -> torch.Tensor:
+        """Return latents [n, D] by noise [n, T + 1, D], whose last is where the steps begin.
+
+        told [C * n, width]: the conditional rows, and with guidance the others after them.
+        """
+        state = noise[:, -1]
+        for step in range(self.schedule.steps, 0, -1):
+            mean, deviation = self._step(step, state, told, scale)
+            if step == 1:
+                return mean
+            state = mean + self.temperature * deviation * noise[:, step - 1]
+        raise AssertionError("a schedule has steps")
+
+    def _step(
+        self, step: int, state: torch.Tensor, told: torch.Tensor, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return mean and deviation [n, D] of x_(step - 1) given x_step."""
+        schedule, count = self.schedule, len(state)
+        times = torch.tensor([schedule.times[step - 1]], device=state.device)
+        noise, variance = self.model.head(state.to(told.dtype).repeat(self.copies, 1), times, told)
+        noise, variance = noise.to(state), variance[:count].to(state)
+        if self.copies == 2:
+            noise = noise[count:] + scale * (noise[:count] - noise[count:])
+        clean, clip = schedule.clean(step, state, noise), self.model.config.clip
+        if clip is not None:
+            clean = clean.clamp(-clip, clip)
+        deviation = (0.5 * schedule.log_variance(step, variance)).exp()
+        return schedule.mean(step, state, clean), deviation
+
+    def noise(self, noise: NoiseStream, places: Sequence[int]) -> torch.Tensor:
+        """Return the normal numbers of the latents at some places: f64 [n, T + 1, D]."""
+        steps, width = self.schedule.steps + 1, self.model.config.latent_dim
+        lanes = torch.arange(steps * width).expand(len(places), -1)
+        return noise.normal_rows(places, lanes).reshape(len(places), steps, width)
+
+
+def order_of(noise: NoiseStream, places: int) -> torch.Tensor:
+    """Return the order in which places are drawn, by the seed: i64 [N]."""
+    return noise.normal_rows([0], torch.arange(places)[None], Stream.ORDER)[0].argsort()

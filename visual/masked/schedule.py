@@ -1,0 +1,97 @@
+"""When a masked model draws what, and the denoising steps of each latent.
+
+The steps are those of improved DDPM (Nichol and Dhariwal, arXiv 2102.09672), of a network that
+predicts the noise and where between its bounds the variance of a step lies: 1,000 steps on the
+cosine schedule, of which T are walked. The last step has no noise, as published. Which places are
+drawn when is MaskGIT's cosine (Chang et al., arXiv 2202.04200), as MAR has it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ragspec.errors import InputError
+from ragspec.visual.checks import whole
+
+TRAINED = 1000  # steps that the network was trained on
+_OFFSET = 0.008
+_MOST_BETA = 0.999  # of a step, which would otherwise end in a division by nothing
+
+
+class LearnedSchedule:
+    """T of the 1,000 steps; states are numbered T (noise) down to 0 (the latent).
+
+    What belongs to the law of x_(t - 1) given x_t stands at t - 1, f64 [T]. times: what the network
+    is told. kept: share of the latent's variance. to_clean, to_noisy: factors of the mean. least,
+    most: bounds of the log variance. Raises InputError for fewer than 2 or over 1,000 steps.
+    """
+
+    def __init__(self, steps: int = 100) -> None:
+        count = whole(steps)
+        if count is None or not 2 <= count <= TRAINED:
+            raise InputError(
+                f"got {steps!r} denoising steps; expected a whole number from 2 to {TRAINED}, such "
+                "as 100."
+            )
+        self.steps = count
+        stride = (TRAINED - 1) / (count - 1)
+        self.times = [round(step * stride) for step in range(count)]
+        self.kept = (1.0 - _betas()).cumprod(0)[self.times]
+        before = torch.cat([self.kept.new_ones(1), self.kept[:-1]])
+        betas = 1.0 - self.kept / before
+        self.to_clean = betas * before.sqrt() / (1.0 - self.kept)
+        self.to_noisy = (1.0 - before) * (1.0 - betas).sqrt() / (1.0 - self.kept)
+        variance = betas * (1.0 - before) / (1.0 - self.kept)
+        variance[0] = variance[1]  # that of the last step is 0, which has no logarithm
+        self.least, self.most = variance.log(), betas.log()
+
+    def clean(self, step: int, noisy: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """Return the latents [..., D] by states x_step and the noise that is told in them."""
+        kept = float(self.kept[step - 1])
+        return (noisy - math.sqrt(1.0 - kept) * noise) / math.sqrt(kept)
+
+    def mean(self, step: int, noisy: torch.Tensor, clean: torch.Tensor) -> torch.Tensor:
+        """Return the mean [..., D] of x_(step - 1), given x_step and the latent."""
+        return float(self.to_clean[step - 1]) * clean + float(self.to_noisy[step - 1]) * noisy
+
+    def log_variance(self, step: int, told: torch.Tensor) -> torch.Tensor:
+        """Return log variances [..., D] of x_(step - 1); told: -1 the least, 1 the most."""
+        least, most = float(self.least[step - 1]), float(self.most[step - 1])
+        return least + (told + 1.0) / 2.0 * (most - least)
+
+
+def _betas() -> torch.Tensor:
+    """Return the share of noise that each of the 1,000 steps adds, f64."""
+    times = torch.arange(TRAINED + 1, dtype=torch.float64) / TRAINED
+    kept = ((times + _OFFSET) / (1.0 + _OFFSET) * (math.pi / 2.0)).cos().square()
+    return (1.0 - kept[1:] / kept[:-1]).clamp(max=_MOST_BETA)
+
+
+def masked_counts(places: int, iterations: int) -> list[int]:
+    """Return how many places are left to draw after each iteration; the last leaves none.
+
+    Every iteration draws one at least. Raises InputError for more iterations than places.
+    """
+    count = whole(iterations)
+    if count is None or not 1 <= count <= places:
+        raise InputError(
+            f"got {iterations!r} iterations for {places} latents; expected a whole number from 1 "
+            f"to {places}: every iteration draws one at least."
+        )
+    left, counts = places, []
+    for done in range(1, count):
+        wanted = math.floor(places * math.cos(math.pi / 2.0 * done / count))
+        left = max(1, min(left - 1, wanted))
+        counts.append(left)
+    return [*counts, 0]
+
+
+def guidance_at(scale: float, places: int, left: int) -> float:
+    """Return the guidance of an iteration after which `left` places are masked.
+
+    It rises from 1 linearly with what is drawn. The last iteration counts one place as masked, as
+    published.
+    """
+    return 1.0 + (scale - 1.0) * (places - max(1, left)) / places

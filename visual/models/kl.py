@@ -1,0 +1,174 @@
+"""Pictures to continuous latents and back: a KL autoencoder over diffusers' `AutoencoderKL`.
+
+MAR's published KL-16 (`kl16.ckpt`; Li et al., arXiv 2406.11838, appendix A) is read into that
+layout: the layers of LDM (Rombach et al., 2112.10752) with attention in the encoder's last block
+alone, the decoder's blocks numbered from the widest on.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
+from ragspec.visual.models.ldm_names import (
+    check_weights,
+    convolution_sizes,
+    diffusers_name,
+    is_convolution,
+    with_linear_layers,
+)
+from ragspec.visual.models.weights_file import Tensors, check_finite, read_checkpoint
+
+FACTOR = 0.2325  # by which MAR scales the latents of KL-16
+_AXES = 4
+_TRAINING = ("loss.", "model_ema.")  # parts of a training script's file that draw nothing
+_UP = re.compile(r"^decoder\.up\.(\d+)\.")
+_NEEDED = (
+    "encoder.conv_in.weight",
+    "encoder.down.0.block.0.conv1.weight",
+    "encoder.conv_out.weight",
+    "decoder.conv_in.weight",
+    "decoder.conv_out.weight",
+)
+
+
+class KLAutoencoder:
+    """Turns pictures f32 [B, C, H, W] in [-1, 1] into latents f32 [B, h * w, d], and back.
+
+    model: an `AutoencoderKL`. Latents are means, unscaled. Raises UnsupportedModelError.
+    """
+
+    def __init__(self, model: Any) -> None:
+        if not all(hasattr(model, part) for part in ("encode", "decode", "config")) or not hasattr(
+            model.config, "latent_channels"
+        ):
+            raise UnsupportedModelError(
+                f"got a {type(model).__name__}; expected a diffusers AutoencoderKL."
+            )
+        self.model = model.eval().requires_grad_(False)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        dtype: torch.dtype = torch.float32,
+        allow_namespace: bool = False,
+    ) -> KLAutoencoder:
+        """Load a folder in diffusers' layout (safetensors only), or a published file (`kl16.ckpt`).
+
+        allow_namespace: of files, see `read_checkpoint`. Raises ModelNotFoundError for a path
+        without either, ModelError for weights that are missing, do not fit or are not to be opened.
+        """
+        from diffusers import AutoencoderKL
+
+        folder = Path(path)
+        if folder.is_file():
+            return cls(load_kl(folder, dtype, allow_namespace))
+        if not (folder / "config.json").is_file():
+            raise ModelNotFoundError(
+                f"got {str(path)!r}, which is no file and holds no config.json; expected a folder "
+                "with an AutoencoderKL, or a published file such as kl16.ckpt."
+            )
+        try:
+            model = AutoencoderKL.from_pretrained(
+                folder, torch_dtype=dtype, use_safetensors=True, local_files_only=True
+            )
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ModelError(
+                f"got an AutoencoderKL in {str(path)!r} that does not load ({error}); expected "
+                "safetensors that fit its config.json. Save it again."
+            ) from error
+        return cls(model)
+
+    def save_pretrained(self, path: str | Path, dtype: torch.dtype = torch.float32) -> None:
+        """Write config and safetensors to a folder, the weights in `dtype`."""
+        from copy import deepcopy
+
+        deepcopy(self.model).to(dtype).save_pretrained(path, safe_serialization=True)
+
+    @property
+    def width(self) -> int:
+        """Return d, the numbers of a latent."""
+        return int(self.model.config.latent_channels)
+
+    @property
+    def reduction(self) -> int:
+        """Return how many pixels a latent stands for along one side."""
+        return int(2 ** (len(self.model.config.block_out_channels) - 1))
+
+    @torch.no_grad()
+    def latents(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the means of latents f32 [B, h * w, d] of pictures; raises InputError."""
+        sides = images.shape[2:]
+        if images.ndim != _AXES or any(side % self.reduction or not side for side in sides):
+            raise InputError(
+                f"got pictures of shape {list(images.shape)}; expected [B, C, H, W] whose sides "
+                f"are multiples of {self.reduction}."
+            )
+        found = self.model.encode(images.to(self.model.device, self.model.dtype)).latent_dist.mean
+        laid: torch.Tensor = found.flatten(2).transpose(1, 2).float()
+        return laid
+
+    @torch.no_grad()
+    def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:
+        """Return pictures f32 [B, C, H, W] in [-1, 1] of latents [B, h, w, d].
+
+        Raises InputError for another width.
+        """
+        if latents.ndim != _AXES or latents.shape[-1] != self.width:
+            raise InputError(
+                f"got latents of shape {list(latents.shape)}; expected [B, h, w, {self.width}]."
+            )
+        laid = latents.to(self.model.device, self.model.dtype).permute(0, 3, 1, 2)
+        images: torch.Tensor = self.model.decode(laid).sample.float()
+        return images.clamp(-1, 1)
+
+
+def load_kl(
+    path: str | Path, dtype: torch.dtype = torch.float32, allow_namespace: bool = False
+) -> Any:
+    """Return the `AutoencoderKL` of a published file, in eval mode on the CPU.
+
+    Raises ModelNotFoundError, ModelError for files that hold other objects, other weights or
+    weights that are not finite.
+    """
+    from diffusers import AutoencoderKL
+
+    origin = Path(path).name
+    found, _ = read_checkpoint(path, allow_namespace)
+    published = {
+        name: value.to(dtype) for name, value in found.items() if not name.startswith(_TRAINING)
+    }
+    _check_kind(published, origin)
+    check_finite(published, origin)
+    levels = 1 + max((int(each[1]) for each in map(_UP.match, published) if each), default=0)
+    names = {name: diffusers_name(_from_widest(name, levels)) for name in published}
+    weights = with_linear_layers({ours: published[name] for name, ours in names.items()})
+    config = convolution_sizes(weights, origin)
+    width = weights["decoder.conv_in.weight"].shape[1]
+    with torch.device("meta"):
+        model = AutoencoderKL(**config, latent_channels=width, scaling_factor=FACTOR)
+    check_weights(model.state_dict(), weights, names, origin, "KL autoencoder")
+    model.load_state_dict(weights, assign=True)
+    return model.eval()
+
+
+def _from_widest(name: str, levels: int) -> str:
+    """Return the name of a decoder's block counted from the widest, as diffusers counts."""
+    found = _UP.match(name)
+    return name if found is None else _UP.sub(f"decoder.up.{levels - 1 - int(found[1])}.", name)
+
+
+def _check_kind(published: Tensors, origin: str) -> None:
+    """Raise ModelError for weights of something else."""
+    lacking = [name for name in _NEEDED if not is_convolution(published, name)]
+    if lacking:
+        told = ", ".join(sorted(published)[:3]) or "no tensors"
+        raise ModelError(
+            f"{origin} is no KL autoencoder in the published layout: it holds {told}, and no "
+            f"{lacking[0]}; expected encoder and decoder under model or at the top."
+        )
