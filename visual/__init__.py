@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from ragspec.visual.acceptance.codebook import CodeNeighbours as CodeNeighbours
     from ragspec.visual.acceptance.codebook import CodePartition as CodePartition
     from ragspec.visual.drafting.jacobi import JacobiDrafter as JacobiDrafter
+    from ragspec.visual.masked.checkpoint import load_mar as load_mar
+    from ragspec.visual.models.kl import KLAutoencoder as KLAutoencoder
     from ragspec.visual.models.llamagen import LlamaGenConfig as LlamaGenConfig
     from ragspec.visual.models.llamagen import LlamaGenModel as LlamaGenModel
     from ragspec.visual.models.llamagen_checkpoint import load_llamagen as load_llamagen
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from ragspec.visual.models.transformers_targets import JanusTarget as JanusTarget
     from ragspec.visual.models.vq import VQTokenizer as VQTokenizer
     from ragspec.visual.pipeline.latents import LatentPipeline as LatentPipeline
+    from ragspec.visual.pipeline.masked import MaskedLatentPipeline as MaskedLatentPipeline
     from ragspec.visual.pipeline.pipeline import ImageOutput as ImageOutput
     from ragspec.visual.pipeline.pipeline import ImagePipeline as ImagePipeline
 
@@ -40,9 +43,12 @@ _WHERE = {
     "ImageTarget": "ragspec.visual.models.target",
     "JacobiDrafter": "ragspec.visual.drafting.jacobi",
     "JanusTarget": "ragspec.visual.models.transformers_targets",
+    "KLAutoencoder": "ragspec.visual.models.kl",
     "LlamaGenConfig": "ragspec.visual.models.llamagen",
     "LlamaGenModel": "ragspec.visual.models.llamagen",
+    "MaskedLatentPipeline": "ragspec.visual.pipeline.masked",
     "VQTokenizer": "ragspec.visual.models.vq",
+    "load_mar": "ragspec.visual.masked.checkpoint",
     "load_llamagen": "ragspec.visual.models.llamagen_checkpoint",
 }
 

@@ -20,8 +20,12 @@ def _mlp(read: int, width: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(read, width), nn.SiLU(), nn.Linear(width, width))
 
 
+class Still(nn.Linear):
+    """A layer that training begins with at zero: it changes nothing yet."""
+
+
 def _modulation(width: int, parts: int) -> nn.Sequential:
-    return nn.Sequential(nn.SiLU(), nn.Linear(width, parts * width))
+    return nn.Sequential(nn.SiLU(), Still(width, parts * width))
 
 
 class _Time(nn.Module):
@@ -36,7 +40,7 @@ class _Time(nn.Module):
         )
         angles = times.float()[:, None] * rates  # in halves 999 would lose its fast waves
         waves = torch.cat([angles.cos(), angles.sin()], dim=-1)
-        out: torch.Tensor = self.mlp(waves.to(self.mlp[0].weight.dtype))
+        out: torch.Tensor = self.mlp(waves.to(next(self.mlp.parameters()).dtype))
         return out
 
 
@@ -58,7 +62,7 @@ class _Last(nn.Module):
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
         self.norm_final = nn.LayerNorm(width, elementwise_affine=False, eps=EPS)
-        self.linear = nn.Linear(width, out)
+        self.linear = Still(width, out)
         self.adaLN_modulation = _modulation(width, 2)
 
     def forward(self, states: torch.Tensor, told: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ragspec.errors import InputError
 from ragspec.visual.checks import checked_count
-from ragspec.visual.masked.head import EPS, NoiseHead
+from ragspec.visual.masked.head import EPS, NoiseHead, Still
 
 _STD = 0.02
 _COUNTS = (
@@ -231,7 +231,10 @@ class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, nn.Linear):
+        if isinstance(module, Still):
+            nn.init.zeros_(module.weight)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
             nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
@@ -242,12 +245,6 @@ class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         elif isinstance(module, MaskedModel):
             for table in module.parameters(recurse=False):
                 nn.init.normal_(table, std=_STD)
-        elif isinstance(module, NoiseHead):  # which then begins as the network that changes nothing
-            still = [block.adaLN_modulation[1] for block in module.res_blocks]
-            last = module.final_layer
-            for layer in (*still, last.adaLN_modulation[1], last.linear):
-                nn.init.zeros_(layer.weight)
-                nn.init.zeros_(layer.bias)
 
 
 def _table(rows: int, width: int) -> nn.Parameter:

@@ -98,7 +98,7 @@ class MaskedSampler:
             [self.noise(one, places) for one, places in zip(noises, wanted.tolist(), strict=True)]
         ).to(states.device, kind)
         drawn = self.denoise(told.flatten(0, 1), noise, scale)
-        return drawn.unflatten(0, (rows, count))
+        return drawn.reshape(rows, count, -1)
 
     def denoise(self, told: torch.Tensor, noise: torch.Tensor, scale: float) -> torch.Tensor:
         """Return latents [n, D] by noise [n, T + 1, D], whose last is where the steps begin.

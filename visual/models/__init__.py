@@ -8,6 +8,7 @@ from ragspec.registry import door
 
 if TYPE_CHECKING:
     from ragspec.visual.models.captions import CaptionEncoder as CaptionEncoder
+    from ragspec.visual.models.kl import KLAutoencoder as KLAutoencoder
     from ragspec.visual.models.llamagen import LlamaGenConfig as LlamaGenConfig
     from ragspec.visual.models.llamagen import LlamaGenModel as LlamaGenModel
     from ragspec.visual.models.llamagen_checkpoint import load_llamagen as load_llamagen
@@ -30,6 +31,7 @@ _WHERE = {
     "ImageGPTTarget": "ragspec.visual.models.transformers_targets",
     "ImageTarget": "ragspec.visual.models.target",
     "JanusTarget": "ragspec.visual.models.transformers_targets",
+    "KLAutoencoder": "ragspec.visual.models.kl",
     "LlamaGenConfig": "ragspec.visual.models.llamagen",
     "LlamaGenModel": "ragspec.visual.models.llamagen",
     "VQTokenizer": "ragspec.visual.models.vq",

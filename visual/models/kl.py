@@ -88,7 +88,9 @@ class KLAutoencoder:
         """Write config and safetensors to a folder, the weights in `dtype`."""
         from copy import deepcopy
 
-        deepcopy(self.model).to(dtype).save_pretrained(path, safe_serialization=True)
+        model = deepcopy(self.model)
+        torch.nn.Module.to(model, dtype)
+        model.save_pretrained(path, safe_serialization=True)
 
     @property
     def width(self) -> int:

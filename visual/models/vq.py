@@ -101,6 +101,11 @@ class VQTokenizer:
         return int(self.model.quantize.embedding.num_embeddings)
 
     @property
+    def width(self) -> int:
+        """Return d, the numbers of a latent."""
+        return int(self.model.quantize.embedding.embedding_dim)
+
+    @property
     def image_size(self) -> int:
         """Return the side of the pictures it was made for, in pixels."""
         return int(self.model.config.sample_size)

@@ -9,6 +9,8 @@ from ragspec.registry import door
 if TYPE_CHECKING:
     from ragspec.visual.pipeline.latents import LatentOutput as LatentOutput
     from ragspec.visual.pipeline.latents import LatentPipeline as LatentPipeline
+    from ragspec.visual.pipeline.masked import MaskedLatentPipeline as MaskedLatentPipeline
+    from ragspec.visual.pipeline.masked import MaskedOutput as MaskedOutput
     from ragspec.visual.pipeline.pipeline import ImageOutput as ImageOutput
     from ragspec.visual.pipeline.pipeline import ImagePipeline as ImagePipeline
 
@@ -17,6 +19,8 @@ _WHERE = {
     "ImagePipeline": "ragspec.visual.pipeline.pipeline",
     "LatentOutput": "ragspec.visual.pipeline.latents",
     "LatentPipeline": "ragspec.visual.pipeline.latents",
+    "MaskedLatentPipeline": "ragspec.visual.pipeline.masked",
+    "MaskedOutput": "ragspec.visual.pipeline.masked",
 }
 
 __all__ = sorted(_WHERE)

@@ -27,6 +27,7 @@ from ragspec.registry import did_you_mean
 
 if TYPE_CHECKING:
     from ragspec.visual.latents.model import LatentModel
+    from ragspec.visual.masked.model import MaskedModel
     from ragspec.visual.models.captions import Captions, TextEncoder
     from ragspec.visual.models.llamagen import LlamaGenModel
     from ragspec.visual.models.vq import VQTokenizer
@@ -37,6 +38,8 @@ BUNDLED = STARTER / "images"
 _CONFIG = "config.json"
 _OURS = "llamagen"  # the model_type of a LlamaGenModel
 _LATENTS = "ragspec-latents"  # that of a LatentModel
+_MASKED = "ragspec-masked-latents"  # that of a MaskedModel
+_PIPELINES = {_OURS: "ImagePipeline", _LATENTS: "LatentPipeline", _MASKED: "MaskedLatentPipeline"}
 _TARGETS = {
     "janus": "JanusTarget",
     "emu3": "Emu3Target",
@@ -98,6 +101,16 @@ def load_latents(
     from ragspec.visual.latents.model import LatentModel
 
     loaded: LatentModel = _loaded(LatentModel, _LATENTS, folder, device, dtype)
+    return loaded
+
+
+def load_masked(
+    folder: Path, device: str | torch.device = "auto", dtype: str | torch.dtype = "auto"
+) -> MaskedModel:
+    """Return the masked model of continuous latents of a folder; see `load_model`."""
+    from ragspec.visual.masked.model import MaskedModel
+
+    loaded: MaskedModel = _loaded(MaskedModel, _MASKED, folder, device, dtype)
     return loaded
 
 
@@ -287,7 +300,7 @@ def _expect_ours(folder: Path, ours: str, name: str) -> None:
     found = (told.get(name) for name in names) if isinstance(told, dict) else ()
     kind = next((each for each in found if each), None)
     if kind not in (None, ours):
-        other = " Draw with LatentPipeline." if kind == _LATENTS else ""
+        other = f" Draw with {_PIPELINES[kind]}." if kind in _PIPELINES else ""
         raise UnsupportedModelError(
             f"{folder} is a {kind!r} model; expected {ours!r}, a saved {name}. Name the "
             f"folder of an image generator.{other}"

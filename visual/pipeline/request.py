@@ -150,18 +150,20 @@ def checked_texts(texts: list[Any]) -> list[str]:
 
 
 def checked_callback(
-    callback: Callable[..., Any] | None, names: Sequence[str] | None
+    callback: Callable[..., Any] | None,
+    names: Sequence[str] | None,
+    known: Sequence[str] = TENSORS,
 ) -> Callable[..., Any] | None:
     """Return the callback as it is told of these tensors alone, or None where there is none.
 
-    names: of `TENSORS`; None for all. Raises InputError for others.
+    names: of `known`; None for all. Raises InputError for others.
     """
-    given = [names] if isinstance(names, str) else list(TENSORS if names is None else names)
-    foreign = [name for name in given if name not in TENSORS]
+    given = [names] if isinstance(names, str) else list(known if names is None else names)
+    foreign = [name for name in given if name not in known]
     if foreign or isinstance(names, str):
         raise InputError(
             f"got callback_on_step_end_tensor_inputs={names!r}; expected a list of what there is: "
-            f"{list(TENSORS)}."
+            f"{list(known)}."
         )
     if callback is None:
         return None

@@ -1,0 +1,68 @@
+"""Tiny masked models of continuous latents, and published files of them with their autoencoders."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ragspec.visual.masked import MaskedModel, load_mar
+from tests.support import plain_mar, plain_vq
+
+DIM = plain_mar.WIDTH
+
+
+def file(
+    path: Path, weights: plain_mar.Weights | None = None, mean: plain_mar.Weights | None = None
+) -> Path:
+    """Write a checkpoint as the published ones are: plain weights, their mean, and settings."""
+    plain = plain_mar.published() if weights is None else weights
+    mean = {name: value.clone() for name, value in plain.items()} if mean is None else mean
+    settings = argparse.Namespace(model="mar_base", img_size=256, buffer_size=64)
+    torch.save({"model": plain, "model_ema": mean, "epoch": 1, "args": settings}, path)
+    return path
+
+
+def model(folder: Path, strength: float = 1.0) -> MaskedModel:
+    """Return the model of a published file, in float64."""
+    path = file(folder / "mar.pth", plain_mar.published(strength=strength))
+    return load_mar(path, num_attention_heads=plain_mar.HEADS, allow_namespace=True)
+
+
+def kl_weights() -> dict[str, Any]:
+    """Return a KL autoencoder's weights by the names of LlamaGen's layers, for `plain_vq`."""
+    maker = plain_vq.Maker()
+    maker.half("encoder", (3, 2 * DIM), plain_vq.WIDTHS, plain_vq.BLOCKS)
+    maker.half("decoder", (DIM, 3), plain_vq.WIDTHS[::-1], plain_vq.BLOCKS + 1)
+    maker.conv("quant_conv", 2 * DIM, 2 * DIM, kernel=1)
+    maker.conv("post_quant_conv", DIM, DIM, kernel=1)
+    maker.weights["decoder.conv_out.weight"] *= 0.3
+    decoders = "decoder.conv_blocks"  # whose levels have no attention
+    return {
+        n: w for n, w in maker.weights.items() if not (n.startswith(decoders) and ".attn." in n)
+    }
+
+
+def kl_published(weights: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return them by the published names: LDM's, the decoder's levels from the widest on."""
+    found, levels = {}, len(plain_vq.WIDTHS)
+    for name, value in (kl_weights() if weights is None else weights).items():
+        parts = name.split(".")
+        if parts[1] == "conv_blocks":
+            number = int(parts[2])
+            level = number if parts[0] == "encoder" else levels - 1 - number
+            parts[1:3] = ["down" if parts[0] == "encoder" else "up", str(level)]
+        named = {"res": "block"}
+        if parts[1] == "mid":
+            parts[2] = {"0": "block_1", "1": "attn_1", "2": "block_2"}[parts[2]]
+        found[".".join(named.get(part, part) for part in parts)] = value
+    return found
+
+
+def kl_file(path: Path, weights: dict[str, Any] | None = None) -> Path:
+    """Write an autoencoder as it was published, with a part that only training needs."""
+    made = kl_published() if weights is None else weights
+    torch.save({"model": made | {"loss.logvar": torch.zeros(())}}, path)
+    return path

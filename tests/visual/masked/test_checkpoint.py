@@ -1,0 +1,123 @@
+"""Published MAR files: what is read, what is refused, and that a model writes what it read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from ragspec.errors import InputError, ModelError, ModelNotFoundError
+from ragspec.visual.masked import MaskedConfig, MaskedModel, load_mar
+from tests.support import plain_mar, tiny_masked
+from tests.support.plain_mar import Weights, published
+
+HEADS = {"num_attention_heads": plain_mar.HEADS, "allow_namespace": True}
+
+
+def test_sizes_are_read_off_and_the_mean_is_taken(tmp_path: Path) -> None:
+    plain, mean = published(seed=1), published(seed=2)
+    model = load_mar(tiny_masked.file(tmp_path / "mar.pth", plain, mean), **HEADS)
+    found = model.state_dict()
+    assert found.keys() == mean.keys()
+    assert all(torch.equal(found[name], value) for name, value in mean.items())
+    config = model.config
+    assert (config.latent_dim, config.hidden_size, config.grid_size) == (4, 12, 3)
+    assert (config.encoder_layers, config.decoder_layers, config.head_layers) == (2, 1, 2)
+    assert (config.num_classes, config.buffer_size, config.head_width) == (3, 2, 10)
+    assert config.intermediate_size == 20 and config.deviation == pytest.approx(1 / 0.2325)
+    assert not model.training and config.dtype == torch.float64
+
+
+def test_weights_alone_and_safetensors_do_too(tmp_path: Path) -> None:
+    save_file(published(), tmp_path / "mar.safetensors")
+    torch.save({"model": published()}, tmp_path / "mar.pth")
+    for name in ("mar.safetensors", "mar.pth"):
+        model = load_mar(tmp_path / name, num_attention_heads=3, dtype=torch.float16)
+        assert model.mask_token.dtype == torch.float16
+
+
+@pytest.mark.parametrize(
+    ("width", "layers", "heads", "head", "parameters"),
+    [
+        (768, 12, 12, (6, 1024), 208),  # millions, as the paper counts them
+        (1024, 16, 16, (8, 1280), 479),
+        (1280, 20, 16, (12, 1536), 943),
+    ],
+)
+def test_the_published_sizes_are_known(
+    width: int, layers: int, heads: int, head: tuple[int, int], parameters: int
+) -> None:
+    from ragspec.visual.masked.checkpoint import _config
+
+    config = MaskedConfig(16, width, layers, layers, heads, None, 16, 1000, 64, head[1], head[0])
+    with torch.device("meta"):
+        model = MaskedModel(config)
+    assert math.ceil(sum(each.numel() for each in model.parameters()) / 1e6) == parameters
+    found = _config(model.state_dict(), "mar.pth", None)
+    told, expected = found.to_dict(), config.to_dict()
+    assert told.pop("deviation") == 1 / 0.2325 and expected.pop("deviation") == 1.0
+    assert told == expected
+
+
+def test_it_is_saved_and_read_as_a_folder(tmp_path: Path) -> None:
+    model = tiny_masked.model(tmp_path)
+    model.save_pretrained(tmp_path / "folder")
+    again = MaskedModel.from_pretrained(tmp_path / "folder", dtype=torch.float64)
+    for name, value in again.state_dict().items():
+        assert torch.equal(value, model.state_dict()[name])
+    assert again.config.deviation == model.config.deviation
+
+
+def test_settings_are_opened_where_that_is_allowed(tmp_path: Path) -> None:
+    file = tiny_masked.file(tmp_path / "mar.pth")
+    with pytest.raises(ModelError, match=r"argparse\.Namespace.*allow_namespace=True"):
+        load_mar(file, num_attention_heads=3)
+    with pytest.raises(ModelNotFoundError):
+        load_mar(tmp_path / "no.pth")
+
+
+def without(name: str) -> Callable[[Weights], Any]:
+    return lambda weights: weights.pop(name)
+
+
+def with_one(name: str, *shape: int) -> Callable[[Weights], Any]:
+    return lambda weights: weights.update({name: torch.zeros(shape)})
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (without("z_proj.weight"), r"is no MAR model: it holds .*, and no z_proj\.weight"),
+        (without("z_proj.bias"), r"lacks z_proj\.bias"),
+        (without("encoder_blocks.0.attn.qkv.bias"), r"lacks encoder_blocks\.0\.attn\.qkv\.bias"),
+        (with_one("extra.weight", 2), r"also holds extra\.weight"),
+        (with_one("encoder_blocks.1.mlp.fc1.weight", 21, 12), r"\[21, 12\] in place of \[20, 12\]"),
+        (with_one("mask_token", 1, 12), r"mask_token of shape \[1, 12\] in place"),
+        (with_one("class_emb.weight", 3), "is no MAR model"),
+        (with_one("diffusion_pos_embed_learned", 1, 8, 12), "8 places .* expected a square"),
+        (with_one("encoder_pos_embed_learned", 1, 9, 12), "0 class embeddings"),
+        (lambda w: w["fake_latent"].fill_(torch.nan), "fake_latent with values that are not fin"),
+    ],
+)
+def test_every_weight_is_accounted_for(
+    change: Callable[[Weights], Any], told: str, tmp_path: Path
+) -> None:
+    weights = published()
+    change(weights)
+    with pytest.raises(ModelError, match=told):
+        load_mar(tiny_masked.file(tmp_path / "mar.pth", weights), **HEADS)
+
+
+def test_heads_that_cannot_be_known_or_be_are_refused(tmp_path: Path) -> None:
+    file = tiny_masked.file(tmp_path / "mar.pth")
+    with pytest.raises(InputError, match=r"width of 12.*Pass it as it was trained"):
+        load_mar(file, allow_namespace=True)
+    with pytest.raises(InputError, match="5 attention heads for a width of 12"):
+        load_mar(file, num_attention_heads=5, allow_namespace=True)
+    with pytest.raises(InputError, match="num_attention_heads is 0"):
+        load_mar(file, num_attention_heads=0, allow_namespace=True)

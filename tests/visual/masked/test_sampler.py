@@ -1,0 +1,212 @@
+"""The model and its drawing against a plain reading, picture by picture and token by token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.errors import InputError
+from ragspec.sampling.noise import NoiseStream
+from ragspec.visual.masked import LearnedSchedule, MaskedConfig, MaskedModel, MaskedSampler
+from ragspec.visual.masked.sampler import order_of
+from tests.support import plain_mar, tiny_masked
+
+PLACES = plain_mar.PLACES
+CLIP = 2.0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> MaskedModel:
+    return tiny_masked.model(tmp_path_factory.mktemp("mar"), strength=0.3)
+
+
+@pytest.fixture(scope="module")
+def plain() -> plain_mar.Plain:
+    return plain_mar.Plain(plain_mar.published(strength=0.3), CLIP)
+
+
+def bounded(model: MaskedModel) -> MaskedModel:
+    """Return the model with a bound: random weights else draw numbers that no half can hold."""
+    made = MaskedModel(MaskedConfig(**{**model.config.to_dict(), "clip": CLIP})).double()
+    made.load_state_dict(model.state_dict())
+    return made.eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("known", [0, 1, 4, PLACES])
+def test_states_are_those_of_the_plain_reading(
+    model: MaskedModel, plain: plain_mar.Plain, known: int
+) -> None:
+    dice = torch.Generator().manual_seed(known)
+    latents = torch.randn(2, PLACES, plain_mar.WIDTH, generator=dice, dtype=torch.float64)
+    order = torch.rand(2, PLACES, generator=dice).argsort(-1)[:, :known]
+    given = torch.cat([model.condition(torch.tensor([2])), model.unconditional(1)])
+    found = model.states(latents, order, given)
+    for row, label in enumerate((2, None)):
+        masked = [place not in order[row].tolist() for place in range(PLACES)]
+        expected = plain.states(latents[row].numpy(), masked, label)
+        assert np.allclose(found[row], expected, atol=1e-10)
+    unseen = latents.clone().scatter_(1, order[..., None].expand(-1, -1, plain_mar.WIDTH), 0.0)
+    assert torch.equal(model.states(latents - unseen, order, given), found)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("time", [0, 10, 999])
+def test_the_head_is_that_of_the_plain_reading(
+    model: MaskedModel, plain: plain_mar.Plain, time: int
+) -> None:
+    dice = torch.Generator().manual_seed(time)
+    noisy = torch.randn(5, plain_mar.WIDTH, generator=dice, dtype=torch.float64)
+    states = torch.randn(5, plain_mar.HIDDEN, generator=dice, dtype=torch.float64)
+    noise, variance = model.head(noisy, torch.tensor([time]), model.head.cond_embed(states))
+    for row in range(5):
+        expected = plain.head(noisy[row].numpy(), time, states[row].numpy())
+        # Times are told in float32, as published.
+        assert np.allclose(noise[row], expected[0], atol=1e-5)
+        assert np.allclose(variance[row], expected[1], atol=1e-5)
+
+
+def drawn(model: MaskedModel, plain: plain_mar.Plain, **changed: Any) -> tuple[Any, Any]:
+    """Return a picture of the library and that of the plain reading, under the same noise."""
+    given = {"iterations": 5, "steps": 12, "scale": 2.5, "temperature": 0.9} | changed
+    schedule = LearnedSchedule(given["steps"])
+    sampler = MaskedSampler(
+        bounded(model) if plain.clip == CLIP else model,
+        schedule,
+        given["iterations"],
+        given["scale"],
+        given["temperature"],
+    )
+    noise = NoiseStream(7)
+    found = sampler.draw(torch.tensor([1]), [noise])[0].numpy()
+    expected = plain.picture(
+        1,
+        order_of(noise, PLACES).tolist(),
+        lambda place: sampler.noise(noise, [place])[0].numpy(),
+        given["iterations"],
+        given["steps"],
+        given["scale"],
+        given["temperature"],
+    )
+    return found, expected
+
+
+@pytest.mark.parametrize(
+    "changed", [{}, {"iterations": PLACES}, {"iterations": 1}, {"scale": 1.0}, {"temperature": 1.0}]
+)
+def test_pictures_are_those_of_the_plain_reading(
+    model: MaskedModel, plain: plain_mar.Plain, changed: dict[str, Any]
+) -> None:
+    found, expected = drawn(model, plain, **changed)
+    assert np.abs(found - expected).max() < 1e-4
+    assert np.abs(expected).min() > 0.0 and 0.5 < expected.std() < 3.0
+
+
+def test_published_models_have_no_bound(model: MaskedModel) -> None:
+    found, expected = drawn(model, plain_mar.Plain(plain_mar.published(strength=0.3)))
+    assert np.abs(expected).max() > 1e3
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+class VarianceGuided(MaskedSampler):
+    """A mutant: guidance moves the variance too."""
+
+    def _step(self, step: int, state: Any, told: Any, scale: float) -> Any:
+        mean, deviation = super()._step(step, state, told, scale)
+        _, other = super()._step(step, state, told.roll(len(state), 0), scale)
+        return mean, other * (deviation / other) ** scale
+
+
+class Constant(MaskedSampler):
+    """A mutant: guidance is full from the first latent on."""
+
+    def denoise(self, told: torch.Tensor, noise: torch.Tensor, scale: float) -> torch.Tensor:
+        return super().denoise(told, noise, self.scale)
+
+
+@pytest.mark.parametrize("mutant", [VarianceGuided, Constant])
+def test_another_guidance_is_found(
+    model: MaskedModel, plain: plain_mar.Plain, mutant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "MaskedSampler", mutant)
+    found, expected = drawn(model, plain)
+    assert np.abs(found - expected).max() > 1e-2
+
+
+def test_a_seed_fixes_the_latents_whatever_else_is_drawn(model: MaskedModel) -> None:
+    sampler = MaskedSampler(model, LearnedSchedule(8), 4, 2.0)
+    noises = [NoiseStream(seed) for seed in (3, 4, 5)]
+    labels = torch.tensor([0, 1, 1])
+    together = sampler.draw(labels, noises)
+    assert torch.equal(together, sampler.draw(labels, noises))
+    for row in range(3):
+        alone = sampler.draw(labels[row : row + 1], noises[row : row + 1])
+        assert torch.allclose(alone[0], together[row], rtol=1e-9, atol=1e-9)
+    assert not torch.allclose(together[1], together[2], rtol=0.1)
+    assert not torch.equal(order_of(noises[0], PLACES), order_of(noises[1], PLACES))
+    assert sorted(order_of(noises[0], PLACES).tolist()) == list(range(PLACES))
+
+
+def test_a_latents_noise_is_its_own(model: MaskedModel) -> None:
+    sampler, seed = MaskedSampler(model, LearnedSchedule(8), 4), NoiseStream(3)
+    noise = sampler.noise(seed, range(PLACES))
+    assert noise.shape == (PLACES, 9, plain_mar.WIDTH)
+    assert len(noise.flatten().unique()) == noise.numel()
+    assert torch.equal(sampler.noise(seed, [5, 2]), noise[[5, 2]])
+
+
+def test_half_precision_gives_numbers(model: MaskedModel) -> None:
+    labels, noises = torch.tensor([0, 1]), [NoiseStream(1), NoiseStream(2)]
+    half = bounded(model).half()
+    found = MaskedSampler(half, LearnedSchedule(100), 4, 3.0).draw(labels, noises)
+    assert found.dtype == torch.float32 and bool(found.isfinite().all())
+    whole = MaskedSampler(bounded(model), LearnedSchedule(100), 4, 3.0).draw(labels, noises)
+    assert whole.dtype == torch.float64
+    assert float((found - whole).abs().median()) < 0.02
+
+
+def test_drawing_can_be_ended(model: MaskedModel) -> None:
+    told: list[int] = []
+
+    def first(done: int, latents: torch.Tensor) -> bool:
+        told.append(done)
+        assert int((latents[0] != 0).all(-1).sum()) == done
+        return len(told) < 2
+
+    MaskedSampler(model, LearnedSchedule(4), 5).draw(torch.tensor([0]), [NoiseStream(1)], first)
+    assert len(told) == 2 and 0 < told[0] < told[1] < PLACES
+
+
+@pytest.mark.parametrize("given", [{"scale": -1.0}, {"temperature": float("nan")}, {"scale": "2"}])
+def test_bad_settings_are_refused(model: MaskedModel, given: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="expected a number, 0 or more"):
+        MaskedSampler(model, LearnedSchedule(4), 2, **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"num_attention_heads": 5}, "5 attention heads for a width of 768"),
+        ({"grid_size": 0}, "grid_size is 0"),
+        ({"mean": [0.0, 1.0]}, "got 2 numbers as mean; expected 16"),
+        ({"buffer_size": 0}, "buffer_size is 0"),
+    ],
+)
+def test_impossible_sizes_are_refused(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        MaskedConfig(**given)
+
+
+def test_a_new_model_predicts_nothing_yet_and_scales_its_latents() -> None:
+    config = MaskedConfig(
+        4, 12, 1, 1, 3, None, 3, 3, 2, 10, 2, mean=[0.0, 1.0, 2.0, 3.0], deviation=2.0
+    )
+    model = MaskedModel(config)
+    assert not bool(model.head.final_layer.linear.weight.any())
+    assert bool(model.mask_token.any()) and bool(model.fake_latent.any())
+    latents = torch.randn(2, 9, 4)
+    assert torch.allclose(model.restored(latents)[..., 3], latents[..., 3] * 2 + 3)
+    assert torch.allclose(model.standardised(model.restored(latents)), latents, atol=1e-6)

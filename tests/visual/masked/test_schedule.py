@@ -1,0 +1,86 @@
+"""The denoising steps, the mask and the guidance of MAR against plain readings and diffusers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.errors import InputError
+from ragspec.visual.masked.schedule import LearnedSchedule, guidance_at, masked_counts
+from tests.support import plain_mar
+
+
+@pytest.mark.parametrize("steps", [2, 3, 10, 37, 100, 1000])
+def test_steps_are_those_of_a_plain_reading(steps: int) -> None:
+    schedule = LearnedSchedule(steps)
+    times, kept = plain_mar.respaced(steps)
+    assert schedule.times == times and times[0] == 0 and times[-1] == 999
+    dice = np.random.default_rng(0)
+    for step in range(steps):
+        noisy, noise = dice.normal(size=(2, 4))
+        where = dice.uniform(-1, 1, 4)
+        mean, log_variance = plain_mar.posterior(kept, step, noisy, noise, where)
+        given = torch.from_numpy(noisy)
+        clean = schedule.clean(step + 1, given, torch.from_numpy(noise))
+        assert np.allclose(schedule.mean(step + 1, given, clean), mean, rtol=1e-9, atol=1e-9)
+        told = schedule.log_variance(step + 1, torch.from_numpy(where))
+        assert np.allclose(told, log_variance, atol=1e-9)
+
+
+def test_steps_are_those_of_diffusers_but_for_the_last() -> None:
+    from diffusers import DDPMScheduler
+
+    theirs = DDPMScheduler(
+        1000,
+        beta_schedule="squaredcos_cap_v2",
+        variance_type="learned_range",
+        clip_sample=False,
+        timestep_spacing="linspace",
+    )
+    theirs.set_timesteps(100)
+    schedule = LearnedSchedule(100)
+    assert schedule.times == theirs.timesteps.flip(0).tolist()
+    where = torch.tensor([-0.9, 0.3])
+    for step in range(2, 100):
+        found = theirs._get_variance(schedule.times[step - 1], predicted_variance=where)
+        assert torch.allclose(schedule.log_variance(step, where), found, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("places", "iterations"), [(9, 1), (9, 9), (64, 20), (256, 64), (256, 255)]
+)
+def test_the_mask_is_the_published_cosine(places: int, iterations: int) -> None:
+    left, expected = places, []
+    for done in range(1, iterations + 1):
+        left = max(1, min(left - 1, int(places * math.cos(math.pi / 2 * done / iterations))))
+        expected.append(left)
+    expected[-1] = 0  # the last one draws all that is left
+    found = masked_counts(places, iterations)
+    assert found == expected
+    assert all(np.diff([places, *found]) < 0)
+
+
+def test_as_many_iterations_as_places_draw_one_each() -> None:
+    assert masked_counts(256, 256) == list(range(255, -1, -1))
+
+
+def test_guidance_rises_linearly_with_what_is_drawn() -> None:
+    for left in range(257):
+        expected = 1 + (2.9 - 1) * (256 - max(left, 1)) / 256
+        assert guidance_at(2.9, 256, left) == pytest.approx(expected, abs=1e-12)
+    assert guidance_at(1.0, 256, 3) == 1.0
+
+
+@pytest.mark.parametrize("steps", [0, 1, 1001, -3, 2.5, True, "100"])
+def test_impossible_steps_are_refused(steps: int) -> None:
+    with pytest.raises(InputError, match="expected a whole number from 2 to 1000"):
+        LearnedSchedule(steps)
+
+
+@pytest.mark.parametrize("iterations", [0, 10, -1, 1.5, None])
+def test_impossible_iterations_are_refused(iterations: int) -> None:
+    with pytest.raises(InputError, match=r"iterations for 9 latents; expected .* from 1 to 9"):
+        masked_counts(9, iterations)

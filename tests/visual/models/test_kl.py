@@ -1,0 +1,106 @@
+"""Published KL autoencoders against a plain encoder and decoder of the same layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
+from ragspec.visual import KLAutoencoder
+from tests.support import plain_vq
+from tests.support.tiny_masked import DIM, kl_file, kl_published, kl_weights
+
+
+class Plain(plain_vq.Plain):
+    """The layers of the autoencoder, whose latents are means and not looked up."""
+
+    def decoded(self, latents: torch.Tensor) -> torch.Tensor:
+        """Return pictures of latents [B, h, w, d]."""
+        x = self.conv("post_quant_conv", latents.permute(0, 3, 1, 2))
+        x = self.middle("decoder", self.conv("decoder.conv_in", x, padding=1))
+        return self.end("decoder", self.levels("decoder", x, self.up))
+
+    def means(self, images: torch.Tensor) -> torch.Tensor:
+        """Return latents [B, h * w, d] of pictures."""
+        x = self.conv("encoder.conv_in", images, padding=1)
+        x = self.middle("encoder", self.levels("encoder", x, self.down))
+        return self.conv("quant_conv", self.end("encoder", x))[:, :DIM].flatten(2).mT
+
+
+def some(*shape: int) -> torch.Tensor:
+    dice = torch.Generator().manual_seed(1)
+    return torch.rand(shape, generator=dice, dtype=torch.float64) * 2 - 1
+
+
+def test_it_encodes_and_decodes_as_the_published_layers(tmp_path: Path) -> None:
+    kl = KLAutoencoder.from_pretrained(kl_file(tmp_path / "kl.ckpt"), torch.float64)
+    assert (kl.width, kl.reduction) == (DIM, 4)
+    assert kl.model.config.scaling_factor == 0.2325
+    plain = Plain(kl_weights())
+    expected = plain.decoded(some(2, 4, 4, DIM)).clamp(-1, 1)
+    assert float(expected.std()) > 0.1
+    assert torch.allclose(kl.decode_latents(some(2, 4, 4, DIM)).double(), expected, atol=1e-5)
+    images = some(2, 3, 16, 16)
+    found = kl.latents(images)
+    assert found.shape == (2, 16, DIM)
+    assert torch.allclose(found.double(), plain.means(images), atol=1e-5)
+
+
+def test_the_comparison_catches_levels_that_are_taken_for_each_other(tmp_path: Path) -> None:
+    weights = kl_published()
+    a, b = "decoder.up.0.block.1.norm2.bias", "decoder.up.1.block.1.norm2.bias"
+    weights[a], weights[b] = weights[b], weights[a]
+    made = KLAutoencoder.from_pretrained(kl_file(tmp_path / "kl.ckpt", weights))
+    expected = Plain(kl_weights()).decoded(some(2, 4, 4, DIM)).clamp(-1, 1)
+    assert float((made.decode_latents(some(2, 4, 4, DIM)) - expected).abs().max()) > 1e-3
+
+
+def test_saved_in_the_layout_of_diffusers_it_decodes_the_same(tmp_path: Path) -> None:
+    kl = KLAutoencoder.from_pretrained(kl_file(tmp_path / "kl.ckpt"))
+    kl.save_pretrained(tmp_path / "folder")
+    again = KLAutoencoder.from_pretrained(tmp_path / "folder")
+    latents = some(1, 4, 4, DIM)
+    assert torch.equal(again.decode_latents(latents), kl.decode_latents(latents))
+
+
+def without(name: str) -> Callable[[dict[str, Any]], Any]:
+    return lambda weights: weights.pop(name)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (without("decoder.conv_in.weight"), r"is no KL autoencoder .*no decoder\.conv_in\.weight"),
+        (without("quant_conv.bias"), r"lacks quant_conv\.bias"),
+        (without("encoder.down.2.attn.1.q.weight"), r"lacks .*attentions\.1\.to_q"),
+        (lambda w: w.update({"quantize.x": torch.zeros(2)}), r"also holds quantize\.x"),
+        (lambda w: w["decoder.conv_in.bias"].fill_(torch.inf), "not finite"),
+    ],
+)
+def test_every_weight_is_accounted_for(
+    change: Callable[[dict[str, Any]], Any], told: str, tmp_path: Path
+) -> None:
+    weights = kl_published()
+    change(weights)
+    with pytest.raises(ModelError, match=told):
+        KLAutoencoder.from_pretrained(kl_file(tmp_path / "kl.ckpt", weights))
+
+
+def test_bad_input_is_refused(tmp_path: Path) -> None:
+    kl = KLAutoencoder.from_pretrained(kl_file(tmp_path / "kl.ckpt"))
+    with pytest.raises(InputError, match=r"expected \[B, h, w, 4\]"):
+        kl.decode_latents(torch.zeros(1, 4, 4, 5))
+    for shape in ((1, 3, 16, 15), (3, 16, 16)):
+        with pytest.raises(InputError, match="multiples of 4"):
+            kl.latents(torch.zeros(shape))
+    with pytest.raises(ModelNotFoundError, match=r"kl16\.ckpt"):
+        KLAutoencoder.from_pretrained(tmp_path / "nothing")
+    with pytest.raises(UnsupportedModelError, match="expected a diffusers AutoencoderKL"):
+        KLAutoencoder(torch.nn.Linear(2, 2))
+    (tmp_path / "config.json").write_text('{"_class_name": "AutoencoderKL"}')
+    with pytest.raises(ModelError, match="does not load"):
+        KLAutoencoder.from_pretrained(tmp_path)

@@ -1,0 +1,195 @@
+"""`MaskedLatentPipeline` over published files and folders, with tiny random models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.errors import InputError, ModelNotFoundError, UnsupportedModelError
+from ragspec.visual import KLAutoencoder, LatentPipeline, MaskedLatentPipeline
+from ragspec.visual.masked import MaskedConfig, MaskedModel
+from tests.support import plain_mar, tiny_images, tiny_masked
+
+SIDE, CLASSES = plain_mar.SIDE, plain_mar.CLASSES
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return a published checkpoint and the autoencoder that belongs to it."""
+    root = tmp_path_factory.mktemp("published")
+    return tiny_masked.file(root / "checkpoint-last.pth"), tiny_masked.kl_file(root / "kl.ckpt")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of a model over a tokenizer's latents, as training writes it."""
+    root = tmp_path_factory.mktemp("masked")
+    names = dict(enumerate(tiny_images.CLASSES))
+    config = MaskedConfig(4, 12, 1, 1, 3, None, 3, 3, 2, 10, 2, clip=2.0, id2label=names)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = MaskedModel(config)
+        for weight in model.parameters():
+            weight.data.normal_(0.0, 0.3)
+    model.save_pretrained(root / "target")
+    tiny_images.tokenizer().save_pretrained(root / "tokenizer", dtype=torch.float32)
+    return root
+
+
+def pipeline(name: Path, **given: Any) -> MaskedLatentPipeline:
+    given = {"iterations": 4, "steps": 6} | given
+    pipe = MaskedLatentPipeline.from_pretrained(name, device="cpu", **given)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def published(files: tuple[Path, Path], **given: Any) -> MaskedLatentPipeline:
+    file, kl = files
+    return pipeline(file, autoencoder=kl, num_attention_heads=3, allow_namespace=True, **given)
+
+
+def drawn(pipe: MaskedLatentPipeline, count: int = 4, **given: Any) -> Any:
+    dice = [torch.Generator().manual_seed(seed) for seed in range(count)]
+    return pipe([n % CLASSES for n in range(count)], generator=dice, **given)
+
+
+def test_published_files_make_a_pipeline(files: tuple[Path, Path]) -> None:
+    pipe = published(files)
+    out = drawn(pipe, 2, output_type="pt")
+    assert out.images.shape == (2, 3, 12, 12) and out.label == "exact"
+    assert out.latents.shape == (2, SIDE, SIDE, plain_mar.WIDTH)
+    kl = KLAutoencoder.from_pretrained(files[1])
+    assert torch.allclose(out.images, kl.decode_latents(out.latents) / 2 + 0.5, atol=1e-5)
+    assert out.stats.forwards == 8 and out.stats.codes_per_forward == 9 / 4
+    assert len(set(out.stats.seeds)) == 2 and "2 images, 8 forward passes" in out.stats.summary()
+    # The autoencoder reads latents over the published factor.
+    assert pipe.model.config.deviation == pytest.approx(1 / 0.2325)
+
+
+def test_a_seed_fixes_a_picture(folder: Path) -> None:
+    first = drawn(pipeline(folder))
+    again = drawn(pipeline(folder))
+    assert torch.equal(first.latents, again.latents)
+    fewer, one_by_one = drawn(pipeline(folder), 2), drawn(pipeline(folder, batch_size=1))
+    assert torch.allclose(first.latents[:2], fewer.latents, atol=1e-4)
+    assert torch.allclose(first.latents, one_by_one.latents, atol=1e-4)
+    assert first.images[0].size == (6, 6) and len(first.images) == 4
+    by_name = pipeline(folder)("blue", generator=torch.Generator().manual_seed(2))
+    assert torch.allclose(by_name.latents[0], first.latents[2], atol=1e-4)
+
+
+def test_outputs_and_settings(folder: Path) -> None:
+    pipe = pipeline(folder)
+    latents = drawn(pipe, 2, output_type="latent")
+    assert torch.equal(latents.images, latents.latents)
+    images, *_, same = drawn(pipe, 2, output_type="np", return_dict=False)
+    assert images.shape == (2, 6, 6, 3) and torch.equal(same, latents.latents)
+    for other in ({"guidance_scale": 1.0}, {"temperature": 0.5}):
+        assert not torch.allclose(drawn(pipe, 2, **other).latents, latents.latents, atol=1e-3)
+    for other in ({"iterations": 9}, {"steps": 20}):
+        assert not torch.allclose(
+            drawn(pipeline(folder, **other), 2).latents, latents.latents, atol=1e-3
+        )
+    out = pipe([0, 1], num_images_per_prompt=2)
+    assert len(out.images) == 4 and len(set(out.stats.seeds)) == 4
+
+
+def test_the_map_tells_what_came_together(folder: Path) -> None:
+    found = drawn(pipeline(folder), 3)
+    assert found.acceptance_map.shape == (3, SIDE, SIDE)
+    for one in found.acceptance_map:
+        sizes, counts = np.unique(one, return_counts=True)
+        assert all(counts % sizes == 0) and sum(counts // sizes) == 4
+
+
+def test_it_draws_again_from_what_it_saved(
+    folder: Path, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    for number, pipe in enumerate((pipeline(folder), published(files))):
+        pipe.save_pretrained(tmp_path / str(number))
+        again = pipeline(tmp_path / str(number))
+        assert torch.allclose(drawn(pipe).latents, drawn(again).latents, rtol=1e-3, atol=1e-3)
+        assert type(again.autoencoder) is type(pipe.autoencoder)
+
+
+def test_a_callback_is_told_and_may_end_it(folder: Path) -> None:
+    told: list[tuple[int, int, int]] = []
+
+    def note(pipe: Any, iteration: int, latents: int, tensors: dict[str, torch.Tensor]) -> None:
+        stand = int((tensors["latents"] != 0).all(-1)[0].sum())
+        told.append((iteration, latents, stand))
+        pipe._interrupt = iteration == 2
+
+    pipe = pipeline(folder)
+    drawn(pipe, 2, callback_on_step_end=note)
+    assert [each[0] for each in told] == [0, 1, 2]
+    assert all(each[1] == each[2] for each in told) and told[-1][1] < 9
+    assert drawn(pipe, 2).latents.shape[0] == 2  # whole again
+    with pytest.raises(InputError, match=r"expected a list of what there is: \['latents'\]"):
+        drawn(pipe, callback_on_step_end=note, callback_on_step_end_tensor_inputs=["codes"])
+
+
+def test_half_precision_draws(folder: Path) -> None:
+    pipe = pipeline(folder, torch_dtype=torch.float16)
+    assert pipe.model.dtype == torch.float16
+    out = drawn(pipe, output_type="pt")
+    assert bool(out.latents.isfinite().all()) and bool(out.images.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"iterations": 10}, "10 iterations for 9 latents"),
+        ({"iterations": 0}, "0 iterations"),
+        ({"steps": 0}, "0 denoising steps"),
+        ({"batch_size": 0}, "batch_size is 0"),
+    ],
+)
+def test_bad_settings_are_refused(folder: Path, given: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        pipeline(folder, **given)
+
+
+@pytest.mark.parametrize(
+    ("labels", "given", "told"),
+    [
+        ([3], {}, "got the class 3; expected a whole number from 0 to 2"),
+        (["purple"], {}, "expected one of red, green/leaf, blue"),
+        ([], {}, "got an empty list"),
+        ([0], {"output_type": "jpeg"}, "output_type 'jpeg'"),
+        ([0], {"guidance_scale": -2.0}, "guidance_scale"),
+        ([0], {"num_images_per_prompt": 0}, "num_images_per_prompt is 0"),
+        ([0, 1], {"generator": [torch.Generator()]}, "1 generators for 2 images"),
+    ],
+)
+def test_bad_requests_are_refused(
+    folder: Path, labels: list[Any], given: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(InputError, match=told):
+        pipeline(folder)(labels, **given)
+
+
+def test_parts_that_do_not_belong_together_are_refused(
+    folder: Path, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    model, kl = pipeline(folder).model, KLAutoencoder.from_pretrained(files[1])
+    with pytest.raises(InputError, match="without an autoencoder; expected autoencoder=PATH"):
+        pipeline(files[0], num_attention_heads=3, allow_namespace=True)
+    with pytest.raises(UnsupportedModelError, match="expected a MaskedModel"):
+        MaskedLatentPipeline(tiny_images.model(), tiny_images.tokenizer())
+    with pytest.raises(UnsupportedModelError, match="got a AutoencoderKL as autoencoder"):
+        MaskedLatentPipeline(model, kl.model)
+    wide = MaskedModel(MaskedConfig(5, 12, 1, 1, 3, None, 3, 3, 2, 10, 2))
+    with pytest.raises(InputError, match="latents of 4 numbers for a model of 5"):
+        MaskedLatentPipeline(wide, kl)
+    with pytest.raises(ModelNotFoundError, match="does not exist"):
+        pipeline(folder, autoencoder=tmp_path / "no.ckpt")
+    with pytest.raises(UnsupportedModelError, match="Draw with MaskedLatentPipeline"):
+        LatentPipeline.from_pretrained(folder)
+    tiny_images.model().save_pretrained(tmp_path / "target")
+    with pytest.raises(UnsupportedModelError, match="Draw with ImagePipeline"):
+        pipeline(tmp_path)
