@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import erf
 
 SIDE, WIDTH, HIDDEN, HEADS, CLASSES, BUFFER = 3, 4, 12, 3, 3, 2
 ENCODER, DECODER, INNER, HEAD_WIDTH, HEAD_LAYERS = 2, 1, 20, 10, 2
@@ -108,7 +107,7 @@ class Plain:
             heads.append(scores / scores.sum(-1, keepdims=True) @ v)
         x = x + self.linear(f"{name}.attn.proj", np.concatenate(heads, -1))
         inner = self.linear(f"{name}.mlp.fc1", self.norm(f"{name}.norm2", x))
-        inner = inner * 0.5 * (1.0 + erf(inner / math.sqrt(2.0)))
+        inner = inner * 0.5 * (1.0 + np.vectorize(math.erf)(inner / math.sqrt(2.0)))
         return np.asarray(x + self.linear(f"{name}.mlp.fc2", inner))
 
     def states(self, latents: Array, masked: list[bool], label: int | None) -> Array:
@@ -189,7 +188,7 @@ class Plain:
             x = mean
             if step:
                 x = mean + heat * np.exp(0.5 * log_variance) * noise[step]
-        return x
+        return np.asarray(x)
 
 
 def respaced(steps: int) -> tuple[list[int], list[float]]:

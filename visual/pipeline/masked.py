@@ -199,8 +199,8 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
         generator: see `ImagePipeline`. guidance_scale: at the end, to which it rises from 1 (the
         published base model was measured at 2.9). temperature: of the noise of denoising.
         callback_on_step_end(pipeline, iteration, latents, {"latents": f32 [b, N, D]}): called after
-        each; `latents` counts those that stand, the others are 0; it may set pipeline._interrupt,
-        which leaves them so. Raises InputError.
+        each, for the b images of a batch; `latents` counts those that stand, the others are 0; it
+        may set pipeline._interrupt, which leaves them so. Raises InputError.
         """
         if output_type not in OUTPUTS:
             raise InputError(
@@ -256,7 +256,11 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
                 noises = [NoiseStream(seed) for seed in seeds[first : first + self.batch_size]]
                 follow = _Follower(self, bar, len(here), callback)
                 parts.append(sampler.draw(here, noises, follow))
-        return torch.cat(parts)
+                if self._interrupt:
+                    break
+        drawn = torch.cat(parts)
+        rest = drawn.new_zeros(len(labels) - len(drawn), *drawn.shape[1:])
+        return torch.cat([drawn, rest])
 
 
 class _Follower:

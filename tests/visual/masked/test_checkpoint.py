@@ -16,7 +16,7 @@ from ragspec.visual.masked import MaskedConfig, MaskedModel, load_mar
 from tests.support import plain_mar, tiny_masked
 from tests.support.plain_mar import Weights, published
 
-HEADS = {"num_attention_heads": plain_mar.HEADS, "allow_namespace": True}
+HEADS: dict[str, Any] = {"num_attention_heads": plain_mar.HEADS, "allow_namespace": True}
 
 
 def test_sizes_are_read_off_and_the_mean_is_taken(tmp_path: Path) -> None:
