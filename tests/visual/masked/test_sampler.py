@@ -1,4 +1,4 @@
-"""The model and its drawing against a plain reading, picture by picture and token by token."""
+"""Pictures of a masked model against a plain reading, latent by latent."""
 
 from __future__ import annotations
 
@@ -33,40 +33,6 @@ def bounded(model: MaskedModel) -> MaskedModel:
     made = MaskedModel(MaskedConfig(**{**model.config.to_dict(), "clip": CLIP}))
     made.double().eval().load_state_dict(model.state_dict())
     return made
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("known", [0, 1, 4, PLACES])
-def test_states_are_those_of_the_plain_reading(
-    model: MaskedModel, plain: plain_mar.Plain, known: int
-) -> None:
-    dice = torch.Generator().manual_seed(known)
-    latents = torch.randn(2, PLACES, plain_mar.WIDTH, generator=dice, dtype=torch.float64)
-    order = torch.rand(2, PLACES, generator=dice).argsort(-1)[:, :known]
-    given = torch.cat([model.condition(torch.tensor([2])), model.unconditional(1)])
-    found = model.states(latents, order, given)
-    for row, label in enumerate((2, None)):
-        masked = [place not in order[row].tolist() for place in range(PLACES)]
-        expected = plain.states(latents[row].numpy(), masked, label)
-        assert np.allclose(found[row], expected, atol=1e-10)
-    unseen = latents.clone().scatter_(1, order[..., None].expand(-1, -1, plain_mar.WIDTH), 0.0)
-    assert torch.equal(model.states(latents - unseen, order, given), found)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("time", [0, 10, 999])
-def test_the_head_is_that_of_the_plain_reading(
-    model: MaskedModel, plain: plain_mar.Plain, time: int
-) -> None:
-    dice = torch.Generator().manual_seed(time)
-    noisy = torch.randn(5, plain_mar.WIDTH, generator=dice, dtype=torch.float64)
-    states = torch.randn(5, plain_mar.HIDDEN, generator=dice, dtype=torch.float64)
-    noise, variance = model.head(noisy, torch.tensor([time]), model.head.cond_embed(states))
-    for row in range(5):
-        expected = plain.head(noisy[row].numpy(), time, states[row].numpy())
-        # Times are told in float32, as published.
-        assert np.allclose(noise[row], expected[0], atol=1e-5)
-        assert np.allclose(variance[row], expected[1], atol=1e-5)
 
 
 def drawn(model: MaskedModel, plain: plain_mar.Plain, **changed: Any) -> tuple[Any, Any]:
@@ -184,29 +150,3 @@ def test_drawing_can_be_ended(model: MaskedModel) -> None:
 def test_bad_settings_are_refused(model: MaskedModel, given: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="expected a number, 0 or more"):
         MaskedSampler(model, LearnedSchedule(4), 2, **given)
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"num_attention_heads": 5}, "5 attention heads for a width of 768"),
-        ({"grid_size": 0}, "grid_size is 0"),
-        ({"mean": [0.0, 1.0]}, "got 2 numbers as mean; expected 16"),
-        ({"buffer_size": 0}, "buffer_size is 0"),
-    ],
-)
-def test_impossible_sizes_are_refused(given: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=told):
-        MaskedConfig(**given)
-
-
-def test_a_new_model_predicts_nothing_yet_and_scales_its_latents() -> None:
-    config = MaskedConfig(
-        4, 12, 1, 1, 3, None, 3, 3, 2, 10, 2, mean=[0.0, 1.0, 2.0, 3.0], deviation=2.0
-    )
-    model = MaskedModel(config)
-    assert not bool(model.head.final_layer.linear.weight.any())
-    assert bool(model.mask_token.any()) and bool(model.fake_latent.any())
-    latents = torch.randn(2, 9, 4)
-    assert torch.allclose(model.restored(latents)[..., 3], latents[..., 3] * 2 + 3)
-    assert torch.allclose(model.standardised(model.restored(latents)), latents, atol=1e-6)
