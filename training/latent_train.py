@@ -79,35 +79,26 @@ class Trainer:
     def __init__(self, pictures: Any, tokenizer: VQTokenizer, steps: int, seed: int = 1) -> None:
         torch.manual_seed(seed)
         self.rows, self.held = (Rows(tokenizer, part) for part in split(pictures))
+        trunk = {"grid_size": GRID, **TRUNK, **CONDITIONS[pictures.kind]}
+        self.model = LatentModel(LatentConfig(steps=steps, trunk=trunk)).train()
+        self.model.trunk.config.id2label = dict(enumerate(pictures.classes))
+        self.model.config.trunk["id2label"] = dict(enumerate(pictures.classes))
+        use_plain_attention(self.model.trunk)
         self.rng = torch.Generator().manual_seed(seed)
-        self.model = self.build(pictures, steps).train()
+        sample = self.rows.draw(512, self.rng)[0].flatten(0, 1)
+        self.model.mean.copy_(sample.mean(0))
+        self.model.deviation.copy_(sample.std(0))
         self.mean = {key: value.detach().clone() for key, value in self.model.named_parameters()}
         self.optimiser = torch.optim.AdamW(
             self.model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01
         )
         self.step = 0
 
-    def build(self, pictures: Any, steps: int) -> Any:
-        """Build the model of a set, which knows mean and deviation of its latents."""
-        trunk = {"grid_size": GRID, **TRUNK, **CONDITIONS[pictures.kind]}
-        model = LatentModel(LatentConfig(steps=steps, trunk=trunk))
-        model.trunk.config.id2label = dict(enumerate(pictures.classes))
-        model.config.trunk["id2label"] = dict(enumerate(pictures.classes))
-        use_plain_attention(model.trunk)
-        sample = self.rows.draw(512, self.rng)[0].flatten(0, 1)
-        model.mean.copy_(sample.mean(0))
-        model.deviation.copy_(sample.std(0))
-        return model
-
-    def loss(self, latents: Tensor, labels: Tensor, rng: torch.Generator, **how: Any) -> Tensor:
-        """Return what is made small."""
-        return loss_of(self.model, latents, labels, rng, **how)
-
     def update(self, factor: float) -> float:
         """Do one step at `factor` of the rate; returns the loss."""
         for group in self.optimiser.param_groups:
             group["lr"] = RATE * min(1.0, (self.step + 1) / WARM_UP) * factor
-        loss = self.loss(*self.rows.draw(BATCH, self.rng), self.rng)
+        loss = loss_of(self.model, *self.rows.draw(BATCH, self.rng), self.rng)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimiser.step()
@@ -123,7 +114,7 @@ class Trainer:
     def measure(self) -> float:
         """Return the loss on held-out pictures, always under the same noise."""
         fixed = self.held.draw(256, torch.Generator().manual_seed(5))
-        return float(self.loss(*fixed, torch.Generator().manual_seed(7), rough=0.0))
+        return float(loss_of(self.model, *fixed, torch.Generator().manual_seed(7), rough=0.0))
 
     def save(self, path: Path) -> None:
         """Write everything needed to go on."""
