@@ -24,6 +24,7 @@ from ragspec.errors import (
 from ragspec.models.device import pick_device, pick_dtype
 from ragspec.models.resolve import STARTER, resolve_model
 from ragspec.registry import did_you_mean
+from ragspec.visual.pipeline.relaxation import FILE
 
 if TYPE_CHECKING:
     from ragspec.visual.latents.model import LatentModel
@@ -52,13 +53,14 @@ _UNNAMED = "LABEL_"  # what transformers calls classes that nobody named
 
 @dataclass(frozen=True, slots=True)
 class ImageFolder:
-    """The folders of the parts; None for what is not there."""
+    """The folders of the parts, and what relaxed rules are set to; None for what is not there."""
 
     name: str
     target: Path
     tokenizer: Path | None
     draft: Path | None
     head: Path | None
+    relaxation: Path | None = None
 
 
 def find_folder(name: str | Path, offline: bool = False) -> ImageFolder:
@@ -78,6 +80,7 @@ def find_folder(name: str | Path, offline: bool = False) -> ImageFolder:
         tokenizer=next((place for place in places if _is_model(place)), None),
         draft=_if_model(root / "draft"),
         head=_if_model(root / "head"),
+        relaxation=root / FILE if (root / FILE).is_file() else None,
     )
 
 

@@ -48,6 +48,7 @@ from ragspec.visual.pipeline.folder import (
 )
 from ragspec.visual.pipeline.output import ImageStats, acceptance_of, codes_of, label_for, stats_of
 from ragspec.visual.pipeline.progress import Progress
+from ragspec.visual.pipeline.relaxation import settings_of
 from ragspec.visual.pipeline.request import (
     TENSORS,
     checked_callback,
@@ -85,7 +86,8 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
     """Draws images with a model of image codes, with or without speculation.
 
     model: a `LlamaGenModel`. tokenizer: of its codes. drafter: see `draft_source`. rule: a Rule, or
-    a name and its settings (neighbours, delta, lam, tv_budget, ...), see `make_rule`. budget: a
+    a name and its settings (neighbours, delta, lam, tv_budget, ...), see `make_rule`; without any,
+    those that were measured for this model, see `relaxation`. budget: a
     number of draft nodes, "auto" (slow to learn: an image is short), or a policy. draft_mode: how
     a model or a head drafts. draft_worth: the accepted codes for which it reads on, see
     `ModelDrafter`; 0 uses up the budget, which pays where a forward of the draft is next to free.
@@ -122,6 +124,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         named = rule if isinstance(rule, str) else None
         if isinstance(rule, str):
             codes = self.side**2
+            settings = settings or settings_of(getattr(folder, "relaxation", None), rule)
             rule = make_rule(rule, tokenizer.codebook(), positions=codes, **settings)
         elif settings:
             raise InputError(f"got a Rule and {', '.join(settings)}; expected settings by a name.")
@@ -200,6 +203,8 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         head = getattr(self.source, "head", None)
         if head is not None:
             head.save(root / "head")
+        if self.folder is not None and self.folder.relaxation is not None:
+            shutil.copyfile(self.folder.relaxation, root / self.folder.relaxation.name)
         for name in ("draft", "head"):
             kept = getattr(self.folder, name, None)
             if kept is not None and not (root / name).exists():

@@ -1,0 +1,58 @@
+"""Settings of relaxed rules that lie with a model: used by name, kept, and refused where broken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragspec.errors import ModelError
+from ragspec.visual.pipeline.pipeline import ImagePipeline
+from ragspec.visual.pipeline.relaxation import FILE, keep, settings_of
+from tests.support import tiny_images
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tiny_images.save(tmp_path / "images")
+
+
+def rule_of(folder: Path, rule: str, **settings: Any) -> Any:
+    return ImagePipeline.from_pretrained(folder, "jacobi", rule, **settings).rule
+
+
+def test_a_rule_named_alone_takes_what_was_measured_for_the_model(
+    folder: Path, tmp_path: Path
+) -> None:
+    before = rule_of(folder, "lantern")
+    keep(folder / FILE, "lantern", {"delta": 0.37, "neighbours": 7}, {"faster": 1.6})
+    keep(folder / FILE, "lantern++", {"lam": 3.0}, {})
+    found = rule_of(folder, "lantern")
+    assert (found.relation.delta, found.relation.k) == (0.37, 7)
+    assert before.relation.delta != 0.37
+    assert rule_of(folder, "lantern++").relation.lam == 3.0
+    told = rule_of(folder, "lantern", neighbours=5)  # whoever sets anything sets all
+    assert (told.relation.delta, told.relation.k) == (before.relation.delta, 5)
+    assert rule_of(folder, "exact").name == "walk"
+    ImagePipeline.from_pretrained(folder, None).save_pretrained(tmp_path / "copy")
+    assert rule_of(tmp_path / "copy", "lantern").relation.delta == 0.37
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"format": 2, "rules": {}}', '{"format": 1, "rules": {"lantern": 3}}'],
+)
+def test_a_broken_file_is_refused_and_can_be_written_anew(folder: Path, text: str) -> None:
+    (folder / FILE).write_text(text)
+    with pytest.raises(ModelError, match="--tune"):
+        rule_of(folder, "lantern")
+    rule_of(folder, "lantern", delta=0.2)  # which does not ask it
+    keep(folder / FILE, "lantern", {"delta": 0.3}, {})
+    assert settings_of(folder / FILE, "lantern") == {"delta": 0.3}
+
+
+def test_settings_are_numbers(folder: Path) -> None:
+    keep(folder / FILE, "lantern", {"delta": "much"}, {})
+    with pytest.raises(ModelError, match="much"):
+        rule_of(folder, "lantern")

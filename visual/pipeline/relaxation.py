@@ -1,0 +1,62 @@
+"""The settings of relaxed rules that a model ships with: measured on it, and named by the rule.
+
+`relaxation.json` lies beside `target/` (or in the folder that is the target). `ragspec bench image
+--tune` writes it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ragspec.errors import ModelError
+
+FILE = "relaxation.json"
+FORMAT = 1
+_PLAIN = (int, float)
+
+
+def settings_of(path: Path | None, rule: str) -> dict[str, Any]:
+    """Return the settings that a model's file holds for a rule; none where it holds none.
+
+    Raises ModelError for a file that cannot be read.
+    """
+    if path is None:
+        return {}
+    found = dict(_read(path)["rules"].get(rule, {}).get("settings", {}))
+    if not all(isinstance(value, _PLAIN) for value in found.values()):
+        raise _unreadable(path, f"settings {found} of {rule!r}")
+    return found
+
+
+def keep(path: Path, rule: str, settings: dict[str, Any], measured: dict[str, Any]) -> None:
+    """Write the settings of a rule, and what they were measured to do, beside those of others."""
+    empty: dict[str, Any] = {"format": FORMAT, "rules": {}}
+    try:
+        known: dict[str, Any] = _read(path) if path.exists() else empty
+    except ModelError:  # it is written anew
+        known = empty
+    known["rules"][rule] = {"settings": settings, "measured": measured}
+    written = path.with_name(f"{FILE}.new")
+    written.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    written.replace(path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, str(error)) from error
+    rules = found.get("rules") if isinstance(found, dict) else None
+    whole = isinstance(rules, dict) and all(isinstance(each, dict) for each in rules.values())
+    if not whole or found.get("format") != FORMAT:
+        raise _unreadable(path, f"no rules in format {FORMAT}")
+    return dict(found)
+
+
+def _unreadable(path: Path, reason: str) -> ModelError:
+    return ModelError(
+        f"{path} holds no settings of relaxed rules ({reason}); expected what `ragspec bench image "
+        "--tune` writes. Write it again, or remove it."
+    )
