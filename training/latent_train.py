@@ -1,10 +1,13 @@
 """Train the causal model of continuous latents of an image set on a CPU; resumable.
 
     python training/latent_train.py --set tiles --minutes 30 --out runs/latents
+    python training/latent_train.py --set tiles --minutes 10 --draft runs/latents/latent-tiles/target
 
 Latents are those of the starter tokenizer without its look-up, of pictures that are changed anew
 whenever they are drawn. The loss is the square error of the clean latent at several times of each,
-weighted by what is left of it, which keeps early and late steps of one size.
+weighted by what is left of it, which keeps early and late steps of one size. A draft model learns
+what its target makes of the same noisy latent in place of the clean one: what it lacks is judged,
+not the picture.
 """
 
 from __future__ import annotations
@@ -18,76 +21,114 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from image_data import BACKGROUND, augment, read_pictures, split
+from image_data import SETS, read_pictures, split
 from image_export import readable
 from image_model import CONDITIONS, GRID, use_plain_attention
-from image_train import CHANGES, DROPPED
+from image_train import DROPPED, Rows
 from masters import save_whole
 from torch import Tensor
 
 from ragspec.visual.latents.model import LatentConfig, LatentModel
 from ragspec.visual.latents.schedule import noised
 from ragspec.visual.models.vq import VQTokenizer
+from ragspec.visual.pipeline.folder import load_latents
 
 BATCH, TIMES = 32, 4  # pictures of a step, and times of each latent
 TRUNK = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 3}
+DRAFT_TRUNK = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+HEAD, DRAFT_HEAD = (128, 3), (96, 2)  # width and layers
+UNGUIDED = 1 / 3  # conditions that a draft model is not told: at guidance 2 its error has that part
 RATE, WARM_UP, DECAY, KEEP = 2e-3, 100, 0.3, 0.999
 TOKENIZER = Path("ragspec/starter/images/tokenizer")
+EMBEDDER = Path("ragspec/starter/embedder")
 ROUGH = 0.3  # most noise, in deviations, of latents that are read: what is drawn is never perfect
 
 
-class Rows:
-    """Pictures of a set as rows of standardised latents."""
+class LatentRows(Rows):
+    """Pictures of a set as rows of latents f32 [count, 64, D]."""
 
-    def __init__(self, tokenizer: VQTokenizer, pictures: Any) -> None:
-        self.tokenizer, self.pictures = tokenizer, pictures
-        counts = torch.bincount(pictures.labels)
-        self.odds = counts.float().rsqrt()[pictures.labels]
-
-    def draw(self, count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw latents f32 [count, 64, D] of changed pictures, and their labels."""
-        picked = torch.multinomial(self.odds, count, replacement=True, generator=rng)
-        kind = self.pictures.kind
-        images = augment(self.pictures.images[picked], BACKGROUND[kind], rng, *CHANGES[kind])
-        return self.tokenizer.latents(images), self.pictures.labels[picked]
+    def encode(self, images: Tensor) -> Tensor:
+        """Return the latents of pictures, which no book rounds."""
+        return self.tokenizer.latents(images)
 
 
 def loss_of(
-    model: LatentModel, latents: Tensor, labels: Tensor, rng: torch.Generator, rough: float = ROUGH
+    model: LatentModel,
+    rows: tuple[Tensor, Tensor],
+    rng: torch.Generator,
+    rough: float = ROUGH,
+    teacher: LatentModel | None = None,
 ) -> Tensor:
-    """Return the weighted square error of clean latents."""
-    rows, count, width = latents.shape
+    """Return the weighted square error of clean latents, or of what the teacher makes of them.
+
+    rows: latents f32 [n, 64, D] and their conditions. rough: 0 measures, without dropping any.
+    """
+    latents, given = rows
+    count, width = latents.shape[:2]
     clean = model.standardised(latents)
-    given = model.trunk.condition(labels)
-    none = model.trunk.unconditional(rows)
-    dropped = torch.rand(rows, generator=rng) < (DROPPED if rough else 0.0)
-    given = torch.where(dropped[:, None, None], none, given)
-    share = rough * torch.rand(rows, 1, 1, generator=rng)
-    read = clean + share * torch.randn(clean.shape, generator=rng)
-    states = model.states(read, given).reshape(rows * count, -1)
-    times = torch.rand(TIMES, rows * count, generator=rng).flatten()
-    wanted = clean.reshape(-1, width).repeat(TIMES, 1)
+    share = UNGUIDED if teacher is not None else DROPPED
+    dropped = torch.rand(count, generator=rng) < (share if rough else 0.0)
+    noise = torch.randn(clean.shape, generator=rng)
+    read = clean + rough * torch.rand(count, 1, 1, generator=rng) * noise
+    times = torch.rand(TIMES, count * width, generator=rng).flatten()
+    wanted = clean.flatten(0, 1).repeat(TIMES, 1)
     noisy = noised(wanted, torch.randn(wanted.shape, generator=rng), times)
-    told = model.head.state(states).repeat(TIMES, 1)
-    error = (model.head.denoise(noisy, times, told) - wanted).square().mean(-1)
+    if teacher is not None:
+        with torch.no_grad():
+            wanted = denoised(teacher, read, given, dropped, noisy, times)
+    error = (denoised(model, read, given, dropped, noisy, times) - wanted).square().mean(-1)
     return (error * (1.0 + 1.0 / (0.1 + times))).mean()
+
+
+def denoised(
+    model: LatentModel, read: Tensor, given: Tensor, dropped: Tensor, noisy: Tensor, times: Tensor
+) -> Tensor:
+    """Return what a model makes of noisy latents [TIMES * n * 64, D], told of the rows read."""
+    condition, none = model.trunk.condition(given), model.trunk.unconditional(len(given))
+    condition = torch.where(dropped[:, None, None], none, condition)
+    told = model.head.state(model.states(read, condition).flatten(0, 1)).repeat(TIMES, 1)
+    return model.head.denoise(noisy, times, told)
 
 
 class Trainer:
     """The model of one set with its rows, its optimiser and the running mean of its weights."""
 
-    def __init__(self, pictures: Any, tokenizer: VQTokenizer, steps: int, seed: int = 1) -> None:
+    def __init__(
+        self,
+        pictures: Any,
+        tokenizer: VQTokenizer,
+        steps: int,
+        seed: int = 1,
+        teacher: LatentModel | None = None,
+    ) -> None:
         torch.manual_seed(seed)
-        self.rows, self.held = (Rows(tokenizer, part) for part in split(pictures))
-        trunk = {"grid_size": GRID, **TRUNK, **CONDITIONS[pictures.kind]}
-        self.model = LatentModel(LatentConfig(steps=steps, trunk=trunk)).train()
-        self.model.trunk.config.id2label = dict(enumerate(pictures.classes))
-        self.model.config.trunk["id2label"] = dict(enumerate(pictures.classes))
+        self.rows, self.held = (LatentRows(tokenizer, part, EMBEDDER) for part in split(pictures))
+        self.teacher = teacher
+        shape, (head_width, head_layers) = (
+            (TRUNK, HEAD)
+            if teacher is None
+            else (
+                DRAFT_TRUNK,
+                DRAFT_HEAD,
+            )
+        )
+        trunk = {"grid_size": GRID, **shape, **CONDITIONS[pictures.kind]}
+        if pictures.classes:
+            trunk["id2label"] = dict(enumerate(pictures.classes))
+        config = LatentConfig(
+            steps=steps, trunk=trunk, head_width=head_width, head_layers=head_layers
+        )
+        self.model = LatentModel(config).train()
         use_plain_attention(self.model.trunk)
         self.rng = torch.Generator().manual_seed(seed)
-        sample = self.rows.draw(512, self.rng)[0].flatten(0, 1)
-        self.model.mean.copy_(sample.mean(0))
-        self.model.deviation.copy_(sample.std(0))
+        if teacher is None:
+            sample = self.rows.draw(512, self.rng)[0].flatten(0, 1)
+            self.model.mean.copy_(sample.mean(0))
+            self.model.deviation.copy_(sample.std(0))
+        else:
+            use_plain_attention(teacher.trunk)
+            self.model.mean.copy_(teacher.mean)
+            self.model.deviation.copy_(teacher.deviation)
         self.mean = {key: value.detach().clone() for key, value in self.model.named_parameters()}
         self.optimiser = torch.optim.AdamW(
             self.model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01
@@ -98,7 +139,8 @@ class Trainer:
         """Do one step at `factor` of the rate; returns the loss."""
         for group in self.optimiser.param_groups:
             group["lr"] = RATE * min(1.0, (self.step + 1) / WARM_UP) * factor
-        loss = loss_of(self.model, *self.rows.draw(BATCH, self.rng), self.rng)
+        rows = self.rows.draw(BATCH, self.rng)
+        loss = loss_of(self.model, rows, self.rng, teacher=self.teacher)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimiser.step()
@@ -114,7 +156,8 @@ class Trainer:
     def measure(self) -> float:
         """Return the loss on held-out pictures, always under the same noise."""
         fixed = self.held.draw(256, torch.Generator().manual_seed(5))
-        return float(loss_of(self.model, *fixed, torch.Generator().manual_seed(7), rough=0.0))
+        rng = torch.Generator().manual_seed(7)
+        return float(loss_of(self.model, fixed, rng, rough=0.0, teacher=self.teacher))
 
     def save(self, path: Path) -> None:
         """Write everything needed to go on."""
@@ -136,24 +179,28 @@ class Trainer:
             for key, value in self.model.named_parameters():
                 value.copy_(self.mean[key])
         self.model.trunk.set_attn_implementation("sdpa")
-        self.model.to(torch.bfloat16).eval().save_pretrained(out / "target")
-        readable(out / "target")
+        place = out / ("target" if self.teacher is None else "draft")
+        self.model.to(torch.bfloat16).eval().save_pretrained(place)
+        readable(place)
 
 
 def main() -> None:
     """Train for the minutes given, from the checkpoint where there is one, and write the model."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--set", default="tiles", choices=["tiles"])
+    parser.add_argument("--set", default="tiles", choices=SETS)
     parser.add_argument("--shared", type=Path, default=Path("../shared"))
     parser.add_argument("--out", type=Path, default=Path("runs/latents"))
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--steps", type=int, default=16, help="of the denoising")
+    parser.add_argument("--draft", type=Path, help="folder of a target: train a draft model of it")
     args = parser.parse_args()
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
     pictures = read_pictures(args.shared, args.set)
-    trainer = Trainer(pictures, VQTokenizer.from_pretrained(TOKENIZER), args.steps)
-    path = args.out / f"{args.set}.pt"
+    teacher = None if args.draft is None else load_latents(args.draft, "cpu", "float32")
+    steps = args.steps if teacher is None else int(teacher.config.steps)
+    trainer = Trainer(pictures, VQTokenizer.from_pretrained(TOKENIZER), steps, teacher=teacher)
+    path = args.out / f"{args.set}{'' if teacher is None else '-draft'}.pt"
     if path.exists():
         trainer.load(path)
     train(trainer, path, 60.0 * args.minutes)

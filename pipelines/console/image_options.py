@@ -17,7 +17,8 @@ RuleOption = Annotated[
     str | None,
     typer.Option(
         help="exact, lantern, lantern++, gsd, cool, rejection, lantern-rejection, ...; of "
-        "latents near, aligned, horizon, path. Without it exact, of latents aligned."
+        "latents near, aligned, horizon, path, cspd-paper, cspd-repo. Without it exact, of latents "
+        "aligned."
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""Drafts of image codes."""
+"""Drafts of image codes and of continuous latents."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from ragspec.registry import door
 
 if TYPE_CHECKING:
     from ragspec.visual.drafting.jacobi import JacobiDrafter as JacobiDrafter
+    from ragspec.visual.drafting.latent_model import LatentDrafter as LatentDrafter
 
 _WHERE = {
     "JacobiDrafter": "ragspec.visual.drafting.jacobi",
+    "LatentDrafter": "ragspec.visual.drafting.latent_model",
 }
 
 __all__ = sorted(_WHERE)

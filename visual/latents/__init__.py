@@ -9,17 +9,17 @@ from ragspec.registry import door
 if TYPE_CHECKING:
     from ragspec.visual.latents.model import LatentConfig as LatentConfig
     from ragspec.visual.latents.model import LatentModel as LatentModel
-    from ragspec.visual.latents.rules import Horizon as Horizon
-    from ragspec.visual.latents.rules import Near as Near
+    from ragspec.visual.latents.rules.horizon import Horizon as Horizon
+    from ragspec.visual.latents.rules.near import Near as Near
     from ragspec.visual.latents.schedule import Schedule as Schedule
     from ragspec.visual.latents.target import LatentTarget as LatentTarget
 
 _WHERE = {
-    "Horizon": "ragspec.visual.latents.rules",
+    "Horizon": "ragspec.visual.latents.rules.horizon",
     "LatentConfig": "ragspec.visual.latents.model",
     "LatentModel": "ragspec.visual.latents.model",
     "LatentTarget": "ragspec.visual.latents.target",
-    "Near": "ragspec.visual.latents.rules",
+    "Near": "ragspec.visual.latents.rules.near",
     "Schedule": "ragspec.visual.latents.schedule",
 }
 

@@ -7,10 +7,11 @@ function of what the trunk knew at its place, however often and beside whatever 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from ragspec.visual.latents.model import MOST, DiffusionHead
+from ragspec.visual.latents.model import MOST
 from ragspec.visual.latents.schedule import Schedule
 
 
@@ -33,9 +34,13 @@ class Drawn:
 
 
 class Sampler:
-    """The steps of a head on a schedule. scale: of guidance, where places are told of in pairs."""
+    """The steps of a head on a schedule.
 
-    def __init__(self, head: DiffusionHead, schedule: Schedule, scale: float = 1.0) -> None:
+    head: a `DiffusionHead`, or what denoises as one. scale: of guidance, where places are told of
+    in pairs.
+    """
+
+    def __init__(self, head: Any, schedule: Schedule, scale: float = 1.0) -> None:
         self.head, self.schedule, self.scale = head, schedule, scale
         steps = [schedule.gaussian_step(step) for step in range(1, schedule.steps + 1)]
         # Of x_(t - 1) given x_t, at t - 1.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ragspec.errors import InputError
-from ragspec.visual.latents.sampler import Drawn
+from ragspec.visual.latents.sampler import Drawn, Sampler
 
 MOST_LATENTS = 1 << 20  # numbers of a call; those from here on stand for conditions
 _FIRST = 1024
@@ -14,14 +16,16 @@ _FIRST = 1024
 class LatentTable:
     """Every latent of a call: number 0 is the zero latent, the others are added as they are drawn.
 
-    steps: T. width: D. told: the shape [C, width] of what the head is told.
+    steps: T. width: D. Heads of several models may draw into one table: `told` [C, width of the
+    head] and `sampler` say of each latent who drew it, told of what.
     """
 
-    def __init__(self, steps: int, width: int, told: tuple[int, int], like: torch.Tensor) -> None:
+    def __init__(self, steps: int, width: int, like: torch.Tensor) -> None:
         self.paths = like.new_zeros(_FIRST, steps + 1, width)
         self.means = like.new_zeros(_FIRST, steps, width)
-        self.told = like.new_zeros(_FIRST, *told)
-        self.indices: list[int] = [-1]  # the generated index that each was drawn for
+        self.told = [like.new_zeros(0, 0)]
+        self.indices = [-1]  # the generated index that each was drawn for
+        self._samplers: list[Sampler | None] = [None]
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -31,12 +35,41 @@ class LatentTable:
         """The latents [M, D], standardised, and room behind them."""
         return self.paths[:, 0]
 
-    def add(self, drawn: Drawn, indices: list[int]) -> range:
-        """Keep latents that were drawn for these indices, and return their numbers.
+    def sampler(self, number: int) -> Sampler:
+        """Return what drew a latent, of one that was drawn."""
+        sampler = self._samplers[number]
+        assert sampler is not None
+        return sampler
+
+    def add(self, drawn: Drawn, indices: Sequence[int], sampler: Sampler) -> range:
+        """Keep latents that a sampler drew for these indices, and return their numbers.
 
         Raises InputError where a call draws more than there are numbers for.
         """
-        first, count = len(self), len(indices)
+        numbers = self._numbers(len(indices))
+        self.paths[numbers.start : numbers.stop] = drawn.path
+        self.means[numbers.start : numbers.stop] = drawn.means
+        self.told.extend(drawn.told)
+        self.indices.extend(indices)
+        self._samplers.extend([sampler] * len(indices))
+        return numbers
+
+    def add_latent(self, latent: torch.Tensor) -> int:
+        """Keep a latent [D] that no path led to, which is no draft of anything."""
+        number = self._numbers(1).start
+        self.paths[number, 0] = latent
+        self.told.append(self.told[0])
+        self.indices.append(-1)
+        self._samplers.append(None)
+        return number
+
+    def replace(self, number: int, latent: torch.Tensor) -> None:
+        """Let another latent [D] stand under a number, wherever that was written."""
+        self.paths[number, 0] = latent
+
+    def _numbers(self, count: int) -> range:
+        """Return the next numbers, and make room for them."""
+        first = len(self)
         if first + count > MOST_LATENTS:
             raise InputError(
                 f"got pictures that take over {MOST_LATENTS:,} drawn latents; expected fewer "
@@ -45,25 +78,8 @@ class LatentTable:
         size = len(self.paths)
         if first + count > size:
             size = max(2 * size, first + count)
-            self.paths, self.means, self.told = (
-                _grown(each, size) for each in (self.paths, self.means, self.told)
-            )
-        numbers = range(first, first + count)
-        self.paths[first : first + count] = drawn.path
-        self.means[first : first + count] = drawn.means
-        self.told[first : first + count] = drawn.told
-        self.indices.extend(indices)
-        return numbers
-
-    def add_latent(self, latent: torch.Tensor) -> int:
-        """Keep a latent [D] that no path led to, which is no draft of anything."""
-        number = len(self)
-        like = self.paths[:1]
-        path = like.new_zeros(like.shape)
-        path[:, 0] = latent
-        nothing = Drawn(path, torch.zeros_like(self.means[:1]), torch.zeros_like(self.told[:1]))
-        self.add(nothing, [-1])
-        return number
+            self.paths, self.means = _grown(self.paths, size), _grown(self.means, size)
+        return range(first, first + count)
 
 
 def _grown(buffer: torch.Tensor, size: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from ragspec.acceptance.target_view import RowView
-from ragspec.errors import RuleError
+from ragspec.errors import InputError, RuleError
 from ragspec.sampling.distribution import TokenLaw
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.stopping import StopState
@@ -30,7 +30,9 @@ class LatentTarget(ImageTarget):
     """A `LatentModel`, ready for `Engine`. Tokens are numbers of `table`.
 
     schedule: None for the model's own. guidance_scale: see `ImageTarget`. One object serves one
-    call: its table keeps every latent that was drawn.
+    call: its table keeps every latent that was drawn. table: of the target that a draft model draws
+    for, as its rules ask how drafts were drawn. Raises InputError for a table of latents of another
+    width, or in another number of steps.
     """
 
     def __init__(
@@ -39,17 +41,25 @@ class LatentTarget(ImageTarget):
         conditions: ConditionTable,
         guidance_scale: float = 1.0,
         schedule: Schedule | None = None,
+        table: LatentTable | None = None,
     ) -> None:
         super().__init__(model.trunk, conditions, guidance_scale, codes=MOST_LATENTS)
         config = model.config
         self.latent_model = model
-        self.sampler = Sampler(
-            model.head, schedule or Schedule(config.steps, config.floor), self.guidance_scale
-        )
-        told = (self.copies, config.head_width)
-        self.table = LatentTable(
-            self.sampler.schedule.steps, config.latent_dim, told, model.read.weight
-        )
+        self.sampler = self.open_sampler(schedule or Schedule(config.steps, config.floor))
+        steps, width = self.sampler.schedule.steps, config.latent_dim
+        self.table = table or LatentTable(steps, width, model.read.weight)
+        if self.table.means.shape[1:] != (steps, width):
+            wanted = self.table.means.shape
+            raise InputError(
+                f"got latents of {width} numbers in {steps} steps; expected {wanted[2]} in "
+                f"{wanted[1]}, as the target's. Draft with a model of the same latents, on the "
+                "target's schedule."
+            )
+
+    def open_sampler(self, schedule: Schedule) -> Sampler:
+        """Return what draws latents by the model's head."""
+        return Sampler(self.latent_model.head, schedule, self.guidance_scale)
 
     def code_embeddings(self, codes: torch.Tensor) -> torch.Tensor:
         """Return what the trunk reads for numbers i64 [B, n]: [B, n, H]."""
@@ -92,19 +102,22 @@ class LatentTarget(ImageTarget):
         """Return what a rule sees of one row's states [N + 1, C * H]."""
         return LatentView(states, tree, law, stop, context, target=self)
 
-    @torch.no_grad()
     def draw(self, views: Sequence[LatentView]) -> None:
         """Draw the target's own latents at every place of all views, all at once."""
-        parts = [view.states.reshape(len(view.states), self.copies, -1) for view in views]
-        told = self.sampler.told(torch.cat(parts))
-        noise = torch.cat([self.noise(view.noise, view.indices) for view in views]).to(told)
+        noise = torch.cat([self.noise(view.noise, view.indices) for view in views])
         indices = [index for view in views for index in view.indices]
-        numbers = self.table.add(self.sampler.draw(told, noise), indices)
+        numbers = self.add(torch.cat([view.states for view in views]), noise, indices)
         start = 0
         for view in views:
             end = start + len(view.indices)
             view.own = numbers[start:end]
             start = end
+
+    @torch.no_grad()
+    def add(self, states: torch.Tensor, noise: torch.Tensor, indices: Sequence[int]) -> range:
+        """Draw latents in states [n, C * H] with noise [n, T + 1, D]; return their numbers."""
+        told = self.sampler.told(states.reshape(len(states), self.copies, -1))
+        return self.table.add(self.sampler.draw(told, noise.to(told)), indices, self.sampler)
 
     def noise(self, noise: NoiseStream, indices: Sequence[int]) -> torch.Tensor:
         """Return the normal numbers of latents: f64 [n, T + 1, D]."""

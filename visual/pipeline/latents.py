@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -13,28 +12,22 @@ from diffusers.image_processor import VaeImageProcessor
 
 from ragspec.acceptance.base import Rule, expect_rule
 from ragspec.budget.policy import make_budget
-from ragspec.drafters.base import Drafter
 from ragspec.engine.output import Generation
-from ragspec.errors import InputError, UnknownNameError, UnsupportedModelError
-from ragspec.registry import unknown
-from ragspec.visual.drafting.jacobi import JacobiDrafter
+from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.visual.latents.model import LatentModel
-from ragspec.visual.latents.rules import make_latent_rule
+from ragspec.visual.latents.rules.by_name import make_latent_rule
 from ragspec.visual.latents.schedule import Schedule
 from ragspec.visual.latents.target import LatentTarget
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.models.vq import VQTokenizer
-from ragspec.visual.pipeline.drafter_choice import FixedSource
 from ragspec.visual.pipeline.folder import (
     ImageFolder,
     caption_encoder,
     class_names,
     load_latents,
 )
+from ragspec.visual.pipeline.latent_source import NODES, latent_source
 from ragspec.visual.pipeline.pipeline import ImageOutput, ImagePipeline
-
-NODES = 12  # of a draft, where nothing is said
-DRAFTERS = ("auto", "jacobi")
 
 
 @dataclass
@@ -49,17 +42,19 @@ class LatentPipeline(ImagePipeline):
     """Draws images with a causal model of continuous latents, with or without speculation.
 
     model: a `LatentModel`. tokenizer: whose latents, before the look-up, these are. drafter: "auto"
-    or "jacobi" (what the target's last forward drew), None for plain drawing, or a drafter of
-    numbers. rule: a Rule or a name: "near" (r), "aligned", "horizon" (s), "path". steps, floor: of
-    the denoising, None for the model's own. budget: draft nodes. Raises InputError,
-    UnknownNameError, UnsupportedModelError.
+    or "jacobi" (what the target's last forward drew), "model" (the smaller one that lies with it),
+    a smaller `LatentModel` or its folder, None for plain drawing, or a drafter of numbers. rule: a
+    Rule or a name: "near" (r), "aligned", "horizon" (s), "path", "cspd-paper", "cspd-repo". steps,
+    floor: of the denoising, None for the model's own; a draft model draws in the same. budget:
+    draft nodes. Raises InputError, UnknownNameError, UnsupportedModelError, ModelNotFoundError,
+    TokenizerMismatchError.
     """
 
     def __init__(
         self,
         model: Any,
         tokenizer: VQTokenizer,
-        drafter: str | Drafter | None = "auto",
+        drafter: Any = "auto",
         rule: str | Rule = "aligned",
         *,
         steps: int | None = None,
@@ -84,14 +79,15 @@ class LatentPipeline(ImagePipeline):
             raise InputError(f"got a Rule and {', '.join(settings)}; expected settings by a name.")
         self.rule = expect_rule(rule)
         self.rule_name = named or self.rule.name
-        self.source = _source(drafter, self.side)
+        self.source = latent_source(drafter, model, folder)
         self.budget = make_budget(budget)
         self.batch_size = batch_size
         self.folder = folder
         self.class_names = class_names(model.trunk)
         self.captions = caption_encoder(model.trunk)
         self.image_processor = VaeImageProcessor(vae_scale_factor=tokenizer.reduction)
-        self.register_modules(model=model, vq=tokenizer.model, draft=None)
+        draft = getattr(self.source, "model", None)
+        self.register_modules(model=model, vq=tokenizer.model, draft=draft)
         self._interrupt = False
 
     @classmethod
@@ -166,17 +162,6 @@ class LatentPipeline(ImagePipeline):
         latents = self.model.restored(target.table.latents[made.codes])
         images = self.decode(latents, output_type)
         return LatentOutput(**{**dict(made.items()), "images": images}, latents=latents)
-
-
-def _source(drafter: str | Drafter | None, side: int) -> Any:
-    """Return what makes the drafter of a call."""
-    if isinstance(drafter, Sequence) and not isinstance(drafter, str) and len(drafter) < 2:
-        drafter = drafter[0] if drafter else None
-    if isinstance(drafter, str):
-        if drafter not in (*DRAFTERS, "none"):
-            raise UnknownNameError(unknown("latent drafter", drafter, [*DRAFTERS, "none"]))
-        drafter = None if drafter == "none" else JacobiDrafter(NODES, width=side)
-    return FixedSource(drafter)
 
 
 def _check(model: Any, tokenizer: VQTokenizer) -> None:

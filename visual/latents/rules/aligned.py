@@ -1,0 +1,48 @@
+"""The rule `aligned`: CSpD's criterion (Wang et al., arXiv 2411.11925) made lossless.
+
+Draft and target run with the same noise, each from its own states, down to the last step, whose two
+Gaussians are compared. Deviations: no factor of the earlier steps' deviations, which biases it
+(see `cspd_paper`); what is left of the target's law is drawn by reflection (De Bortoli et al.,
+arXiv 2501.05370), without tries, where both deviations are one, as on a schedule that is shared.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ragspec.visual.latents.rules.coupling import Coupled
+from ragspec.visual.latents.target import LatentView
+
+
+class Aligned(Coupled):
+    """Couple the last denoising step of draft and target; the text follows the target's law."""
+
+    name = "aligned"
+
+    def steps(self, view: LatentView) -> int:
+        """Return 1."""
+        return 1
+
+    def left(self, view: LatentView, index: int, drafted: int, own: int) -> torch.Tensor:
+        """Return the draft mirrored, or a latent that tries bring: [D]."""
+        table = view.target.table
+        if table.sampler(own).deviations[0] != table.sampler(drafted).deviations[0]:
+            return super().left(view, index, drafted, own)
+        return self.mirrored(view, drafted, own)
+
+    def mirrored(self, view: LatentView, drafted: int, own: int) -> torch.Tensor:
+        """Return the target's latent [D] with the draft's last noise, mirrored between the means.
+
+        Right for two Gaussians of one deviation alone.
+        """
+        table = view.target.table
+        deviation = float(table.sampler(own).deviations[0])
+        by_target, by_draft = table.means[own][0], table.means[drafted][0]
+        noise = (table.paths[drafted][0] - by_draft) / deviation
+        apart = by_draft - by_target
+        length = torch.linalg.vector_norm(apart)
+        if not float(length):  # one law, where only rounding rejects
+            return table.latents[own]
+        apart = apart / length
+        found: torch.Tensor = by_target + deviation * (noise - 2.0 * (apart @ noise) * apart)
+        return found

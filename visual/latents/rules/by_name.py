@@ -1,0 +1,44 @@
+"""Rules over latents by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ragspec.acceptance.base import Rule
+from ragspec.errors import InputError, UnknownNameError
+from ragspec.registry import unknown
+from ragspec.visual.latents.rules.aligned import Aligned
+from ragspec.visual.latents.rules.cspd_paper import CspdPaper
+from ragspec.visual.latents.rules.cspd_repo import CspdRepo
+from ragspec.visual.latents.rules.horizon import Horizon
+from ragspec.visual.latents.rules.near import Near
+from ragspec.visual.latents.rules.path import Path
+
+RULES: dict[str, tuple[Callable[..., Rule], frozenset[str]]] = {
+    "near": (Near, frozenset({"r"})),
+    "aligned": (Aligned, frozenset()),
+    "horizon": (Horizon, frozenset({"s"})),
+    "path": (Path, frozenset()),
+    "cspd-paper": (CspdPaper, frozenset()),
+    "cspd-repo": (CspdRepo, frozenset()),
+}
+
+
+def make_latent_rule(name: str, **settings: Any) -> Rule:
+    """Return a rule over latents by its name, None among its settings standing for the default.
+
+    "near" takes r, "horizon" s; the others have no settings. Raises UnknownNameError, InputError
+    for a setting that the rule has not.
+    """
+    if name not in RULES:
+        raise UnknownNameError(unknown("latent rule", name, list(RULES)))
+    made, known = RULES[name]
+    given = {key: value for key, value in settings.items() if value is not None}
+    foreign = sorted(given.keys() - known)
+    if foreign:
+        raise InputError(
+            f"rule {name!r} has no {', '.join(foreign)}; it takes "
+            f"{', '.join(sorted(known)) or 'no settings'}."
+        )
+    return made(**given)

@@ -1,0 +1,162 @@
+"""Speculative sampling of the last denoising steps, with the noise before them shared.
+
+Draft and target share the noise of an index. Given x_s of each, which it made, the last s steps are
+two laws of paths with densities: the draft's path is kept with the chance min(1, p / q), and where
+it is not, a path is drawn from what q leaves of p. The text then follows the target's law whatever
+the draft is, as no index is judged twice. Densities are compared in log space, in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from ragspec.acceptance.base import TargetView, Verdict
+from ragspec.acceptance.rejection import EXACT_LAW
+from ragspec.sampling.noise import Stream
+from ragspec.trees.draft_tree import DraftTree
+from ragspec.visual.latents.rules.base import KINDS, expect_latents, walk
+from ragspec.visual.latents.sampler import Sampler
+from ragspec.visual.latents.table import LatentTable
+from ragspec.visual.latents.target import LatentView
+
+MOST_TRIES = 1 << 14
+_TRIES = 8  # paths of the target that are drawn at once, twice as many each time
+
+Propose = Callable[[range], tuple[torch.Tensor, torch.Tensor]]
+"""Tries by number: latents of the target [n, D], and log p / q of each [n]."""
+
+
+class Coupled:
+    """Keeps a draft with the chance min(1, p / q) of its last steps; a base of rules.
+
+    A rule says by `steps` how many these are, and may draw what is left of p in its own way.
+    """
+
+    name: str
+    label = EXACT_LAW
+    accepts = KINDS
+
+    def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
+        """Return the accepted path and the latent that follows it."""
+        return walk(tree, expect_latents(self.name, target), self._emit)
+
+    def steps(self, view: LatentView) -> int:
+        """Return s, the denoising steps that are judged."""
+        raise NotImplementedError
+
+    def log_ratio(self, view: LatentView, drafted: int, own: int) -> float:
+        """Return log p / q of a draft, by its number and that of the target's own latent."""
+        return log_ratio(view.target.table, drafted, own, self.steps(view))
+
+    def left(self, view: LatentView, index: int, drafted: int, own: int) -> torch.Tensor:
+        """Return a latent [D] from what the draft's law leaves of the target's.
+
+        Of two laws that are all but one, which hardly ever reject in the first place, the target's
+        own latent stands in after 16,384 tries.
+        """
+        found = left_of_paths(view, index, drafted, own, self.steps(view))
+        return view.target.table.latents[own] if found is None else found
+
+    def _emit(self, view: LatentView, node: int, drafted: int, own: int) -> int:
+        table, index = view.target.table, view.index(node)
+        if table.indices[drafted] != index:
+            return own
+        ratio = self.log_ratio(view, drafted, own)
+        if view.noise.uniform(index, Stream.ACCEPT) < math.exp(min(ratio, 0.0)):
+            return drafted
+        return table.add_latent(self.left(view, index, drafted, own))
+
+
+def log_ratio(table: LatentTable, drafted: int, own: int, s: int) -> float:
+    """Return log p / q of the last s steps of a draft's path."""
+    path = table.paths[drafted][None]
+    by_target = log_density(path[:, :s], means_of(table, own, path, s), table.sampler(own))
+    by_draft = log_density(path[:, :s], table.means[drafted][None, :s], table.sampler(drafted))
+    return float(by_target - by_draft)
+
+
+def left_of_paths(
+    view: LatentView,
+    index: int,
+    drafted: int,
+    own: int,
+    s: int,
+    log_factor: float = 0.0,
+    most: int = MOST_TRIES,
+) -> torch.Tensor | None:
+    """Return a latent [D] of max(0, f p - q), by paths of the target from its own x_s on.
+
+    log_factor: log f, of rules that weigh p. None where `most` tries bring none.
+    """
+    table = view.target.table
+    width = table.paths.shape[-1]
+
+    def propose(tries: range) -> tuple[torch.Tensor, torch.Tensor]:
+        fresh = fresh_noise(view, index, tries, s).to(table.paths)
+        start = table.paths[own][s].expand(len(tries), 1, width)
+        told = table.told[own].expand(len(tries), -1, -1)
+        sampler, other = table.sampler(own), table.sampler(drafted)
+        drawn = sampler.draw(told, torch.cat([fresh, start], 1), s)
+        by_target = log_density(drawn.path[:, :s], drawn.means, sampler)
+        by_draft = log_density(drawn.path[:, :s], means_of(table, drafted, drawn.path, s), other)
+        return drawn.latents, log_factor + by_target - by_draft
+
+    return first_kept(view, index, propose, most)
+
+
+@torch.no_grad()
+def first_kept(
+    view: LatentView, index: int, propose: Propose, most: int = MOST_TRIES
+) -> torch.Tensor | None:
+    """Return the first try that is kept with the chance 1 - q / p, [D]; None after `most`."""
+    done, count = 0, _TRIES
+    while done < most:
+        tries = range(done, min(done + count, most))
+        latents, ratios = propose(tries)
+        for row, (number, ratio) in enumerate(zip(tries, ratios.tolist(), strict=True)):
+            kept = -math.expm1(-ratio) if ratio > 0.0 else 0.0
+            if view.noise.uniform(index, Stream.RESIDUAL, number) < kept:
+                return latents[row]
+        done, count = tries.stop, 2 * count
+    return None
+
+
+def fresh_noise(view: LatentView, index: int, tries: range, rows: int) -> torch.Tensor:
+    """Return normal numbers of tries that no draft has seen: f64 [n, rows, D]."""
+    width = view.target.table.paths.shape[-1]
+    lanes = torch.arange(tries.start * rows * width, tries.stop * rows * width)
+    # Lanes above all that number the uniforms of tries.
+    fresh = view.noise.normal_rows([index], lanes[None] + (1 << 40), Stream.RESIDUAL)
+    return fresh.reshape(len(tries), rows, width)
+
+
+@torch.no_grad()
+def means_of(table: LatentTable, number: int, paths: torch.Tensor, s: int) -> torch.Tensor:
+    """Return the means of the last s steps of paths [n, > s - 1, D], under what drew a latent.
+
+    The first of these steps starts from that latent's own x_s, the others from the path's states:
+    [n, s, D].
+    """
+    count, width = len(paths), paths.shape[-1]
+    means = paths.new_empty(count, s, width)
+    means[:, s - 1] = table.means[number][s - 1]
+    if s > 1:
+        between = paths[:, 1:s].flatten(0, 1)
+        told = table.told[number].expand(len(between), -1, -1)
+        steps = torch.arange(1, s).repeat(count)
+        found = table.sampler(number).means(told, between, steps)
+        means[:, : s - 1] = found.reshape(count, s - 1, width)
+    return means
+
+
+def log_density(path: torch.Tensor, means: torch.Tensor, sampler: Sampler) -> torch.Tensor:
+    """Return log N(path; means) of s steps [n, s, D], summed, less a constant of s and D: f64 [n].
+
+    The deviations are the sampler's.
+    """
+    deviations = sampler.deviations[: path.shape[1], None].to(path.device)
+    apart = (path.double() - means.double()) / deviations
+    return -(0.5 * apart.square() + deviations.log()).sum((-1, -2))

@@ -1,0 +1,76 @@
+"""The rule `cspd-repo`: what the public code of CSpD does (github.com/MarkXCloud/CSpD), biased.
+
+Beside the paper's criterion: the factor is turned over, in acceptance and in what is left; the
+differences from the means are divided by 42 before they are squared, so that nearly every draft is
+kept; what falls is replaced where it stands and all that follows stays, judged in view of what it
+replaced; a draft without a replacement after 100 tries becomes the zero latent; no latent of the
+target's own follows. Deviations: the last step keeps its noise; a causal model judges each draft in
+view of the drafts before it, and goes on with their keys, where the masked one of the code reads
+what was known before all of them, and reads anew.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ragspec.acceptance.base import TargetView, Verdict
+from ragspec.acceptance.rejection import children_of
+from ragspec.sampling.noise import Stream
+from ragspec.trees.draft_tree import ROOT, DraftTree
+from ragspec.visual.latents.rules.base import KINDS, expect_latents
+from ragspec.visual.latents.rules.coupling import left_of_paths
+from ragspec.visual.latents.rules.cspd_paper import log_factor
+from ragspec.visual.latents.table import LatentTable
+from ragspec.visual.latents.target import LatentView
+
+TEMPERATURE = 42.0  # that differences from the means are divided by
+TRIES = 100
+
+
+class CspdRepo:
+    """Keep or replace each draft by itself, and keep all of them; biased, for reproduction."""
+
+    name = "cspd-repo"
+    label = "approximate"
+    accepts = KINDS
+
+    def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
+        """Return the path of all drafts, the last of which stands as the latent that follows."""
+        view = expect_latents(self.name, target)
+        table, children = view.target.table, children_of(tree)
+        path, node = list[int](), ROOT
+        while children[node]:
+            below, own = children[node][0], view.token(node)
+            drafted = int(tree.tokens[below])
+            if table.indices[drafted] != view.index(node):  # its law is not known
+                return Verdict(tuple(path), own)
+            if not self._kept(view, node, drafted, own):
+                table.replace(drafted, self._other(view, node, drafted, own))
+            node = below
+            path.append(node)
+        if not path:
+            return Verdict((), view.token(ROOT))
+        return Verdict(tuple(path[:-1]), int(tree.tokens[path[-1]]))
+
+    def _kept(self, view: LatentView, node: int, drafted: int, own: int) -> bool:
+        table = view.target.table
+        ratio = _tempered(table, drafted, own) - log_factor(table, drafted, own)
+        return view.noise.uniform(view.index(node), Stream.ACCEPT) < math.exp(min(ratio, 0.0))
+
+    def _other(self, view: LatentView, node: int, drafted: int, own: int) -> torch.Tensor:
+        table, index = view.target.table, view.index(node)
+        factor = -log_factor(table, drafted, own)
+        found = left_of_paths(view, index, drafted, own, 1, factor, TRIES)
+        return torch.zeros_like(table.latents[own]) if found is None else found
+
+
+def _tempered(table: LatentTable, drafted: int, own: int) -> float:
+    """Return log p / q of a draft's last step, whose exponents are divided by 42 squared."""
+    latent, logs = table.latents[drafted].double(), list[float]()
+    for number in (own, drafted):
+        deviation = float(table.sampler(number).deviations[0])
+        apart = (latent - table.means[number][0].double()) / (deviation * TEMPERATURE)
+        logs.append(-0.5 * float(apart.square().sum()) - len(latent) * math.log(deviation))
+    return logs[0] - logs[1]

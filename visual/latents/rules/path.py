@@ -1,0 +1,20 @@
+"""The rule `path`: whole denoising paths are judged, of which draft and target share the start."""
+
+from __future__ import annotations
+
+from ragspec.visual.latents.rules.coupling import Coupled
+from ragspec.visual.latents.target import LatentView
+
+
+class Path(Coupled):
+    """Couple whole paths of draft and target; the text follows the target's law.
+
+    Every step is judged on the draft's own states, so that a forward of the head over all of them
+    at once is all that it takes.
+    """
+
+    name = "path"
+
+    def steps(self, view: LatentView) -> int:
+        """Return T."""
+        return view.target.sampler.schedule.steps
