@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ragspec.visual.latents import LatentConfig, LatentModel, LatentTarget, Schedule
+from ragspec.visual.latents.table import LatentTable
 from ragspec.visual.models.target import ConditionTable
 
 SIDE, CLASSES, WIDTH = 3, 3, 4
@@ -29,10 +30,17 @@ def model(seed: int = 0, dtype: torch.dtype = torch.float64, strength: float = 3
     return made
 
 
-def target(made: Any, rows: int = 1, scale: float = 1.0, steps: int = 5) -> LatentTarget:
-    """Return the target of some rows, their classes one after the other."""
+def target(
+    made: Any,
+    rows: int = 1,
+    scale: float = 1.0,
+    steps: int = 5,
+    made_by: type[LatentTarget] = LatentTarget,
+    table: LatentTable | None = None,
+) -> LatentTarget:
+    """Return the target of some rows, their classes one after the other; table: it draws into."""
     labels = torch.arange(rows) % CLASSES
-    table = ConditionTable.of_rows(
+    conditions = ConditionTable.of_rows(
         made.trunk.condition(labels).detach(), made.trunk.unconditional(1)[0].detach()
     )
-    return LatentTarget(made, table, scale, Schedule(steps, 0.1))
+    return made_by(made, conditions, scale, Schedule(steps, 0.1), table)

@@ -1,0 +1,122 @@
+"""Lossless rules keep the target's law, by Kolmogorov and Smirnov; broken ones are found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.engine.engine import Engine
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
+from ragspec.visual.drafting import JacobiDrafter, LatentDrafter
+from ragspec.visual.latents import Horizon, LatentTarget
+from ragspec.visual.latents.rules import Aligned, CspdPaper, Path
+from ragspec.visual.latents.target import LatentView
+from tests.support import tiny_latents as models
+from tests.support.latent_laws import OTHER_SEEDS, differs, emitted, pair, plain
+
+SAMPLES = 800
+SAME, OTHER = 1e-4, 1e-5  # p-values above which two laws pass for one, and below which they differ
+LOSSLESS = (Aligned(), Horizon(2), Path())
+
+
+class FreshDraw(Horizon):
+    """A mutant: after a rejection the target's own latent, whose noise the draft shares."""
+
+    def left(self, view: LatentView, index: int, drafted: int, own: int) -> torch.Tensor:
+        return view.target.table.latents[own]
+
+
+class Lenient(Horizon):
+    """A mutant: keeps all that is nearly as likely."""
+
+    def log_ratio(self, view: LatentView, drafted: int, own: int) -> float:
+        return super().log_ratio(view, drafted, own) + 2.0
+
+
+class Mirrored(Aligned):
+    """A mutant: reflects whatever the deviations are."""
+
+    def left(self, view: LatentView, index: int, drafted: int, own: int) -> torch.Tensor:
+        return self.mirrored(view, drafted, own)
+
+
+@pytest.mark.parametrize("rule", LOSSLESS, ids=lambda rule: str(rule.name))
+@pytest.mark.parametrize("drafter", ["jacobi", "model"])
+@pytest.mark.parametrize(("kind", "scale"), [("linear", 1.0), ("nonlinear", 2.0)])
+def test_what_comes_out_follows_the_targets_law(
+    kind: str, scale: float, drafter: str, rule: Any
+) -> None:
+    given = pair(kind, drafter, scale=scale)
+    wanted = plain(given.target, given.p, 4 * SAMPLES)
+    found, kept = emitted(rule, given, SAMPLES)
+    assert differs(found, wanted) > SAME and 0.1 < kept < 0.9
+    assert differs(plain(given.draft, given.q, 4 * SAMPLES), wanted) < OTHER
+
+
+@pytest.mark.parametrize("rule", LOSSLESS, ids=lambda rule: str(rule.name))
+def test_deviations_of_the_drafts_own_are_judged_too(rule: Any) -> None:
+    given = pair("linear", "model", spread=1.2)
+    found, _ = emitted(rule, given, SAMPLES)
+    assert differs(found, plain(given.target, given.p, 4 * SAMPLES)) > SAME
+
+
+@pytest.mark.parametrize(
+    ("mutant", "drafter", "spread"),
+    [
+        (FreshDraw(1), "model", 1.0),
+        (FreshDraw(3), "jacobi", 1.0),
+        (Lenient(2), "jacobi", 1.0),
+        (CspdPaper(), "model", 1.2),  # keeps the factor of the deviations
+        (Mirrored(), "model", 1.5),
+    ],
+    ids=["fresh-1", "fresh-3", "lenient", "sigma", "mirrored"],
+)
+def test_a_rule_that_breaks_the_coupling_is_found(mutant: Any, drafter: str, spread: float) -> None:
+    given = pair("linear", drafter, spread=spread)
+    found, _ = emitted(mutant, given, SAMPLES)
+    assert differs(found, plain(given.target, given.p, 4 * SAMPLES)) < OTHER
+
+
+class TwiceUsed(LatentTarget):
+    """A mutant: the noise of an index is that of the next one too."""
+
+    def noise(self, noise: NoiseStream, indices: Any) -> torch.Tensor:
+        return super().noise(noise, [index // 2 for index in indices])
+
+
+def texts(
+    rule: Any, drafts: str, first_seed: int, count: int = 400, made: Any = LatentTarget
+) -> torch.Tensor:
+    """Return the first three latents of pictures by a class of targets, f64 [count, 3 D]."""
+    target = models.target(models.model(strength=0.5), steps=3, made_by=made)
+    drafter: Any = JacobiDrafter(3, width=models.SIDE) if drafts == "jacobi" else None
+    if drafts == "model":
+        other = models.model(strength=0.5)
+        with torch.no_grad():
+            other.head.write.bias += 0.03
+        draft = models.target(other, steps=3, made_by=made, table=target.table)
+        drafter = LatentDrafter(draft, target, worth=0.0)
+    engine = Engine(target, None, drafter, budget=3, rule=rule, batch_size=count)
+    found = engine.generate(
+        [target.prompt(0)] * count,
+        Sampling(temperature=1.0, seed=list(range(first_seed, first_seed + count))),
+        max_new_tokens=3,
+        ignore_eos=True,
+    )
+    numbers = torch.tensor([each.tokens for each in found])
+    return target.table.latents[numbers].flatten(1)
+
+
+@pytest.mark.parametrize("rule", [Aligned(), Path()], ids=lambda rule: str(rule.name))
+def test_latents_of_a_text_follow_their_joint_law(rule: Any) -> None:
+    wanted = texts("walk", "none", OTHER_SEEDS, 1200)
+    for drafts in ("jacobi", "model"):
+        assert differs(texts(rule, drafts, 0), wanted) > SAME
+
+
+def test_noise_of_an_index_that_is_used_twice_is_found() -> None:
+    wanted = texts("walk", "none", OTHER_SEEDS, 1200)
+    assert differs(texts(Aligned(), "model", 0, made=TwiceUsed), wanted) < OTHER
