@@ -1,7 +1,7 @@
 """Train the causal model of continuous latents of an image set on a CPU; resumable.
 
     python training/latent_train.py --set tiles --minutes 30 --out runs/latents
-    python training/latent_train.py --set tiles --minutes 10 --draft runs/latents/latent-tiles/target
+    python training/latent_train.py --minutes 10 --draft runs/latents/latent-tiles/target
 
 Latents are those of the starter tokenizer without its look-up, of pictures that are changed anew
 whenever they are drawn. The loss is the square error of the clean latent at several times of each,

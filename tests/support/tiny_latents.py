@@ -13,14 +13,25 @@ from ragspec.visual.models.target import ConditionTable
 SIDE, CLASSES, WIDTH = 3, 3, 4
 
 
-def model(seed: int = 0, dtype: torch.dtype = torch.float64, strength: float = 3.0) -> Any:
+def model(
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    strength: float = 3.0,
+    *,
+    hidden: int = 32,
+    head_width: int = 16,
+    width: int = WIDTH,
+    side: int = SIDE,
+) -> Any:
     """Return a model whose latents hang on the ones before; strength: by how much."""
     trunk = {
-        **{"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
-        **{"intermediate_size": 48, "grid_size": SIDE, "num_classes": CLASSES},
+        **{"hidden_size": hidden, "num_hidden_layers": 2, "num_attention_heads": 2},
+        **{"intermediate_size": 48, "grid_size": side, "num_classes": CLASSES},
         "initializer_range": 0.3,
     }
-    config = LatentConfig(WIDTH, 16, 2, steps=5, floor=0.1, trunk=trunk, initializer_range=0.2)
+    config = LatentConfig(
+        width, head_width, 2, steps=5, floor=0.1, trunk=trunk, initializer_range=0.2
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made = LatentModel(config).eval().to(dtype)

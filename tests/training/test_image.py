@@ -312,3 +312,37 @@ def test_latents_are_learnt_kept_and_drawn(
     assert pipe.class_names[3] == "class 3"
     found = pipe(class_labels=["class 3"], generator=torch.Generator().manual_seed(0))
     assert found.images[0].size == (32, 32) and found.latents.shape == (1, 8, 8, 8)
+    learns_to_draft(latents, pictures, tokenizer, tmp_path / "set")
+
+
+def learns_to_draft(latents: Any, pictures: Any, tokenizer: VQTokenizer, place: Path) -> None:
+    """Train a draft model of the target in a folder: it comes nearer to it, and lies beside it."""
+    from ragspec.visual import LatentPipeline
+    from ragspec.visual.pipeline.folder import load_latents
+
+    teacher = load_latents(place / "target", "cpu", "float32")
+    trainer = latents.Trainer(pictures, tokenizer, steps=4, teacher=teacher)
+    before, kept = trainer.measure(), teacher.head.write.weight.clone()
+    for _ in range(12):
+        trainer.update(1.0)
+    assert trainer.measure() < before and torch.equal(teacher.head.write.weight, kept)
+    trainer.export(place)
+    pipe = LatentPipeline.from_pretrained(place, "model", tokenizer=latents.TOKENIZER)
+    assert pipe.draft.config.head_width == 96 and pipe.draft.trunk.config.hidden_size == 64
+
+
+def test_emoji_latents_are_learnt_from_their_names(
+    made_up: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    latents = module("latent_train")
+    monkeypatch.setattr(latents, "BATCH", 4)
+    monkeypatch.setattr(
+        latents, "TRUNK", {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    )
+    pictures = module("image_data").read_pictures(made_up, "emoji")
+    tokenizer = VQTokenizer.from_pretrained(latents.TOKENIZER)
+    trainer = latents.Trainer(pictures, tokenizer, steps=4)
+    before = trainer.measure()
+    for _ in range(12):
+        trainer.update(1.0)
+    assert trainer.measure() < before and trainer.model.trunk.config.condition == "features"

@@ -9,15 +9,24 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.errors import InputError, RagspecError, UnknownNameError, UnsupportedModelError
+from ragspec.errors import (
+    InputError,
+    ModelNotFoundError,
+    RagspecError,
+    TokenizerMismatchError,
+    UnknownNameError,
+    UnsupportedModelError,
+)
 from ragspec.pipelines.cli.app import main
 from ragspec.visual import ImagePipeline, LatentPipeline
-from ragspec.visual.latents import Near
+from ragspec.visual.drafting import LatentDrafter
+from ragspec.visual.latents import LatentTarget, Near, Schedule
 from ragspec.visual.latents.rules import make_latent_rule
+from ragspec.visual.pipeline.drafter_choice import Conditions, source_name
 from tests.support import tiny_images
 from tests.support import tiny_latents as models
 
-RULES = ("near", "aligned", "horizon", "path")
+RULES = ("near", "aligned", "horizon", "path", "cspd-paper", "cspd-repo")
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = models.model(dtype=torch.float32, strength=0.2)
     made.config.id2label = {}
     made.save_pretrained(root / "target")
+    draft = models.model(7, torch.float32, strength=0.2, hidden=16, head_width=12)
+    draft.save_pretrained(root / "draft")
     tiny_images.tokenizer().save_pretrained(root / "tokenizer", dtype=torch.float32)
     return root
 
@@ -42,16 +53,82 @@ def drawn(pipe: LatentPipeline, count: int = 4, **given: Any) -> Any:
     return pipe(class_labels=labels, generator=dice, **given)
 
 
+@pytest.mark.parametrize("drafter", ["jacobi", "model"])
 @pytest.mark.parametrize("rule", RULES)
-def test_a_seed_fixes_a_picture(folder: Path, rule: str) -> None:
-    pipe = pipeline(folder, rule=rule)
+def test_a_seed_fixes_a_picture(folder: Path, rule: str, drafter: str) -> None:
+    pipe = pipeline(folder, drafter, rule=rule)
     first = drawn(pipe)
     again, fewer = drawn(pipe), drawn(pipe, 2)
     assert torch.equal(first.latents, again.latents)
     assert torch.allclose(first.latents[:2], fewer.latents, atol=1e-4)
     assert first.latents.shape == (4, models.SIDE, models.SIDE, models.WIDTH)
     assert first.images[0].size == (6, 6) and first.label == pipe.rule.label
-    assert first.stats.codes_per_forward > 1.0 or rule != "near"
+    kept = rule == "cspd-repo" or (rule == "near" and drafter == "jacobi")
+    assert first.stats.codes_per_forward > 1.0 or not kept
+
+
+@pytest.mark.parametrize("drafter", ["jacobi", "model"])
+@pytest.mark.parametrize("rule", RULES)
+def test_half_precision_draws_numbers(folder: Path, rule: str, drafter: str) -> None:
+    found = drawn(pipeline(folder, drafter, rule=rule, dtype="float16"), 2)
+    assert found.latents.dtype == torch.float16 and bool(found.latents.isfinite().all())
+    assert float(found.latents.abs().max()) < 100.0
+
+
+def test_a_model_drafts_in_the_targets_steps_with_its_guidance(folder: Path) -> None:
+    pipe = pipeline(folder, "model", steps=3, floor=0.2)
+    conditions = Conditions(torch.tensor([1, 2]))
+    for scale in (1.0, 2.0):
+        target = LatentTarget(pipe.model, conditions.table(pipe.trunk), scale, pipe.schedule)
+        drafter = pipe.source(target, conditions)
+        assert isinstance(drafter, LatentDrafter) and drafter.draft.table is target.table
+        assert drafter.draft.sampler.schedule == pipe.schedule == Schedule(3, 0.2)
+        assert drafter.draft.sampler.scale == scale and drafter.draft.model is pipe.draft.trunk
+        assert drafter.draft.prompt(1) == target.prompt(1)
+
+
+def test_a_model_may_be_given_by_itself_or_by_its_folder(folder: Path, tmp_path: Path) -> None:
+    named = pipeline(folder, "model")
+    first = drawn(named)
+    for given in (folder / "draft", str(folder / "draft"), named.draft, [named.draft]):
+        assert torch.equal(drawn(pipeline(folder, given)).latents, first.latents)
+    named.save_pretrained(tmp_path / "copy")
+    again = drawn(pipeline(tmp_path / "copy", "model"))
+    assert torch.allclose(again.latents, first.latents, atol=1e-3)
+    auto = pipeline(folder)
+    assert source_name(auto.source) == "jacobi" and auto.draft is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"width": 3}, InputError, "latents of 3 numbers; expected 4"),
+        ({"side": 2}, TokenizerMismatchError, "grid_size 2; expected 3"),
+        ({"mean": 0.5}, InputError, "another mean of latents"),
+        ({"deviation": 0.5}, InputError, "another deviation of latents"),
+    ],
+)
+def test_drafts_of_other_latents_are_refused(
+    folder: Path, changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    shape = {key: value for key, value in changes.items() if key in ("width", "side")}
+    draft = models.model(7, torch.float32, hidden=16, **shape)
+    for name in changes.keys() - shape.keys():
+        getattr(draft, name).add_(changes[name])
+    with pytest.raises(error, match=message):
+        pipeline(folder, draft)
+
+
+def test_drafters_that_are_not_there_are_refused(folder: Path, tmp_path: Path) -> None:
+    pipe = pipeline(folder)
+    with pytest.raises(ModelNotFoundError, match="no draft model lies with the given model"):
+        LatentPipeline(pipe.model, pipe.tokenizer, "model")
+    with pytest.raises(ModelNotFoundError, match=r"holds no config\.json"):
+        pipeline(folder, tmp_path)
+    with pytest.raises(InputError, match="got 2 drafters of latents"):
+        pipeline(folder, ["jacobi", "model"])
+    with pytest.raises(InputError, match="as a drafter"):
+        pipeline(folder, 3)
 
 
 def test_plain_pictures_and_near_0_are_the_same(folder: Path) -> None:
@@ -114,7 +191,15 @@ def test_bad_names_and_models_are_refused(folder: Path) -> None:
         make_latent_rule("path", r=1.0)
 
 
-@pytest.mark.parametrize("rule", [[], ["--rule", "near", "--r", "0.5"], ["--rule", "path"]])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        [],
+        ["--rule", "near", "--r", "0.5"],
+        ["--rule", "path", "--drafter", "model"],
+        ["--rule", "cspd-repo"],
+    ],
+)
 def test_the_command_draws(
     folder: Path, tmp_path: Path, rule: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,7 +210,8 @@ def test_the_command_draws(
     found = json.loads(figures.read_text())
     assert found["rule"] == (rule[1] if rule else "aligned")
     assert len(found["images"]) == 2 and all(Path(path).is_file() for path in found["images"])
-    assert found["label"] == ("approximate" if "near" in rule else "exact-for(law)")
+    approximate = {"near", "cspd-repo"} & set(rule)
+    assert found["label"] == ("approximate" if approximate else "exact-for(law)")
     assert found["forwards"] <= found["forwards_plain"]
     assert found["psnr"] is None or found["psnr"] > 5.0
     assert list((tmp_path / "out").glob("*compare.png"))

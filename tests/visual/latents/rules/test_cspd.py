@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
@@ -72,17 +71,10 @@ def test_the_public_code_replaces_a_draft_where_it_stands_and_keeps_the_rest() -
 
 
 def test_the_public_code_gives_up_after_a_hundred_tries() -> None:
-    given = pair("linear", "model", spread=0.5)  # p weighs next to nothing: none is left of it
-    given.draft.sampler.deviations[0] = given.target.sampler.deviations[0]
-    given.q = given.p
-    given.draft.sampler.head = given.target.sampler.head
+    given = pair("linear", "model", spread=40.0)  # the factor leaves nothing of the target's law
     numbers = drawn(given, [0])
-    factor = log_factor(given.target.table, numbers[0], numbers[0])
-    assert factor == 0.0
-    given.draft.sampler.deviations[1:] *= 40.0
     tree = chain(numbers)
-    rule = Strict()
-    verdict = rule.judge(tree, view_of(given.target, given.p, tree, 0))
+    verdict = Strict().judge(tree, view_of(given.target, given.p, tree, 0))
     assert verdict.token == numbers[0]
     assert bool((given.target.table.latents[numbers[0]] == 0.0).all())
 
@@ -102,4 +94,3 @@ def test_a_draft_of_another_index_ends_the_chain() -> None:
 
 def test_their_pictures_are_called_approximate() -> None:
     assert CspdPaper().label == CspdRepo().label == "approximate"
-    assert torch.is_tensor(plain(pair("linear", "model").target, pair("linear", "model").p, 2))

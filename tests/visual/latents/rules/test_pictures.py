@@ -1,4 +1,4 @@
-"""The rules over latents: laws by Kolmogorov and Smirnov, pictures by equality."""
+"""Pictures under the rules over latents: by equality, in every type, and bad input."""
 
 from __future__ import annotations
 
@@ -10,140 +10,18 @@ import torch
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, RuleError
-from ragspec.sampling.distribution import TokenLaw
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
-from ragspec.sampling.stopping import StopRule
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.visual.drafting import JacobiDrafter
-from ragspec.visual.latents import Horizon, LatentTarget, Near
-from ragspec.visual.latents.target import LatentView
+from ragspec.visual.latents import Horizon, Near
+from ragspec.visual.latents.rules import Aligned, CspdPaper, CspdRepo, Path, make_latent_rule
 from tests.support import tiny
 from tests.support import tiny_latents as models
+from tests.support.latent_laws import view_of
 
-SAMPLES = 2000
 CODES = models.SIDE**2
-
-
-class FreshDraw(Horizon):
-    """A mutant: after a rejection the target's own latent, whose noise the draft shares."""
-
-    def _reflected(self, view: LatentView, drafted: int, own: int) -> torch.Tensor:
-        return view.target.table.latents[own]
-
-    def _residual(self, view: LatentView, index: int, drafted: int, own: int) -> torch.Tensor:
-        return view.target.table.latents[own]
-
-
-class Lenient(Horizon):
-    """A mutant: keeps all that is nearly as likely."""
-
-    @torch.no_grad()
-    def _log_ratio(self, view: LatentView, drafted: int, own: int) -> float:
-        return super()._log_ratio(view, drafted, own) + 2.0
-
-
-class Linear(torch.nn.Module):
-    """A head whose chain is linear and Gaussian."""
-
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        drawn = torch.Generator().manual_seed(5)
-        self.state = torch.nn.Linear(hidden, models.WIDTH, bias=False).double()
-        self.state.weight.data = 0.15 * torch.randn(width, hidden, generator=drawn).double()
-        self.write = torch.nn.Linear(1, width).double()
-
-    def denoise(self, noisy: Any, times: Any, told: Any) -> torch.Tensor:
-        out: torch.Tensor = 0.4 * noisy * times[:, None] + told
-        return out
-
-
-def view_of(target: LatentTarget, state: torch.Tensor, tree: DraftTree, seed: int) -> LatentView:
-    """Return the view of a root in that state [C * H], with the tree below an empty text."""
-    law = TokenLaw(Sampling(temperature=1.0), NoiseStream(seed), 1)
-    states = state.expand(len(tree) + 1, -1)
-    return target.open_view(states, tree, law, StopRule(frozenset(), CODES).open(None), [7])
-
-
-@torch.no_grad()
-def emitted(rule: Horizon, target: LatentTarget, p: Any, q: Any, count: int) -> torch.Tensor:
-    """Return what a rule puts first where the draft was drawn in another state: f64 [count, D]."""
-    befores = [view_of(target, q, DraftTree.empty(), seed) for seed in range(count)]
-    target.draw(befores)
-    drafted = [view.token(-1) for view in befores]
-    trees = [DraftTree.chain([each], "jacobi", kind=DraftKind.COUPLED) for each in drafted]
-    views = [view_of(target, p, tree, seed) for seed, tree in enumerate(trees)]
-    target.draw(views)
-    verdicts = [rule.judge(tree, view) for tree, view in zip(trees, views, strict=True)]
-    first = [
-        each if verdict.path else verdict.token
-        for each, verdict in zip(drafted, verdicts, strict=True)
-    ]
-    return target.table.latents[torch.tensor(first)]
-
-
-@torch.no_grad()
-def expected(target: LatentTarget, p: Any, count: int) -> torch.Tensor:
-    """Return latents of the law itself, by other seeds: f64 [count, D]."""
-    told = target.sampler.told(p.reshape(1, target.copies, -1)).expand(count, -1, -1)
-    noise = torch.cat([target.noise(NoiseStream(10**6 + seed), [0]) for seed in range(count)])
-    return target.sampler.draw(told, noise).latents
-
-
-def differs(first: torch.Tensor, second: torch.Tensor) -> float:
-    """Return the least p-value of two samples [n, D], over numbers and a few projections."""
-    drawn = torch.Generator().manual_seed(3)
-    ways = torch.cat([torch.eye(first.shape[1]), torch.randn(4, first.shape[1], generator=drawn)])
-    values = []
-    for way in ways.double():
-        a, b = (first @ way).sort().values, (second @ way).sort().values
-        both = torch.cat([a, b])
-        gap = torch.searchsorted(a, both, right=True) / len(a) - torch.searchsorted(
-            b, both, right=True
-        ) / len(b)
-        size = math.sqrt(len(a) * len(b) / (len(a) + len(b)))
-        values.append(2.0 * math.exp(-2.0 * (size * float(gap.abs().max())) ** 2))
-    return min(values)
-
-
-def states(target: LatentTarget, apart: float) -> tuple[torch.Tensor, torch.Tensor]:
-    drawn = torch.Generator().manual_seed(11)
-    hidden = 32 * target.copies
-    p = torch.randn(hidden, generator=drawn, dtype=torch.float64)
-    return p, p + apart * torch.randn(hidden, generator=drawn, dtype=torch.float64)
-
-
-def chain(kind: str, scale: float = 1.0) -> LatentTarget:
-    made = models.target(models.model(), scale=scale)
-    if kind == "linear":
-        made.sampler.head = Linear(models.WIDTH, 32)  # type: ignore[assignment]
-        made.table.told = made.table.told.new_zeros(1024, made.copies, models.WIDTH)
-    return made
-
-
-@pytest.mark.parametrize("kind", ["linear", "nonlinear"])
-@pytest.mark.parametrize("s", [1, 2, 5])
-def test_what_comes_out_follows_the_targets_law(kind: str, s: int) -> None:
-    target = chain(kind)
-    p, q = states(target, 0.15)
-    rule, plain = Horizon(s), expected(target, p, SAMPLES)
-    assert differs(emitted(rule, target, p, q, SAMPLES), plain) > 1e-4
-    assert differs(expected(target, q, SAMPLES), plain) < 1e-6  # the draft's law is another
-
-
-@pytest.mark.parametrize("mutant", [FreshDraw(1), FreshDraw(5), Lenient(2)])
-def test_a_rule_that_breaks_the_coupling_is_found(mutant: Horizon) -> None:
-    target = chain("linear")
-    p, q = states(target, 0.15)
-    found = emitted(mutant, target, p, q, SAMPLES)
-    assert differs(found, expected(target, p, SAMPLES)) < 1e-4
-
-
-def test_guided_laws_hold_too() -> None:
-    target = chain("nonlinear", scale=2.0)
-    assert target.copies == 2
-    p, q = states(target, 0.1)
-    assert differs(emitted(Horizon(2), target, p, q, 1500), expected(target, p, 1500)) > 1e-4
+RULES = (Near(0.3), Aligned(), Horizon(3), Path(), CspdPaper(), CspdRepo())
 
 
 def generate(rule: Any, drafter: Any, rows: int = 3, seed: int = 4, **given: Any) -> Any:
@@ -186,7 +64,7 @@ def test_near_0_is_the_plain_picture_and_some_way_off_is_near() -> None:
     assert not torch.allclose(rough, plain, atol=1e-3)
 
 
-@pytest.mark.parametrize("rule", [Near(0.3), Horizon(1), Horizon(3), Horizon(99)])
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.name))
 def test_a_seed_fixes_the_latents_whatever_else_is_drawn(rule: Any) -> None:
     drafter = JacobiDrafter(6, width=models.SIDE)
     first, found = generate(rule, drafter)
@@ -201,13 +79,14 @@ def test_a_seed_fixes_the_latents_whatever_else_is_drawn(rule: Any) -> None:
 
 def test_what_no_forward_drew_for_its_index_is_no_draft() -> None:
     target = models.target(models.model())
-    p, _ = states(target, 0.0)
+    p = torch.randn(32, generator=torch.Generator().manual_seed(11), dtype=torch.float64)
     before = view_of(target, p, DraftTree.empty(), 1)
     number = before.token(-1)
     target.table.indices[number] = 5  # drawn for another place
     tree = DraftTree.chain([number], "jacobi", kind=DraftKind.COUPLED)
-    for rule in (Near(10.0), Horizon(1)):
-        assert not rule.judge(tree, view_of(target, p, tree, 1)).path
+    for rule in (Near(10.0), Aligned(), Path(), CspdRepo()):
+        view = view_of(target, p, tree, 1)
+        assert rule.judge(tree, view).token == view.token(-1)
 
 
 @pytest.mark.parametrize("make", [lambda: Near(-1.0), lambda: Near(math.nan), lambda: Horizon(0)])
@@ -223,3 +102,13 @@ def test_rules_of_the_other_kind_are_refused() -> None:
         text.generate(tiny.prompt() * 2, max_new_tokens=9, ignore_eos=True)
     with pytest.raises(RuleError, match="over tables of probabilities"):
         generate("rejection", JacobiDrafter(4, "sampled", width=3))
+
+
+def test_rules_have_names_and_their_settings_alone() -> None:
+    for rule in RULES:
+        assert type(make_latent_rule(rule.name)) is type(rule)
+        assert make_latent_rule(rule.name).name == rule.name
+    with pytest.raises(InputError, match="'path' has no s; it takes no settings"):
+        make_latent_rule("path", s=3)
+    with pytest.raises(InputError, match="got s 0; expected at least 1"):
+        make_latent_rule("horizon", s=0)

@@ -1,0 +1,115 @@
+"""Drafts of latents by a smaller model: chains of its own latents, its cache, and bad input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.engine.engine import Engine
+from ragspec.errors import InputError
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
+from ragspec.visual.drafting import LatentDrafter
+from ragspec.visual.latents import Horizon, LatentTarget, Near
+from ragspec.visual.latents.rules import Aligned, CspdPaper, CspdRepo, Path
+from tests.support import tiny_latents as models
+
+CODES = models.SIDE**2
+RULES = (Near(0.3), Aligned(), Horizon(3), Path(), CspdPaper(), CspdRepo())
+
+
+def smaller(seed: int = 7, dtype: torch.dtype = torch.float64, **changes: Any) -> Any:
+    """Return a draft model of another trunk and head."""
+    return models.model(seed, dtype, strength=0.1, hidden=16, head_width=12, **changes)
+
+
+def drafter_of(target: LatentTarget, made: Any, rows: int = 1, **given: Any) -> LatentDrafter:
+    draft = models.target(made, rows, target.guidance_scale, table=target.table)
+    return LatentDrafter(draft, target, **given)
+
+
+def generate(
+    rule: Any, rows: int = 3, window: int = 6, worth: float = 0.0, made: Any = None, **given: Any
+) -> Any:
+    target = models.target(models.model(strength=0.1), rows, scale=2.0)
+    drafter = drafter_of(target, made or smaller(), rows, window=window, worth=worth)
+    engine = Engine(target, None, drafter, budget=6, rule=rule, **given)
+    found = engine.generate(
+        [target.prompt(row) for row in range(rows)],
+        Sampling(temperature=1.0, seed=list(range(rows))),
+        max_new_tokens=CODES,
+        ignore_eos=True,
+    )
+    return torch.stack([target.table.latents[list(each.tokens)] for each in found]), found
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.name))
+def test_a_seed_fixes_the_latents_whatever_else_is_drawn(rule: Any) -> None:
+    first, found = generate(rule)
+    again, _ = generate(rule)
+    one_by_one, _ = generate(rule, batch_size=1)
+    alone, _ = generate(rule, rows=1)
+    assert torch.equal(first, again) and torch.allclose(first, one_by_one, atol=1e-9)
+    assert torch.allclose(first[:1], alone, atol=1e-9)
+    assert sum(each.report.accepted for each in found) > 0
+    assert first.shape == (3, CODES, models.WIDTH) and found[0].label == rule.label
+
+
+def test_a_copy_of_the_target_is_always_right() -> None:
+    same = models.model(strength=0.1)
+    latents, found = generate(Near(1e-9), made=same)
+    plain, _ = generate("walk", window=1)
+    assert torch.allclose(latents, plain, atol=1e-9)
+    assert all(each.report.accepted >= 0.5 * CODES for each in found)
+    assert all(each.report.forward_passes <= 3 for each in found)  # 1, then windows of 6
+    kept, found = generate(Path(), made=same)
+    assert torch.allclose(kept, plain, atol=1e-9)
+
+
+def test_a_draft_is_what_its_model_draws_alone() -> None:
+    target = models.target(models.model(), scale=2.0)
+    made = smaller()
+    drafter = drafter_of(target, made, window=4, worth=0.0)
+    prompt = target.prompt(0)
+    law = TokenLaw(Sampling(temperature=1.0), NoiseStream(5), 1)
+    session = drafter.open(DraftRequest(tuple(prompt), target.vocab_size, law=law))
+    tree = session.propose(DraftContext(list(prompt), len(prompt), CODES), 4)
+    drafted = target.table.latents[tree.tokens.tolist()]
+    with torch.no_grad():
+        conditions = made.trunk.condition(torch.arange(1)), made.trunk.unconditional(1)
+        states = [made.states(drafted[None], each)[0] for each in conditions]
+        told = drafter.draft.sampler.told(torch.stack(states, 1))
+        noise = target.noise(NoiseStream(5), range(4))
+        alone = drafter.draft.sampler.draw(told, noise)
+    assert torch.allclose(alone.latents, drafted, atol=1e-9)
+    numbers = tree.tokens.tolist()
+    assert torch.allclose(target.table.means[numbers], alone.means, atol=1e-9)
+    assert [target.table.indices[number] for number in numbers] == [0, 1, 2, 3]
+
+
+def test_chains_grow_with_what_is_kept_and_end_with_the_picture() -> None:
+    latents, found = generate(Near(50.0), window=99, worth=0.1)  # all are kept
+    sizes = [len(step.tree) for step in found[0].steps if len(step.tree)]
+    assert sizes[0] == 3 and sum(sizes) < CODES  # 0.5, 0.25 and 0.125 are worth it
+    _, none = generate(Near(0.0), window=99, worth=0.1)  # none is
+    assert min(len(step.tree) for step in none[0].steps[1:-1]) == 1
+    assert latents.shape[1] == CODES
+
+
+def test_bad_drafts_are_refused() -> None:
+    target = models.target(models.model())
+    with pytest.raises(InputError, match="got latents of 4 numbers in 4 steps; expected 4 in 5"):
+        models.target(smaller(), steps=4, table=target.table)
+    with pytest.raises(InputError, match="got latents of 3 numbers in 5 steps; expected 4 in 5"):
+        models.target(smaller(width=3), table=target.table)
+    with pytest.raises(InputError, match="made with table=target.table"):
+        LatentDrafter(models.target(smaller()), target)
+    with pytest.raises(InputError, match="expected a LatentTarget over the smaller model"):
+        LatentDrafter(smaller(), target)
+    for window, worth in ((0, 0.1), (4, -0.1), (4, 1.0)):
+        with pytest.raises(InputError, match=f"got window {window} and worth {worth}"):
+            drafter_of(target, smaller(), window=window, worth=worth)
