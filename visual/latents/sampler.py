@@ -82,4 +82,5 @@ class Sampler:
         if copies == 2:
             guided = (clean[:, 1] + self.scale * (clean[:, 0] - clean[:, 1])).clamp(-MOST, MOST)
         to_clean, to_noisy = self.factors[steps - 1].to(noisy).unbind(-1)
-        return to_clean[:, None] * guided + to_noisy[:, None] * noisy
+        found: torch.Tensor = to_clean[:, None] * guided + to_noisy[:, None] * noisy
+        return found
