@@ -92,7 +92,8 @@ class LatentSession:
 
     def observe(self, step: Step) -> None:
         """Keep in the cache what the target kept of the draft, and learn how much that is."""
-        for drafted, token in zip(self._drafted, step.tokens, strict=False):
+        judged = self._drafted[: len(step.tree)]  # a budget may have cut the rest
+        for drafted, token in zip(judged, step.tokens, strict=False):
             self._kept += _RATE * ((drafted == token) - self._kept)
             if drafted != token:
                 break

@@ -19,7 +19,7 @@ from ragspec.visual.latents.target import LatentView
 from tests.support import tiny_latents as models
 from tests.support.latent_laws import Pair, differs, emitted, pair, plain
 
-SAMPLES = 800
+SAMPLES = 600
 
 
 def model(seed: int, components: int = 3) -> Any:

@@ -70,7 +70,7 @@ def test_a_seed_fixes_a_picture(folder: Path, rule: str, drafter: str) -> None:
 @pytest.mark.parametrize("drafter", ["jacobi", "model"])
 @pytest.mark.parametrize("rule", RULES)
 def test_half_precision_draws_numbers(folder: Path, rule: str, drafter: str) -> None:
-    found = drawn(pipeline(folder, drafter, rule=rule, dtype="float16"), 2)
+    found = drawn(pipeline(folder, drafter, rule=rule, dtype="float16"), 1)
     assert found.latents.dtype == torch.float16 and bool(found.latents.isfinite().all())
     assert float(found.latents.abs().max()) < 100.0
 

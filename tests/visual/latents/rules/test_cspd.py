@@ -12,7 +12,7 @@ from ragspec.visual.latents.rules import Aligned, CspdPaper, CspdRepo
 from ragspec.visual.latents.rules.cspd_paper import log_factor
 from tests.support.latent_laws import Pair, differs, emitted, pair, plain, view_of
 
-SAMPLES = 800
+SAMPLES = 600
 
 
 def drawn(given: Pair, indices: list[int], seed: int = 0) -> list[int]:

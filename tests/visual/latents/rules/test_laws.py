@@ -17,7 +17,7 @@ from ragspec.visual.latents.target import LatentView
 from tests.support import tiny_latents as models
 from tests.support.latent_laws import OTHER_SEEDS, differs, emitted, pair, plain
 
-SAMPLES = 800
+SAMPLES = 600
 SAME, OTHER = 1e-4, 1e-5  # p-values above which two laws pass for one, and below which they differ
 LOSSLESS = (Aligned(), Horizon(2), Path())
 
@@ -81,14 +81,14 @@ def test_a_rule_that_breaks_the_coupling_is_found(mutant: Any, drafter: str, spr
 
 
 class TwiceUsed(LatentTarget):
-    """A mutant: the noise of an index is that of the next one too."""
+    """A mutant: the noise of the first index is that of all."""
 
     def noise(self, noise: NoiseStream, indices: Any) -> torch.Tensor:
-        return super().noise(noise, [index // 2 for index in indices])
+        return super().noise(noise, [0] * len(indices))
 
 
 def texts(
-    rule: Any, drafts: str, first_seed: int, count: int = 400, made: Any = LatentTarget
+    rule: Any, drafts: str, first_seed: int, count: int = 300, made: Any = LatentTarget
 ) -> torch.Tensor:
     """Return the first three latents of pictures by a class of targets, f64 [count, 3 D]."""
     target = models.target(models.model(strength=0.5), steps=3, made_by=made)
@@ -112,11 +112,11 @@ def texts(
 
 @pytest.mark.parametrize("rule", [Aligned(), Path()], ids=lambda rule: str(rule.name))
 def test_latents_of_a_text_follow_their_joint_law(rule: Any) -> None:
-    wanted = texts("walk", "none", OTHER_SEEDS, 1200)
+    wanted = texts("walk", "none", OTHER_SEEDS, 900)
     for drafts in ("jacobi", "model"):
         assert differs(texts(rule, drafts, 0), wanted) > SAME
 
 
 def test_noise_of_an_index_that_is_used_twice_is_found() -> None:
-    wanted = texts("walk", "none", OTHER_SEEDS, 1200)
+    wanted = texts("walk", "none", OTHER_SEEDS, 900)
     assert differs(texts(Aligned(), "model", 0, made=TwiceUsed), wanted) < OTHER
