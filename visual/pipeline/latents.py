@@ -14,10 +14,10 @@ from ragspec.acceptance.base import Rule, expect_rule
 from ragspec.budget.policy import make_budget
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.visual.latents.judged import Watched, WatchedTarget
 from ragspec.visual.latents.model import LatentModel
 from ragspec.visual.latents.rules.by_name import make_latent_rule
 from ragspec.visual.latents.schedule import Schedule
-from ragspec.visual.latents.target import LatentTarget
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.models.vq import VQTokenizer
 from ragspec.visual.pipeline.folder import (
@@ -27,13 +27,14 @@ from ragspec.visual.pipeline.folder import (
     load_latents,
 )
 from ragspec.visual.pipeline.latent_source import NODES, latent_source
+from ragspec.visual.pipeline.latent_stats import latent_stats
 from ragspec.visual.pipeline.pipeline import ImageOutput, ImagePipeline
 
 
 @dataclass
 class LatentOutput(ImageOutput):
     """What a call returns; see `ImageOutput`. latents f32 [B, h, w, D], as the autoencoder knows
-    them; codes are their numbers in the call."""
+    them; codes are their numbers in the call. stats: a `LatentStats`."""
 
     latents: torch.Tensor | None = None
 
@@ -142,7 +143,7 @@ class LatentPipeline(ImagePipeline):
         return self.image_processor.postprocess(images.cpu(), output_type)
 
     def _judging(self) -> Rule:
-        return self.rule
+        return Watched(self.rule)
 
     def _target(
         self,
@@ -151,17 +152,18 @@ class LatentPipeline(ImagePipeline):
         interval: tuple[int, int] | None,
         fixed: torch.Tensor | None,
     ) -> ImageTarget:
-        return LatentTarget(self.model, table, scale, self.schedule)
+        return WatchedTarget(self.model, table, scale, self.schedule)
 
     @torch.no_grad()
     def _output(
         self, drawn: list[Generation], seconds: float, output_type: str, target: ImageTarget
     ) -> LatentOutput:
-        assert isinstance(target, LatentTarget)
+        assert isinstance(target, WatchedTarget)
         made = super()._output(drawn, seconds, "latent", target)
+        stats = latent_stats(made.stats, drawn, target, self.rule, self.side)
         latents = self.model.restored(target.table.latents[made.codes])
         images = self.decode(latents, output_type)
-        return LatentOutput(**{**dict(made.items()), "images": images}, latents=latents)
+        return LatentOutput(**{**dict(made.items()), "images": images, "stats": stats}, latents=latents)
 
 
 def _check(model: Any, tokenizer: VQTokenizer) -> None:

@@ -1,0 +1,116 @@
+"""What became of each latent of a call: a kept draft, what stands for one, or the target's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ragspec.acceptance.base import Rule, TargetView, Verdict, open_rule
+from ragspec.acceptance.rejection import children_of
+from ragspec.trees.draft_tree import ROOT, DraftTree
+from ragspec.visual.latents.target import LatentTarget, LatentView
+
+OUTCOMES = ("own", "kept", "reflected", "redrawn")
+"""No draft stood there; the draft stayed; its mirror image came for it; another latent did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One committed latent. drafted: the draft that was judged there, None where there was none.
+
+    index: the generated one. drafted, own, emitted: numbers of the table; own is the target's own,
+    drawn at that forward.
+    """
+
+    index: int
+    drafted: int | None
+    own: int
+    emitted: int
+
+    @property
+    def kept(self) -> bool:
+        """Whether the draft stayed."""
+        return self.emitted == self.drafted
+
+
+class WatchedTarget(LatentTarget):
+    """A target that knows, by its number, how each committed latent of the call was judged."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.judged: dict[int, Judged] = {}
+
+    def note(self, tree: DraftTree, view: LatentView, verdict: Verdict) -> None:
+        """Take note of what a rule decided about a chain of drafts."""
+        children, node = children_of(tree), ROOT
+        path = [int(tree.tokens[each]) for each in verdict.path]
+        for place, number in enumerate([*path, verdict.token]):
+            if number is None:
+                break
+            below, index = children[node], view.index(node)
+            drafted = int(tree.tokens[below[0]]) if below else None
+            if drafted is not None and self.table.indices[drafted] != index:
+                drafted = None  # what no forward drew for its index is no draft
+            self.judged[number] = Judged(index, drafted, view.token(node), number)
+            if place < len(path):
+                node = verdict.path[place]
+
+    def outcome(self, number: int, steps: int | None) -> int:
+        """Return the place in `OUTCOMES` of a committed latent, under a rule of so many steps."""
+        judged = self.judged[number]
+        if judged.drafted is None:
+            return 0
+        if judged.kept:
+            return 1
+        return 2 if steps == 1 and number != judged.own else 3
+
+    def distances(self, numbers: Sequence[int]) -> torch.Tensor:
+        """Return how far kept latents are from the target's own, in deviations; NaN of others."""
+        judged = [self.judged[number] for number in numbers]
+        own = torch.tensor([each.own for each in judged])
+        apart = self.table.latents[torch.tensor(numbers)] - self.table.latents[own]
+        found = torch.linalg.vector_norm(apart.double(), dim=-1).cpu()
+        found[[not each.kept for each in judged]] = torch.nan
+        return found
+
+
+class Watched:
+    """A rule whose verdicts a `WatchedTarget` takes note of; it decides what the rule decides."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+
+    @property
+    def name(self) -> str:
+        """The rule's."""
+        return self.rule.name
+
+    @property
+    def label(self) -> str:
+        """The rule's, which may depend on what it met."""
+        return self.rule.label
+
+    @property
+    def accepts(self) -> Any:
+        """The kinds of draft that the rule may judge."""
+        return self.rule.accepts
+
+    def open(self) -> Watched:
+        """Return the rule for one row, watched."""
+        return Watched(open_rule(self.rule))
+
+    def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
+        """Return the rule's verdict."""
+        verdict = self.rule.judge(tree, target)
+        if isinstance(target, LatentView) and isinstance(target.target, WatchedTarget):
+            target.target.note(tree, target, verdict)
+        return verdict
+
+
+def steps_of(rule: Rule, most: int) -> int | None:
+    """Return the denoising steps that a rule judges drafts by, of `most`; None where it has none."""
+    steps = getattr(rule, "s", None)
+    return None if steps is None else min(int(steps), most)

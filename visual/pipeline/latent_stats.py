@@ -1,0 +1,74 @@
+"""The figures of a call over continuous latents: those of images, and what became of the drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragspec.acceptance.base import Rule
+from ragspec.engine.output import Generation
+from ragspec.reports.label import kind_of_label
+from ragspec.visual.acceptance.tv_budget import APPROXIMATE
+from ragspec.visual.latents.judged import OUTCOMES, WatchedTarget, steps_of
+from ragspec.visual.pipeline.output import ImageStats
+
+
+@dataclass(frozen=True, slots=True)
+class LatentStats(ImageStats):
+    """See `ImageStats`. outcomes i64 [B, h, w]: places in `OUTCOMES`, -1 where nothing was drawn.
+
+    distances f64 [B, h, w]: how far the latents that an approximate rule kept are from the
+    target's own, in deviations of the latents; NaN elsewhere, and under lossless rules.
+    """
+
+    outcomes: NDArray[np.int64]
+    distances: NDArray[np.float64]
+
+    @property
+    def acceptance(self) -> float | None:
+        """Drafts that stayed, of those that were judged; None without drafts."""
+        kept = int((self.outcomes == OUTCOMES.index("kept")).sum())
+        judged = int((self.outcomes > 0).sum())
+        return kept / judged if judged else None
+
+    @property
+    def distance_mean(self) -> float | None:
+        """The mean distance of kept latents; None where none is told."""
+        return None if np.isnan(self.distances).all() else float(np.nanmean(self.distances))
+
+    @property
+    def distance_most(self) -> float | None:
+        """The largest distance of a kept latent; None where none is told."""
+        return None if np.isnan(self.distances).all() else float(np.nanmax(self.distances))
+
+    def summary(self) -> str:
+        """Return one line for people."""
+        line = ImageStats.summary(self)  # classes with slots are made anew: super() is lost
+        if self.distance_mean is None:
+            return line
+        return line + (
+            f", {self.acceptance:.0%} of drafts kept, {self.distance_mean:.4f} from the target's "
+            f"own on average, {self.distance_most:.4f} at most"
+        )
+
+
+def latent_stats(
+    stats: ImageStats, drawn: Sequence[Generation], target: WatchedTarget, rule: Rule, side: int
+) -> LatentStats:
+    """Return the figures of images of side * side latents, drawn with a rule."""
+    outcomes = np.full((len(drawn), side * side), -1, dtype=np.int64)
+    distances = np.full(outcomes.shape, np.nan)
+    steps = steps_of(rule, target.sampler.schedule.steps)
+    for row, generation in enumerate(drawn):
+        numbers = list(generation.tokens)
+        outcomes[row, : len(numbers)] = [target.outcome(number, steps) for number in numbers]
+        if kind_of_label(generation.label) == APPROXIMATE and numbers:
+            distances[row, : len(numbers)] = target.distances(numbers)
+    known = {field.name: getattr(stats, field.name) for field in fields(ImageStats)}
+    shape = (-1, side, side)
+    return LatentStats(
+        **known, outcomes=outcomes.reshape(shape), distances=distances.reshape(shape)
+    )
