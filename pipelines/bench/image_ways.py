@@ -30,7 +30,7 @@ ALIASES: Mapping[str, str] = MappingProxyType({"scd": "exact:jacobi", "sjd": "re
 EXACT_RULES = ("exact", "rejection", "without-replacement")
 _SETTING = r"(?P<value>[0-9.]+)(k(?P<near>[0-9]+))?(g(?P<gain>[0-9.]+))?"
 _DRAFTER = rf"(?P<drafter>.+?)(/(?P<mode>{'|'.join(DraftKind)}))?"
-_FORM = re.compile(rf"(?P<rule>[a-z+-]+)(@(?P<setting>{_SETTING}))?(?P<draft>:{_DRAFTER})?")
+FORM = re.compile(rf"(?P<rule>[a-z+-]+)(@(?P<setting>{_SETTING}))?(?P<draft>:{_DRAFTER})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,13 @@ class Way:
     @property
     def series(self) -> str:
         """What joins ways that differ in one value, for curves."""
-        found = _FORM.fullmatch(self.name)
+        found = FORM.fullmatch(self.name)
         return f"{found['rule']}{found['draft'] or ''}" if found else self.name
 
     @property
     def value(self) -> str:
         """The value in which the ways of a series differ, as it was written."""
-        found = _FORM.fullmatch(self.name)
+        found = FORM.fullmatch(self.name)
         return (found["setting"] or "") if found else ""
 
 
@@ -61,7 +61,7 @@ def parse_way(text: str) -> Way:
     name = text.strip()
     if name in (PLAIN, DRAFT_ONLY):
         return Way(name)
-    found = _FORM.fullmatch(ALIASES.get(name, name))
+    found = FORM.fullmatch(ALIASES.get(name, name))
     if found is None:
         raise InputError(
             f"got the way {name!r}; expected RULE[@VALUE][:DRAFTER[/MODE]] such as lantern@0.05 "

@@ -1,0 +1,139 @@
+"""Whether the denoising paths of committed latents are the target's own.
+
+Under the target's law each step z_t = (x_(t - 1) - mu(x_t)) / sigma_t, mu and sigma of the target
+at what was committed before, is standard normal: over many pictures the mean square of its numbers
+is 1 within sqrt(2 / count), at every step. What the path of a committed latent is hangs on the rule:
+
+- plain pictures, and latents that no draft was judged for: all T steps, as they were drawn;
+- a rule that couples the last s steps (aligned 1, horizon s, path T): the target's own steps above
+  x_s, which target and draft share, then the s steps of what stands there: of the draft that was
+  kept, with the target's means at the draft's states (the first from the target's own x_s), or of
+  the path that was drawn in its place. A reflected latent has one such step;
+- a rule without steps, such as near: as if it coupled one, x_0 being all that it puts in place.
+
+A lossless rule makes whole paths of that kind follow the target's law, whatever was drafted, so a
+figure that is not 1 within its error proves it wrong. Plain pictures are 1 up to the noise itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import Any
+
+import torch
+
+from ragspec.acceptance.base import Verdict
+from ragspec.trees.draft_tree import DraftTree
+from ragspec.visual.latents.judged import Judged, WatchedTarget
+from ragspec.visual.latents.sampler import Drawn, Sampler
+from ragspec.visual.latents.target import LatentView
+
+_NOT_DRAWN = -1  # the index of latents of the table that were made after a rejection
+
+
+class _Redraws(Sampler):
+    """A sampler that keeps the last paths which started from a state of another one."""
+
+    last: Drawn | None = None
+
+    def draw(self, told: torch.Tensor, noise: torch.Tensor, start: int | None = None) -> Drawn:
+        drawn = super().draw(told, noise, start)
+        if start is not None:
+            self.last = drawn
+        return drawn
+
+
+class PathTarget(WatchedTarget):
+    """A target that also keeps the paths of latents that were drawn after a rejection."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        own = self.sampler
+        self.redraws = self.sampler = _Redraws(own.head, own.schedule, own.scale)
+        self.redrawn: dict[int, torch.Tensor] = {}  # [s + 1, D], by number
+
+    def note(self, tree: DraftTree, view: LatentView, verdict: Verdict) -> None:
+        """Take note of a verdict, and of the path of a latent that it brought."""
+        super().note(tree, view, verdict)
+        last, self.redraws.last = self.redraws.last, None
+        number = verdict.token
+        if last is None or number is None or self.table.indices[number] != _NOT_DRAWN:
+            return
+        same = (last.path[:, 0] == self.table.latents[number]).all(-1).nonzero()
+        if len(same):
+            self.redrawn[number] = last.path[int(same[0])].clone()  # not all the tries
+
+    @torch.no_grad()
+    def squares(self, numbers: Sequence[int], steps: int | None) -> torch.Tensor:
+        """Return the mean square over D of each step of committed latents: f64 [n, T].
+
+        steps: those by which the rule judges, None where it has none. [:, t - 1] is of z_t.
+        """
+        table, s = self.table, steps or 1
+        judged = [self.judged[number] for number in numbers]
+        own = torch.tensor([each.own for each in judged])
+        path, means = table.paths[own].clone(), table.means[own].clone()
+        other = [row for row, each in enumerate(judged) if each.emitted != each.own]
+        for row in other:
+            states = self._states(judged[row], s)
+            path[row, : len(states)] = states
+        if s > 1 and other:
+            rows = torch.tensor(other)
+            between = path[rows, 1:s].flatten(0, 1)
+            told = table.told[own[rows]].repeat_interleave(s - 1, 0)
+            at = torch.arange(1, s).repeat(len(other))
+            found = self.sampler.means(told, between, at)
+            means[rows, : s - 1] = found.reshape(len(other), s - 1, -1)
+        deviations = self.sampler.deviations[:, None].to(path.device)
+        z = (path[:, :-1].double() - means.double()) / deviations
+        return z.square().mean(-1).cpu()
+
+    def _states(self, judged: Judged, s: int) -> torch.Tensor:
+        """Return the states x_0 .. x_(s - 1) of what stands in place of the target's own."""
+        if judged.kept:
+            return self.table.paths[judged.emitted][:s]
+        found = self.redrawn.get(judged.emitted)
+        return self.table.latents[judged.emitted][None] if found is None else found[:s]
+
+
+@dataclass(slots=True)
+class PathMoments:
+    """Mean squares of the steps of many committed latents. width: D."""
+
+    width: int
+    latents: int = 0
+    sums: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
+
+    def add(self, squares: torch.Tensor) -> None:
+        """Take in the mean squares f64 [n, T] of n latents."""
+        self.latents += len(squares)
+        self.sums = self.sums + squares.sum(0) if len(self.sums) else squares.sum(0)
+
+    @property
+    def by_step(self) -> list[float]:
+        """The mean square of each step, that of the last one, z_1, first [T]."""
+        means: list[float] = (self.sums / self.latents).tolist()
+        return means
+
+    @property
+    def total(self) -> float:
+        """The mean square over all steps."""
+        return float(self.sums.mean()) / self.latents
+
+    @property
+    def error(self) -> float:
+        """The standard error of one step's mean square under the target's law."""
+        return sqrt(2.0 / (self.latents * self.width))
+
+    @property
+    def total_error(self) -> float:
+        """That of the mean over all steps."""
+        return self.error / sqrt(len(self.sums))
+
+    @property
+    def worst(self) -> float:
+        """The largest deviation from 1 of a step or of all, in standard errors."""
+        steps = max(abs(value - 1.0) for value in self.by_step) / self.error
+        return max(steps, abs(self.total - 1.0) / self.total_error)
