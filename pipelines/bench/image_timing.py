@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ragspec.visual.evaluation.frechet import FeatureNet, Interval
+    from ragspec.visual.pipeline.latent_stats import LatentStats
     from ragspec.visual.pipeline.pipeline import ImagePipeline
 
 Progress = Callable[[str], None]
@@ -32,7 +33,8 @@ class Timed:
     """What the timed images of one way came to, one entry an image.
 
     forwards: of the target, reading the condition included. lengths: codes by forward pass of
-    decoding. sizes: draft nodes of all steps.
+    decoding. sizes: draft nodes of all steps. Of continuous latents alone: psnr, in dB to the plain
+    picture of the seed, and figures, all that a call told of them.
     """
 
     label: str = ""
@@ -42,6 +44,8 @@ class Timed:
     excess: list[float | None] = field(default_factory=list)
     equal: list[bool] = field(default_factory=list)
     sizes: Counter[int] = field(default_factory=Counter)
+    psnr: list[float] = field(default_factory=list)
+    figures: list[LatentStats] = field(default_factory=list)
 
     @property
     def usual_size(self) -> int:
@@ -100,14 +104,13 @@ def time_ways(
     for number in range(images):
         progress(f"seconds: image {number + 1} of {images}")
         shift = number % len(ways)
-        codes = {}
+        drawn = {}
         for way in ways[shift:] + ways[:shift]:
-            out = pipes[way](**drawing.arguments([number]), output_type="latent")
-            codes[way] = out.codes
-            _note(found[way], way, out)
-        plain = next(codes[way] for way in ways if way.name == PLAIN)
+            drawn[way] = pipes[way](**drawing.arguments([number]), output_type="latent")
+            _note(found[way], way, drawn[way])
+        plain = next(drawn[way] for way in ways if way.name == PLAIN)
         for way in ways:
-            found[way].equal.append(bool((codes[way] == plain).all()))
+            _compare(found[way], drawn[way], plain, pipes[way])
     return found
 
 
@@ -169,6 +172,19 @@ def _note(timed: Timed, way: Way, out: Any) -> None:
     timed.excess.append(stats.tv_excess if own else None)
     for report in stats.reports:
         timed.sizes.update(report.budget_sizes)
+
+
+def _compare(timed: Timed, out: Any, plain: Any, pipe: ImagePipeline) -> None:
+    """Take note of how like one picture is to the plain one of its seed."""
+    if getattr(out, "latents", None) is None:
+        timed.equal.append(bool((out.codes == plain.codes).all()))
+        return
+    from ragspec.visual.evaluation.likeness import psnr, same_latents
+
+    ours, theirs = (pipe.decode(each.latents, "np") * 255.0 for each in (out, plain))
+    timed.equal += same_latents(out.latents, plain.latents)
+    timed.psnr.append(psnr(ours.round(), theirs.round()))
+    timed.figures.append(out.stats)
 
 
 def _dice(seed: int) -> Any:

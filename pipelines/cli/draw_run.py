@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragspec.errors import InputError
-from ragspec.pipelines.cli.drawn import LETTERS, Asked, Drawn, comparison_picture
+from ragspec.pipelines.cli.drawn import LETTERS, Asked, Drawn, comparison_picture, distance_told
 from ragspec.pipelines.console.options import be_quiet, checked_output
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ def figures(
 ) -> dict[str, Any]:
     """Return what the JSON file holds; what only a comparison knows is None without one."""
     same = None if plain is None else drawn.equal(plain)
+    mean, most = drawn.distance or (None, None)
     return {
         "label": drawn.label,
         "forwards": drawn.forwards,
@@ -117,6 +118,8 @@ def figures(
         "equal_images": None if same is None else sum(same),
         "psnr": None if plain is None else drawn.psnr(plain),
         "tv_excess": drawn.tv_excess,
+        "distance_mean": mean,
+        "distance_most": most,
         "codes_per_forward": drawn.codes_per_forward,
         "images": [str(path) for path in written],
         "subject": asked.subject,
@@ -209,6 +212,8 @@ def _tell(found: Mapping[str, Any], drawn: Drawn, out: Path, terminal: Terminal)
     line += f"{found['codes_per_forward']:.2f} codes a forward, label {found['label']}"
     if found["tv_excess"] is not None and not drawn.label.startswith("exact"):
         line += f", tv_excess {found['tv_excess']:.4f} a position"
+    if drawn.distance is not None:
+        line += f", {distance_told(drawn.distance)}"
     terminal.line(line)
     if found["seconds_plain"] is not None:
         terminal.line(

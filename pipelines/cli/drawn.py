@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, isinf, log10
+from math import isinf
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +105,6 @@ class Asked:
         return f"{self.rule} ({given})" if given else str(self.rule)
 
 
-SAME = 1e-3  # numbers of latents that differ by less are the same: rounding differs by width
 MOST_ROWS = 6  # images of a comparison picture
 
 
@@ -173,6 +172,16 @@ class Drawn:
         return float(codes / max(1, passes))
 
     @property
+    def distance(self) -> tuple[float, float] | None:
+        """Mean and largest distance of kept latents from the target's own, where it is told."""
+        import numpy as np
+
+        found = [getattr(output.stats, "distances", None) for output in self.outputs]
+        known = [each[~np.isnan(each)] for each in found if each is not None]
+        all_known = np.concatenate(known) if known else np.zeros(0)
+        return (float(all_known.mean()), float(all_known.max())) if len(all_known) else None
+
+    @property
     def told(self) -> str:
         """What it took, for people."""
         return f"{self.forwards} forwards, {self.seconds:.2f} s"
@@ -180,8 +189,9 @@ class Drawn:
     def equal(self, plain: Drawn) -> list[bool]:
         """Say of each image whether it has the codes of the plain one, or its latents."""
         if self.latents is not None and plain.latents is not None:
-            apart = (self.latents - plain.latents).abs().flatten(1).amax(1)
-            return list(map(bool, apart < SAME))
+            from ragspec.visual.evaluation.likeness import same_latents
+
+            return same_latents(self.latents, plain.latents)
         return list(map(bool, (self.codes == plain.codes).flatten(1).all(1)))
 
     def psnr(self, plain: Drawn) -> float | None:
@@ -189,9 +199,11 @@ class Drawn:
 
         None for codes, and where at least half of the images are the same.
         """
+        from ragspec.visual.evaluation.likeness import psnr
+
         if self.latents is None:
             return None
-        found = [_psnr(*pair) for pair in zip(self.images, plain.images, strict=True)]
+        found = [psnr(*pair) for pair in zip(self.images, plain.images, strict=True)]
         middle = float(median(found))
         return None if isinf(middle) else middle
 
@@ -201,12 +213,9 @@ class Drawn:
         return float(median(one.stats.seconds / max(1e-9, two.stats.seconds) for one, two in pairs))
 
 
-def _psnr(first: Image, second: Image) -> float:
-    import numpy as np
-
-    apart = np.asarray(first, np.float64) - np.asarray(second, np.float64)
-    error = float(np.square(apart).mean())
-    return 10.0 * log10(255.0**2 / error) if error else inf
+def distance_told(distance: tuple[float, float]) -> str:
+    """Return how far kept latents were, for people."""
+    return f"kept latents {distance[0]:.3f} off on average, {distance[1]:.3f} at most"
 
 
 def comparison_picture(asked: Asked, drawn: Drawn, plain: Drawn, seed: int) -> Image:
@@ -224,6 +233,8 @@ def comparison_picture(asked: Asked, drawn: Drawn, plain: Drawn, seed: int) -> I
     psnr = drawn.psnr(plain)
     if psnr is not None:
         notes[0] += f" · {psnr:.1f} dB to the plain ones"
+    if drawn.distance is not None:
+        notes[0] += f" · {distance_told(drawn.distance)}"
     if drawn.tv_excess is not None and not drawn.label.startswith("exact"):
         notes[0] += f" · tv_excess {drawn.tv_excess:.4f} a position"
     if len(rows) < count:

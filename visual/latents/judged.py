@@ -111,6 +111,6 @@ class Watched:
 
 
 def steps_of(rule: Rule, most: int) -> int | None:
-    """Return the denoising steps that a rule judges drafts by, of `most`; None where it has none."""
+    """Return the steps by which a rule judges drafts, at most `most`; None where it has none."""
     steps = getattr(rule, "s", None)
     return None if steps is None else min(int(steps), most)

@@ -2,7 +2,7 @@
 
 Under the target's law each step z_t = (x_(t - 1) - mu(x_t)) / sigma_t, mu and sigma of the target
 at what was committed before, is standard normal: over many pictures the mean square of its numbers
-is 1 within sqrt(2 / count), at every step. What the path of a committed latent is hangs on the rule:
+is 1 within sqrt(2 / count), at every step. What a committed latent's path is hangs on the rule:
 
 - plain pictures, and latents that no draft was judged for: all T steps, as they were drawn;
 - a rule that couples the last s steps (aligned 1, horizon s, path T): the target's own steps above

@@ -163,7 +163,9 @@ class LatentPipeline(ImagePipeline):
         stats = latent_stats(made.stats, drawn, target, self.rule, self.side)
         latents = self.model.restored(target.table.latents[made.codes])
         images = self.decode(latents, output_type)
-        return LatentOutput(**{**dict(made.items()), "images": images, "stats": stats}, latents=latents)
+        return LatentOutput(
+            **{**dict(made.items()), "images": images, "stats": stats}, latents=latents
+        )
 
 
 def _check(model: Any, tokenizer: VQTokenizer) -> None:

@@ -10,7 +10,7 @@ from PIL import Image
 
 from ragspec.errors import InputError, ModelNotFoundError, UnknownNameError
 from ragspec.pipelines.bench.cli import main
-from ragspec.pipelines.bench.image import PROMPTS
+from ragspec.pipelines.bench.image_run import PROMPTS
 from tests.support import tiny_images
 
 

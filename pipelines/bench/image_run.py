@@ -1,0 +1,205 @@
+"""What `ragspec bench image` does: load, draw in all ways, print the table, write the files."""
+
+from __future__ import annotations
+
+import json as json_text
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ragspec.pipelines.console import options as o
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ragspec.pipelines.bench.image import ImageBench
+    from ragspec.pipelines.bench.image_table import ImageRow
+    from ragspec.pipelines.bench.image_timing import Drawing, Quality, Timed
+    from ragspec.pipelines.bench.image_ways import Way
+    from ragspec.visual.pipeline.pipeline import ImagePipeline
+
+TABLE_WIDTH = 170
+# Names of the Unicode emoji list that a text-conditional model is asked for in turn.
+PROMPTS = (
+    *("candle", "tulip", "red heart", "red apple", "sun", "star", "house", "rose"),
+    *("grinning face", "crying face", "fire", "pizza", "blue book", "rocket", "fish"),
+    *("tomato", "evergreen tree", "crescent moon", "umbrella", "key", "bell", "gem stone"),
+    *("blue heart", "panda", "lion", "penguin", "strawberry", "hot beverage", "alarm clock"),
+    *("bus", "sailboat", "locked"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The models, the ways and what is drawn; latents: of a model of continuous latents.
+
+    build: makes the pipeline of a way, given the draft nodes and how many are drawn side by side.
+    """
+
+    base: ImagePipeline
+    ways: list[Way]
+    drawing: Drawing
+    latents: bool
+    build: Callable[[Way, Any, int], ImagePipeline]
+
+
+def run_image_bench(
+    asked: ImageBench, json: Path | None, picture: Path | None, page: Path | None = None
+) -> None:
+    """Measure, print the table, write the files; raises what `ImagePipeline` does."""
+    from rich.console import Console
+
+    ready = prepare(asked)
+    if page is not None:
+        _check_page(ready)
+    timed, quality = measure(asked, ready, Console(stderr=True))
+    rows, table = _told(asked, ready, timed, quality)
+    console = Console()
+    if not console.is_terminal:  # a pipe or a file: rich would cut the table to 80 columns
+        console = Console(width=TABLE_WIDTH)
+    console.print(table)
+    if json is not None:
+        found = {
+            **asdict(asked),
+            "rows": [row.to_dict() for row in rows],
+            "frechet_null": None if quality is None else asdict(quality.null),
+            "frechet_plain_batches": None if quality is None else quality.batches,
+        }
+        json.write_text(json_text.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if picture is not None and quality is not None:
+        _draw_curve(asked, rows, ready.ways, quality, picture)
+    if page is not None:
+        from ragspec.pipelines.bench.latent_page import write_latents
+
+        write_latents(asked, ready, rows, quality, page)
+
+
+def prepare(asked: ImageBench) -> Prepared:
+    """Load the models and return them with the ways, and what is drawn."""
+    from ragspec.visual.pipeline.folder import find_folder, of_latents
+
+    latents = of_latents(find_folder(asked.source).target)
+    return (_of_latents if latents else _of_codes)(asked)
+
+
+def _of_codes(asked: ImageBench) -> Prepared:
+    from ragspec.pipelines.bench.image_ways import build_way, default_ways, parse_ways
+    from ragspec.visual.pipeline.pipeline import ImagePipeline
+
+    ways = parse_ways(asked.ways)
+    o.be_quiet()
+    base = ImagePipeline.from_pretrained(asked.source, None, device=asked.device, dtype=asked.dtype)
+    if not asked.ways and base.folder is not None:
+        parts, codes = base.folder, int(base.model.config.vocab_size)
+        ways = parse_ways(default_ways(codes, bool(parts.draft), bool(parts.head)))
+    drafts: dict[str, Any] = {}
+
+    def build(way: Way, budget: Any, side_by_side: int) -> ImagePipeline:
+        return build_way(way, base, drafts, budget, side_by_side, asked.worth)
+
+    return Prepared(base, ways, _drawing(asked, base), False, build)
+
+
+def _of_latents(asked: ImageBench) -> Prepared:
+    from ragspec.errors import InputError
+    from ragspec.pipelines.bench.latent_ways import USUAL, build_latent_way, parse_latent_ways
+    from ragspec.visual.pipeline.latents import LatentPipeline
+
+    if asked.worth is not None:
+        raise InputError("got --worth; drafts of continuous latents have none, leave it out.")
+    ways = parse_latent_ways(asked.ways or USUAL)
+    o.be_quiet()
+    # Laws are compared by their densities, for which less than 32 bits are too few.
+    dtype = "float32" if asked.dtype == "auto" else asked.dtype
+    base = LatentPipeline.from_pretrained(asked.source, None, device=asked.device, dtype=dtype)
+
+    def build(way: Way, budget: Any, side_by_side: int) -> ImagePipeline:
+        return build_latent_way(way, base, budget, side_by_side)
+
+    return Prepared(base, ways, _drawing(asked, base), True, build)
+
+
+def _drawing(asked: ImageBench, base: ImagePipeline) -> Drawing:
+    from ragspec.pipelines.bench.image_timing import Drawing
+
+    by_class = base.trunk.config.condition == "class"
+    subjects = list(range(base.trunk.config.num_classes)) if by_class else list(PROMPTS)
+    return Drawing(subjects, by_class, asked.guidance, asked.temperature, asked.top_k, asked.seed)
+
+
+def measure(
+    asked: ImageBench, ready: Prepared, screen: Console
+) -> tuple[dict[Way, Timed], Quality | None]:
+    """Return seconds and forwards by way and, where it was asked for, the quality."""
+    from ragspec.pipelines.bench.image_timing import judge_ways, time_ways
+
+    with screen.status("loading") as status:
+        pipes = {way: ready.build(way, asked.budget, 1) for way in ready.ways}
+        timed = time_ways(pipes, ready.drawing, asked.images, status.update)
+        if not asked.quality:
+            return timed, None
+        wide = asked.side_by_side
+        pipes = {way: ready.build(way, max(1, timed[way].usual_size), wide) for way in ready.ways}
+        quality = judge_ways(
+            pipes,
+            ready.drawing,
+            asked.quality,
+            asked.batches,
+            lambda pictures, labels: _features(asked, ready.base, pictures, labels),
+            status.update,
+        )
+    return timed, quality
+
+
+def _told(
+    asked: ImageBench, ready: Prepared, timed: dict[Way, Timed], quality: Quality | None
+) -> tuple[list[ImageRow], Table]:
+    """Return the rows and the table that is printed."""
+    from ragspec.pipelines.bench.image_table import make_rows, make_table
+    from ragspec.pipelines.bench.latent_table import make_latent_rows, make_latent_table
+
+    title = f"{asked.source}, guidance {asked.guidance:g}: seconds against plain, one image a time"
+    if not ready.latents:
+        rows = make_rows(timed, quality)
+        return rows, make_table(rows, title)
+    rows = make_latent_rows(timed, quality)
+    return rows, make_latent_table(rows, title)
+
+
+def _features(asked: ImageBench, base: ImagePipeline, pictures: Any, labels: Any) -> Any:
+    """Return the network that was named, the one that lies with the model, or a new one."""
+    from ragspec.visual.evaluation.frechet import FeatureNet, train_features
+
+    if asked.features is not None:
+        return FeatureNet.load(Path(asked.features))
+    if base.folder is not None:
+        beside = base.folder.target.parent
+        # Latents are learnt of the same pictures as codes: "latent-tiles" of those of "tiles".
+        for place in (beside, beside.with_name(beside.name.removeprefix("latent-"))):
+            if (place / "features.safetensors").is_file():
+                return FeatureNet.load(place / "features.safetensors")
+    return train_features(pictures, labels)
+
+
+def _draw_curve(
+    asked: ImageBench, rows: Sequence[ImageRow], ways: list[Way], quality: Quality, picture: Path
+) -> None:
+    from ragspec.pipelines.bench.image_table import curve_points
+    from ragspec.visual.evaluation.curves import quality_curve
+
+    note = f"{asked.source}, guidance {asked.guidance:g}, {asked.quality} images a point"
+    null = (quality.null.low, quality.null.high)
+    quality_curve(curve_points(rows, ways), null, note=note).save(picture)
+
+
+def _check_page(ready: Prepared) -> None:
+    """Raise InputError where there is no page for what is drawn."""
+    from ragspec.errors import InputError
+
+    if not ready.latents:
+        raise InputError(
+            "got --html with a model of codes; the page is about continuous latents, such as "
+            "--set latent-tiles. Use --picture."
+        )
