@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class PathOutput(LatentOutput):
-    """See `LatentOutput`. squares f64 [B * h * w, T]: see `PathTarget.squares`."""
+    """See `LatentOutput`. squares, ratios f64 [B * h * w, T]: see `PathTarget`."""
 
     squares: torch.Tensor | None = None
+    ratios: torch.Tensor | None = None
 
 
 class PathPipeline(LatentPipeline):
@@ -41,8 +42,11 @@ class PathPipeline(LatentPipeline):
         assert isinstance(target, PathTarget)
         made = super()._output(drawn, seconds, output_type, target)
         steps = steps_of(self.rule, self.schedule.steps)
-        squares = [target.squares(each.tokens, steps) for each in drawn]
-        return PathOutput(**dict(made.items()), squares=torch.cat(squares))
+        return PathOutput(
+            **dict(made.items()),
+            squares=torch.cat([target.squares(each.tokens, steps) for each in drawn]),
+            ratios=torch.cat([target.ratios(each.tokens, steps) for each in drawn]),
+        )
 
 
 def path_moments(

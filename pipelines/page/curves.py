@@ -13,6 +13,7 @@ LETTER = 6.6  # the width of a letter of a line's name
 LINE = 14  # the height of one
 FEW = 3  # prompts
 ROWS = 5  # marks on the vertical axis, about
+TICKS = 16  # on the other, at most
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 
@@ -76,11 +77,13 @@ def line_chart(
     height: int,
     unit: str = "",
     mark: float | None = None,
+    counted: tuple[str, str] = ("tokens", "prompt"),
 ) -> LineChart:
     """Return a chart of values by length.
 
     series: by name, points from short to long, at least one. unit: behind values;
-    "%" for shares. mark: a value that the axis reaches, and that is drawn as a line.
+    "%" for shares. mark: a value that the axis reaches, and that is drawn as a line. counted: what
+    lengths are of, and what points rest on, one of them.
     """
     values = [point.value for points in series.values() for point in points]
     marks = _round_marks(min(values, default=0.0), max(values, default=1.0), mark)
@@ -104,7 +107,12 @@ def line_chart(
             colours[name],
             " ".join(f"{x(point.length)},{y(point.value)}" for point in points),
             [
-                Dot(x(point.length), y(point.value), _tip(name, point, unit), point.prompts < FEW)
+                Dot(
+                    x(point.length),
+                    y(point.value),
+                    _tip(name, point, unit, counted),
+                    point.prompts < FEW,
+                )
                 for point in points
             ],
             label,
@@ -112,7 +120,8 @@ def line_chart(
         for (name, points), label in zip(series.items(), ends, strict=True)
     ]
     rows = [Tick(y(value), _told(value, unit)) for value in marks]
-    ticks = [Tick(x(length), f"{length:,}") for length in lengths]
+    every = -(-len(lengths) // TICKS)
+    ticks = [Tick(x(length), f"{length:,}") for length in lengths[::every]]
     at = None if mark is None else y(mark)
     return LineChart(lines, rows, ticks, width, height, round(right, 2), at)
 
@@ -141,9 +150,10 @@ def _spread(wanted: Sequence[float], top: float, bottom: float) -> list[float]:
     return [round(place, 2) for place in places]
 
 
-def _tip(name: str, point: Point, unit: str) -> str:
-    prompts = f"{point.prompts} prompt{'s' if point.prompts != 1 else ''}"
-    return f"{name}, {point.length:,} tokens: {_told(point.value, unit)}, {prompts}"
+def _tip(name: str, point: Point, unit: str, counted: tuple[str, str]) -> str:
+    along, one = counted
+    prompts = f"{point.prompts:,} {one}{'s' if point.prompts != 1 else ''}"
+    return f"{name}, {point.length:,} {along}: {_told(point.value, unit)}, {prompts}"
 
 
 def _told(value: float, unit: str) -> str:

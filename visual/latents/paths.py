@@ -90,6 +90,29 @@ class PathTarget(WatchedTarget):
         z = (path[:, :-1].double() - means.double()) / deviations
         return z.square().mean(-1).cpu()
 
+    @torch.no_grad()
+    def ratios(self, numbers: Sequence[int], steps: int | None) -> torch.Tensor:
+        """Return log p / q of each step of the drafts that were judged: f64 [n, T].
+
+        [:, t - 1] is that of x_(t - 1), as a rule of so many steps counts it; NaN of other steps,
+        and where there was no draft.
+        """
+        table, most = self.table, self.sampler.schedule.steps
+        found = torch.full((len(numbers), most), torch.nan, dtype=torch.float64)
+        s, judged = steps or 1, [self.judged[number] for number in numbers]
+        for row, each in enumerate(judged):
+            if each.drafted is None:
+                continue
+            path, by_draft = table.paths[each.drafted], table.means[each.drafted][:s]
+            by_target = table.means[each.own][:s].clone()  # the first given x_s of its own
+            if s > 1:
+                told = table.told[each.own].expand(s - 1, -1, -1)
+                by_target[: s - 1] = self.sampler.means(told, path[1:s], torch.arange(1, s))
+            deviations = self.sampler.deviations[:s, None].to(path.device)
+            p, q = ((path[:s].double() - mean) / deviations for mean in (by_target, by_draft))
+            found[row, :s] = (0.5 * (q.square() - p.square()).sum(-1)).cpu()
+        return found
+
     def _states(self, judged: Judged, s: int) -> torch.Tensor:
         """Return the states x_0 .. x_(s - 1) of what stands in place of the target's own."""
         if judged.kept:

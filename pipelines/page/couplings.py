@@ -1,0 +1,54 @@
+"""What became of the draft at each place of a picture, as a grid of coloured cells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+SIDE, GAP = 20, 2
+COLOURS: Mapping[str, str] = MappingProxyType(
+    {"kept": "s5", "reflected": "s1", "redrawn": "s4", "own": "own"}
+)
+MEANINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "kept": "the draft was kept",
+        "reflected": "the draft was mirrored",
+        "redrawn": "another latent was drawn in its place",
+        "own": "no draft stood there",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One place, and what it says when pointed at."""
+
+    x: int
+    y: int
+    css: str
+    tip: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The places of a picture, in rows."""
+
+    cells: list[Cell]
+    width: int
+    height: int
+    side: int = SIDE
+
+
+def grid(outcomes: Sequence[Sequence[str]], distances: Sequence[Sequence[float]]) -> Grid:
+    """Return the grid of outcomes [h][w]; distances [h][w]: from the target's own, NaN if none."""
+    cells = []
+    for row, names in enumerate(outcomes):
+        for column, name in enumerate(names):
+            apart = distances[row][column]
+            off = "" if apart != apart else f", {apart:.4f} from the target's own"
+            tip = f"row {row + 1}, column {column + 1}: {MEANINGS[name]}{off}"
+            place = (column * (SIDE + GAP), row * (SIDE + GAP))
+            cells.append(Cell(*place, COLOURS[name], tip))
+    high, wide = len(outcomes), len(outcomes[0])
+    return Grid(cells, wide * (SIDE + GAP) - GAP, high * (SIDE + GAP) - GAP)
