@@ -69,7 +69,7 @@ def write_latents(
         "meanings": [(MEANINGS[name], css) for name, css in COLOURS.items()],
         "over": f"{count} picture{'s' * (count > 1)} side by side",
         "by_row": _by_row(drafting, by_way),
-        "by_step": _by_step(drafting, by_way),
+        "by_step": _by_step({n: each for n, each in drafting.items() if each.steps}, by_way),
         "columns": COLUMNS,
         "rows": [cells(row) for row in rows],
         "pictures": True,
@@ -126,7 +126,10 @@ def _by_row(drawn: dict[str, PathOutput], colours: dict[str, str]) -> LineChart 
 
 
 def _by_step(drawn: dict[str, PathOutput], colours: dict[str, str]) -> LineChart | None:
-    """Return the median of log q / p of drafts, summed from the first step that is judged on."""
+    """Return the median of log q / p of drafts, summed from the first step that is judged on.
+
+    Of rules that compare densities alone.
+    """
     series: dict[str, list[Point]] = {}
     for name, out in drawn.items():
         assert out.ratios is not None

@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class PathOutput(LatentOutput):
-    """See `LatentOutput`. squares, ratios f64 [B * h * w, T]: see `PathTarget`."""
+    """See `LatentOutput`. squares, ratios f64 [B * h * w, T]: see `PathTarget`.
 
+    steps: by which the rule judges, None where it compares no densities.
+    """
+
+    steps: int | None = None
     squares: torch.Tensor | None = None
     ratios: torch.Tensor | None = None
 
@@ -44,6 +48,7 @@ class PathPipeline(LatentPipeline):
         steps = steps_of(self.rule, self.schedule.steps)
         return PathOutput(
             **dict(made.items()),
+            steps=steps,
             squares=torch.cat([target.squares(each.tokens, steps) for each in drawn]),
             ratios=torch.cat([target.ratios(each.tokens, steps) for each in drawn]),
         )

@@ -13,7 +13,7 @@ LETTER = 6.6  # the width of a letter of a line's name
 LINE = 14  # the height of one
 FEW = 3  # prompts
 ROWS = 5  # marks on the vertical axis, about
-TICKS = 16  # on the other, at most
+TICKS = 12  # on the other, at most
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ragspec.pipelines.page.charts import Tick
 
 WIDTH, HEIGHT = 920, 380
 LEFT, RIGHT, TOP, BASE = 46, 900, 14, 350
 LETTER, LINE = 6.8, 13  # the width of a letter of a name, and its height
+PARTS = 24  # of a line, each of which keeps names away
 _ROUND = (1.0, 2.0, 5.0)
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
@@ -88,7 +90,7 @@ def scatter(
         part = (math.log(max(distance, math.exp(near))) - near) / (far - near)
         return round(BASE - part * (BASE - TOP), 1)
 
-    taken = [_about(x(point.speed), y(point.distance)) for point in points]
+    taken = _taken([(point.series, x(point.speed), y(point.distance)) for point in points])
     places = {}
     for point in sorted(points, key=lambda each: -each.speed):
         label = _label(x(point.speed), y(point.distance), point.name, taken)
@@ -113,8 +115,14 @@ def _round(low: float, high: float) -> list[float]:
     return [value for value in found if low <= value <= high]
 
 
-def _about(x: float, y: float) -> Box:
-    return (x - 6, y - 6, x + 6, y + 6)
+def _taken(points: Sequence[tuple[str, float, float]]) -> list[Box]:
+    """Return the room of points (series, x, y) and of the lines between those of a series."""
+    found = [(x - 6, y - 6, x + 6, y + 6) for _, x, y in points]
+    for (one, x, y), (other, to_x, to_y) in pairwise(sorted(points, key=lambda point: point[0])):
+        for part in range(1, PARTS) if one == other else ():
+            at = x + part / PARTS * (to_x - x), y + part / PARTS * (to_y - y)
+            found.append((at[0] - 3, at[1] - 3, at[0] + 3, at[1] + 3))
+    return found
 
 
 def _label(x: float, y: float, name: str, taken: list[Box]) -> tuple[float, float]:
