@@ -37,14 +37,17 @@ def parse_latent_way(text: str) -> Way:
             f"got the way {name!r}; expected RULE[@VALUE][:DRAFTER] such as near@0.02 or "
             "path:jacobi, or fewer@8."
         )
-    rule, settings = found["rule"], _settings(name, found["rule"], found["setting"])
+    rule = found["rule"]
+    if rule != FEWER:
+        make_latent_rule(rule)  # for its errors, here and below
+    settings = _settings(name, rule, found["setting"])
     if rule == FEWER:
         if found["drafter"] or settings.get("steps", 0) < 1:
             raise InputError(
                 f"got the way {name!r}; expected fewer@N with N steps of the target alone."
             )
         return Way(name, FEWER, None, settings)
-    make_latent_rule(rule, **settings)  # for its errors
+    make_latent_rule(rule, **settings)
     return Way(name, rule, found["drafter"] or "auto", settings)
 
 

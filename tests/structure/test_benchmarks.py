@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from ragspec.acceptance.target_view import RowView
 from ragspec.target.causal import CausalTarget
-from tests.support import heads, tiny, tiny_images
+from tests.support import heads, tiny
 from tests.support import tiny_latents as models
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -255,12 +254,32 @@ def test_long_heads(folder: Path, tmp_path: Path) -> None:
     assert found["figures"]["plain"]["decode"] == found["figures"]["plain"]["tokens a forward"] == 1
 
 
-def test_latents(tmp_path: Path) -> None:
-    made, out = models.model(dtype=torch.float32, strength=0.2), tmp_path / "figures.json"
-    made.save_pretrained(tmp_path / "set" / "target")
-    tiny_images.tokenizer().save_pretrained(tmp_path / "set" / "tokenizer", dtype=torch.float32)
-    run("latents.py", "--set", tmp_path / "set", "--images", "3", "--json", out)
+@pytest.fixture(scope="module")
+def latents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a tiny model of continuous latents."""
+    root = tmp_path_factory.mktemp("latents")
+    models.save(root)
+    return root
+
+
+def test_latent_paths(latents: Path, tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    given = ("--set", latents, "--images", "5", "--batch", "3", "--ways", "aligned,path")
+    printed = run("latent_paths.py", *given, "--json", out)
     found = json.loads(out.read_text())
-    assert found["plain"]["latents_per_forward"] == 1.0 == found["plain"]["speed"]
-    assert found["near@0.1"]["latents_per_forward"] > 1.0
-    assert found["aligned"]["label"] == "exact-for(law)" and found["path"]["images"] == 3
+    assert list(found) == ["plain", "aligned", "path"]
+    for row in found.values():
+        assert row["images"] == 5 and row["latents"] == 5 * models.SIDE**2
+        assert len(row["by_step"]) == 5 and 0.5 < row["total"] < 1.5
+    assert "path         5 images: all steps" in printed
+
+
+def test_latent_curves(latents: Path, tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    run("latent_curves.py", "--set", latents, "--images", "1", "--only", "window,r", "--json", out)
+    rows = json.loads(out.read_text())
+    assert {row["moved"] for row in rows} == {"window", "r"}
+    assert {row["window"] for row in rows if row["moved"] == "window"} == {4, 8, 12, 16}
+    plain = [row for row in rows if row["way"] == "plain"]
+    assert all(row["codes_per_forward"] == row["ratio"] == 1.0 for row in plain)
+    assert all(row["codes_per_forward"] > 1.0 for row in rows if row["way"] == "near@0.2")

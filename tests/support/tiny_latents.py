@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from ragspec.visual.latents import LatentConfig, LatentModel, LatentTarget, Schedule
 from ragspec.visual.latents.table import LatentTable
 from ragspec.visual.models.target import ConditionTable
+from tests.support import tiny_images
 
 SIDE, CLASSES, WIDTH = 3, 3, 4
 
@@ -55,3 +57,14 @@ def target(
         made.trunk.condition(labels).detach(), made.trunk.unconditional(1)[0].detach()
     )
     return made_by(made, conditions, scale, Schedule(steps, 0.1), table)
+
+
+def save(root: Path, strength: float = 0.2) -> Path:
+    """Write a model and a tokenizer to a folder for `LatentPipeline.from_pretrained`."""
+    made = model(dtype=torch.float32, strength=strength)
+    made.config.id2label = {}
+    made.save_pretrained(root / "target")
+    draft = model(7, torch.float32, strength=strength, hidden=16, head_width=12)
+    draft.save_pretrained(root / "draft")
+    tiny_images.tokenizer().save_pretrained(root / "tokenizer", dtype=torch.float32)
+    return root

@@ -72,7 +72,7 @@ class WatchedTarget(LatentTarget):
         judged = [self.judged[number] for number in numbers]
         own = torch.tensor([each.own for each in judged])
         apart = self.table.latents[torch.tensor(numbers)] - self.table.latents[own]
-        found = torch.linalg.vector_norm(apart.double(), dim=-1).cpu()
+        found: torch.Tensor = torch.linalg.vector_norm(apart.double(), dim=-1).cpu()
         found[[not each.kept for each in judged]] = torch.nan
         return found
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,6 +22,7 @@ from ragspec.pipelines.cli.app import main
 from ragspec.visual import ImagePipeline, LatentPipeline
 from ragspec.visual.drafting import LatentDrafter
 from ragspec.visual.latents import LatentTarget, Near, Schedule
+from ragspec.visual.latents.judged import OUTCOMES
 from ragspec.visual.latents.rules import make_latent_rule
 from ragspec.visual.pipeline.drafter_choice import Conditions, source_name
 from tests.support import tiny_images
@@ -31,14 +33,7 @@ RULES = ("near", "aligned", "horizon", "path", "cspd-paper", "cspd-repo")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("latents")
-    made = models.model(dtype=torch.float32, strength=0.2)
-    made.config.id2label = {}
-    made.save_pretrained(root / "target")
-    draft = models.model(7, torch.float32, strength=0.2, hidden=16, head_width=12)
-    draft.save_pretrained(root / "draft")
-    tiny_images.tokenizer().save_pretrained(root / "tokenizer", dtype=torch.float32)
-    return root
+    return models.save(tmp_path_factory.mktemp("latents"))
 
 
 def pipeline(folder: Path, *args: Any, **given: Any) -> LatentPipeline:
@@ -138,6 +133,24 @@ def test_plain_pictures_and_near_0_are_the_same(folder: Path) -> None:
     assert near.label == "exact" and plain.stats.forwards == 4 * models.SIDE**2
 
 
+def test_what_became_of_drafts_is_told(folder: Path) -> None:
+    plain = drawn(pipeline(folder, None))
+    assert (plain.stats.outcomes == 0).all() and plain.stats.acceptance is None
+    near = drawn(pipeline(folder, rule="near", r=0.3))
+    stats = near.stats
+    kept = stats.outcomes == OUTCOMES.index("kept")
+    assert 0 < kept.sum() == sum(report.accepted for report in stats.reports)
+    assert (~np.isnan(stats.distances) == kept).all()
+    assert 0.0 < stats.distance_mean < stats.distance_most <= 0.3
+    assert f"{stats.distance_most:.4f} at most" in stats.summary()
+    assert stats.acceptance == kept.sum() / (stats.outcomes > 0).sum()
+    mirrored = drawn(pipeline(folder, rule="aligned")).stats
+    assert (mirrored.outcomes == OUTCOMES.index("reflected")).any()
+    assert mirrored.distance_mean is None and "from the target" not in mirrored.summary()
+    drawn_anew = drawn(pipeline(folder, rule="path")).stats
+    assert (drawn_anew.outcomes == OUTCOMES.index("redrawn")).any()
+
+
 def test_outputs_and_settings(folder: Path) -> None:
     pipe = pipeline(folder, steps=3, floor=0.2)
     assert pipe.schedule.steps == 3 and pipe.schedule.floor == 0.2
@@ -214,4 +227,5 @@ def test_the_command_draws(
     assert found["label"] == ("approximate" if approximate else "exact-for(law)")
     assert found["forwards"] <= found["forwards_plain"]
     assert found["psnr"] is None or found["psnr"] > 5.0
+    assert (found["distance_most"] is not None) == ("near" in rule)
     assert list((tmp_path / "out").glob("*compare.png"))
