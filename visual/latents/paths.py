@@ -79,13 +79,8 @@ class PathTarget(WatchedTarget):
         for row in other:
             states = self._states(judged[row], s)
             path[row, : len(states)] = states
-        if s > 1 and other:
-            rows = torch.tensor(other)
-            between = path[rows, 1:s].flatten(0, 1)
-            told = table.told[own[rows]].repeat_interleave(s - 1, 0)
-            at = torch.arange(1, s).repeat(len(other))
-            found = self.sampler.means(told, between, at)
-            means[rows, : s - 1] = found.reshape(len(other), s - 1, -1)
+        if other:
+            means[other, : s - 1] = self._means(own[other], path[other], s)
         deviations = self.sampler.deviations[:, None].to(path.device)
         z = (path[:, :-1].double() - means.double()) / deviations
         return z.square().mean(-1).cpu()
@@ -100,18 +95,26 @@ class PathTarget(WatchedTarget):
         table, most = self.table, self.sampler.schedule.steps
         found = torch.full((len(numbers), most), torch.nan, dtype=torch.float64)
         s, judged = steps or 1, [self.judged[number] for number in numbers]
-        for row, each in enumerate(judged):
-            if each.drafted is None:
-                continue
-            path, by_draft = table.paths[each.drafted], table.means[each.drafted][:s]
-            by_target = table.means[each.own][:s].clone()  # the first given x_s of its own
-            if s > 1:
-                told = table.told[each.own].expand(s - 1, -1, -1)
-                by_target[: s - 1] = self.sampler.means(told, path[1:s], torch.arange(1, s))
-            deviations = self.sampler.deviations[:s, None].to(path.device)
-            p, q = ((path[:s].double() - mean) / deviations for mean in (by_target, by_draft))
-            found[row, :s] = (0.5 * (q.square() - p.square()).sum(-1)).cpu()
+        rows = [row for row, each in enumerate(judged) if each.drafted is not None]
+        if not rows:
+            return found
+        drafted = torch.tensor([judged[row].drafted for row in rows])
+        own = torch.tensor([judged[row].own for row in rows])
+        path, by_draft = table.paths[drafted], table.means[drafted][:, :s]
+        by_target = table.means[own][:, :s].clone()  # the first given x_s of its own
+        by_target[:, : s - 1] = self._means(own, path, s)
+        deviations = self.sampler.deviations[:s, None].to(path.device)
+        p, q = ((path[:, :s].double() - mean) / deviations for mean in (by_target, by_draft))
+        found[rows, :s] = (0.5 * (q.square() - p.square()).sum(-1)).cpu()
         return found
+
+    def _means(self, own: torch.Tensor, path: torch.Tensor, s: int) -> torch.Tensor:
+        """Return the target's means of x_0 .. x_(s - 2) on paths [n, .., D]: [n, s - 1, D]."""
+        if s == 1 or not len(own):
+            return path[:, :0]
+        told = self.table.told[own].repeat_interleave(s - 1, 0)
+        at = torch.arange(1, s).repeat(len(own))
+        return self.sampler.means(told, path[:, 1:s].flatten(0, 1), at).reshape(len(own), s - 1, -1)
 
     def _states(self, judged: Judged, s: int) -> torch.Tensor:
         """Return the states x_0 .. x_(s - 1) of what stands in place of the target's own."""

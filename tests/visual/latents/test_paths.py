@@ -73,3 +73,17 @@ def test_drafts_that_are_always_kept_are_found(s: int | None) -> None:
     found, _ = moments(rule, jacobi())
     assert found.worst > 2 * DOUBTFUL
     assert found.by_step[0] > 1.0
+
+
+@pytest.mark.parametrize("s", [1, 3, STEPS])
+def test_drafts_are_kept_as_often_as_their_ratios_say(s: int) -> None:
+    _, target = moments(Horizon(s), jacobi())
+    numbers = [number for number, each in target.judged.items() if each.drafted is not None]
+    ratios = target.ratios(numbers, s)
+    assert not ratios[:, :s].isnan().any() and ratios[:, s:].isnan().all()
+    chances = ratios[:, :s].sum(1).exp().clamp(max=1.0)
+    kept = torch.tensor([target.judged[number].kept for number in numbers]).double()
+    error = float((chances * (1.0 - chances)).sum().sqrt()) / len(numbers)
+    assert abs(float((kept - chances).mean())) < DOUBTFUL * error < 0.1
+    undrafted = [number for number in target.judged if number not in set(numbers)]
+    assert undrafted and target.ratios(undrafted, s).isnan().all()
