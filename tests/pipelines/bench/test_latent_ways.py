@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,7 @@ def test_pipelines_share_the_model_and_its_schedule(tmp_path: Path) -> None:
     assert isinstance(path.rule, Horizon) and path.rule.s == 2
     assert [pipe.schedule.steps for pipe in (near, path, fewer, plain)] == [4, 4, 2, 4]
     assert {pipe.schedule.floor for pipe in (near, path, fewer, plain)} == {0.2}
-    drafters = [pipe.source.drafter for pipe in (near, path, fewer, plain)]
+    sources: list[Any] = [pipe.source for pipe in (near, path, fewer, plain)]
+    drafters = [source.drafter for source in sources]
     assert [getattr(each, "window", None) for each in drafters] == [16, 12, None, None]
     assert isinstance(drafters[0], JacobiDrafter) and drafters[2] is drafters[3] is None
