@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -10,43 +9,6 @@ import typer
 
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.image_options import GuidanceOption, SetOption
-
-_SEEDS = 1 << 63  # torch takes twice as many upwards: the images that follow have seeds too
-
-
-@dataclass(frozen=True, slots=True)
-class ImageBench:
-    """What one `ragspec bench image` was asked for."""
-
-    source: str
-    ways: tuple[str, ...]
-    images: int
-    quality: int
-    batches: int
-    side_by_side: int
-    budget: str
-    worth: float | None
-    guidance: float
-    temperature: float
-    top_k: int
-    seed: int
-    device: str
-    dtype: str
-    features: str | None
-
-    def __post_init__(self) -> None:
-        from ragspec.errors import InputError
-        from ragspec.visual.evaluation.frechet import AXES
-
-        if not (self.quality == 0 or self.quality > AXES):
-            raise InputError(
-                f"--quality is {self.quality}; expected 0 for none, or more than {AXES} images: "
-                "fewer have no Frechet distance. Try 400."
-            )
-        if not -_SEEDS <= self.seed < _SEEDS:
-            raise InputError(
-                f"--seed is {self.seed}; expected a whole number from -2^63 to 2^63 - 1."
-            )
 
 
 def image(
@@ -92,6 +54,7 @@ def image(
 ) -> None:
     """Compare ways of drawing on the same seeds: seconds, forwards, likeness, Frechet distance."""
     from ragspec.errors import InputError
+    from ragspec.pipelines.bench.image_asked import ImageBench
     from ragspec.pipelines.bench.image_run import run_image_bench
 
     for path in (json, picture, html):

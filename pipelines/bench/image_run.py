@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json as json_text
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ragspec.pipelines.bench.image_asked import ImageBench, Prepared
 from ragspec.pipelines.console import options as o
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ragspec.pipelines.bench.image import ImageBench
     from ragspec.pipelines.bench.image_table import ImageRow
     from ragspec.pipelines.bench.image_timing import Drawing, Quality, Timed
     from ragspec.pipelines.bench.image_ways import Way
@@ -29,20 +29,6 @@ PROMPTS = (
     *("blue heart", "panda", "lion", "penguin", "strawberry", "hot beverage", "alarm clock"),
     *("bus", "sailboat", "locked"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """The models, the ways and what is drawn; latents: of a model of continuous latents.
-
-    build: makes the pipeline of a way, given the draft nodes and how many are drawn side by side.
-    """
-
-    base: ImagePipeline
-    ways: list[Way]
-    drawing: Drawing
-    latents: bool
-    build: Callable[[Way, Any, int], ImagePipeline]
 
 
 def run_image_bench(

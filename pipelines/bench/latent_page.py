@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 
 from ragspec.pipelines.bench.image_ways import PLAIN, Way
-from ragspec.pipelines.bench.latent_paths import PathOutput, PathPipeline
 from ragspec.pipelines.bench.latent_table import COLUMNS, cells
 from ragspec.pipelines.bench.latent_ways import FEWER, build_latent_way
 from ragspec.pipelines.page.couplings import COLOURS, MEANINGS, Grid, grid
@@ -25,10 +24,10 @@ from ragspec.visual.latents.judged import OUTCOMES
 from ragspec.visual.pipeline.latent_stats import LatentStats
 
 if TYPE_CHECKING:
-    from ragspec.pipelines.bench.image import ImageBench
-    from ragspec.pipelines.bench.image_run import Prepared
+    from ragspec.pipelines.bench.image_asked import ImageBench, Prepared
     from ragspec.pipelines.bench.image_table import ImageRow
     from ragspec.pipelines.bench.image_timing import Quality
+    from ragspec.pipelines.bench.latent_paths import PathOutput
     from ragspec.visual.pipeline.latents import LatentPipeline
 
 MOST = 16  # pictures that acceptance is told of
@@ -78,6 +77,8 @@ def write_latents(
 
 
 def _drawn(asked: ImageBench, ready: Prepared, way: Way, count: int) -> PathOutput:
+    from ragspec.pipelines.bench.latent_paths import PathPipeline
+
     base = cast("LatentPipeline", ready.base)
     pipe = build_latent_way(way, base, asked.budget, asked.side_by_side, PathPipeline)
     out: PathOutput = pipe(**ready.drawing.arguments(range(count)))

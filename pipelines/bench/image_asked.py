@@ -1,0 +1,63 @@
+"""What one `ragspec bench image` was asked for, and what is ready to be measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ragspec.pipelines.bench.image_timing import Drawing
+    from ragspec.pipelines.bench.image_ways import Way
+    from ragspec.visual.pipeline.pipeline import ImagePipeline
+
+_SEEDS = 1 << 63  # torch takes twice as many upwards: the images that follow have seeds too
+
+
+@dataclass(frozen=True, slots=True)
+class ImageBench:
+    """What one `ragspec bench image` was asked for."""
+
+    source: str
+    ways: tuple[str, ...]
+    images: int
+    quality: int
+    batches: int
+    side_by_side: int
+    budget: str
+    worth: float | None
+    guidance: float
+    temperature: float
+    top_k: int
+    seed: int
+    device: str
+    dtype: str
+    features: str | None
+
+    def __post_init__(self) -> None:
+        from ragspec.errors import InputError
+        from ragspec.visual.evaluation.frechet import AXES
+
+        if not (self.quality == 0 or self.quality > AXES):
+            raise InputError(
+                f"--quality is {self.quality}; expected 0 for none, or more than {AXES} images: "
+                "fewer have no Frechet distance. Try 400."
+            )
+        if not -_SEEDS <= self.seed < _SEEDS:
+            raise InputError(
+                f"--seed is {self.seed}; expected a whole number from -2^63 to 2^63 - 1."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The models, the ways and what is drawn; latents: of a model of continuous latents.
+
+    build: makes the pipeline of a way, given the draft nodes and how many are drawn side by side.
+    """
+
+    base: ImagePipeline
+    ways: list[Way]
+    drawing: Drawing
+    latents: bool
+    build: Callable[[Way, Any, int], ImagePipeline]
