@@ -56,7 +56,7 @@ def write_latents(
     drawn = {way: _drawn(asked, ready, way, count) for way in ready.ways}
     drafting = {way.name: each for way, each in drawn.items() if _judged(each).any()}
     colours = colours_by_name(way.series for way in ready.ways if way.name != PLAIN)
-    by_way = {way.name: colours.get(way.series, "own") for way in ready.ways}
+    by_way = colours_by_name(drafting)
     names = ready.base.class_names
     subject = names[0] if names else "class 0"
     values: dict[str, Any] = {
@@ -145,7 +145,7 @@ def _by_step(drawn: dict[str, PathOutput], colours: dict[str, str]) -> LineChart
             Point(most - steps + place + 1, value, len(known))
             for place, value in enumerate(medians)
         ]
-    if not series:
+    if all(len(points) < 2 for points in series.values()):
         return None
     counted = ("steps from noise", "draft")
     return line_chart(series, colours, width=WIDE, height=HIGH, mark=0.0, counted=counted)

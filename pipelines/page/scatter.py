@@ -11,7 +11,7 @@ from ragspec.pipelines.page.charts import Tick
 
 WIDTH, HEIGHT = 920, 380
 LEFT, RIGHT, TOP, BASE = 46, 900, 14, 350
-LETTER, LINE = 6.8, 13  # the width of a letter of a name, and its height
+LETTER, LINE = 7.3, 13  # the width of a letter of a name, and its height
 PARTS = 24  # of a line, each of which keeps names away
 _ROUND = (1.0, 2.0, 5.0)
 Box = tuple[float, float, float, float]  # left, top, right, bottom
