@@ -36,7 +36,11 @@ class PathPipeline(LatentPipeline):
     """A `LatentPipeline` that tells how large the steps of all committed paths are."""
 
     def _target(
-        self, table: ConditionTable, scale: float, interval: tuple[int, int] | None
+        self,
+        table: ConditionTable,
+        scale: float,
+        interval: tuple[int, int] | None,
+        fixed: torch.Tensor | None,
     ) -> ImageTarget:
         return PathTarget(self.model, table, scale, self.schedule)
 

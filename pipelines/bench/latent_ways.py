@@ -84,19 +84,15 @@ def build_latent_way(
     budget: draft nodes, as many as the window of "jacobi" has. made: a class of pipeline, None for
     `LatentPipeline`.
     """
-    from ragspec.visual.drafting.jacobi import JacobiDrafter
     from ragspec.visual.pipeline.latents import LatentPipeline
 
     settings, rule, steps = dict(way.settings), way.rule, base.schedule.steps
     if rule == FEWER:
         steps, rule, settings = settings.pop("steps"), "near", {"r": 0.0}
-    drafter: Any = way.drafter
-    if drafter in ("auto", "jacobi") and str(budget).isdecimal():
-        drafter = JacobiDrafter(max(1, int(budget)), width=base.side)
     pipe = (made or LatentPipeline)(
         base.model,
         base.tokenizer,
-        drafter,
+        way.drafter,
         rule,
         steps=steps,
         floor=base.schedule.floor,

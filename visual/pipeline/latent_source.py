@@ -43,12 +43,14 @@ class LatentModelSource:
         return LatentDrafter(draft, target)
 
 
-def latent_source(drafter: Any, model: LatentModel, folder: ImageFolder | None) -> DraftSource:
+def latent_source(
+    drafter: Any, model: LatentModel, folder: ImageFolder | None, window: int = NODES
+) -> DraftSource:
     """Return what makes the drafters of a pipeline over latents.
 
     drafter: "jacobi" (also "auto", being the faster one), "model" (of the folder's draft/), the
     folder of a draft model, a `LatentModel`, a Drafter, a list of one of these, or None or "none".
-    Raises UnknownNameError, ModelNotFoundError, TokenizerMismatchError, InputError.
+    window: latents that "jacobi" drafts, at most. Raises UnknownNameError, ModelNotFoundError, TokenizerMismatchError, InputError.
     """
     if isinstance(drafter, list | tuple):
         if len(drafter) > 1:
@@ -59,7 +61,7 @@ def latent_source(drafter: Any, model: LatentModel, folder: ImageFolder | None) 
     if drafter is None or drafter == "none":
         return FixedSource(None)
     if isinstance(drafter, str) and drafter in ("auto", "jacobi"):
-        return FixedSource(JacobiDrafter(NODES, width=int(model.trunk.config.grid_size)))
+        return FixedSource(JacobiDrafter(max(1, window), width=int(model.trunk.config.grid_size)))
     if isinstance(drafter, str | Path):
         drafter = load_latents(_where(drafter, folder), model.device, model.dtype)
     if isinstance(drafter, LatentModel):

@@ -16,7 +16,7 @@ from ragspec.visual.latents.judged import OUTCOMES, WatchedTarget, steps_of
 from ragspec.visual.pipeline.output import ImageStats
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatentStats(ImageStats):
     """See `ImageStats`. outcomes i64 [B, h, w]: places in `OUTCOMES`, -1 where nothing was drawn.
 

@@ -80,8 +80,8 @@ class LatentPipeline(ImagePipeline):
             raise InputError(f"got a Rule and {', '.join(settings)}; expected settings by a name.")
         self.rule = expect_rule(rule)
         self.rule_name = named or self.rule.name
-        self.source = latent_source(drafter, model, folder)
         self.budget = make_budget(budget)
+        self.source = latent_source(drafter, model, folder, getattr(self.budget, "nodes", NODES))
         self.batch_size = batch_size
         self.folder = folder
         self.class_names = class_names(model.trunk)
