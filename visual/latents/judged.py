@@ -11,6 +11,7 @@ import torch
 from ragspec.acceptance.base import Rule, TargetView, Verdict, open_rule
 from ragspec.acceptance.rejection import children_of
 from ragspec.trees.draft_tree import ROOT, DraftTree
+from ragspec.visual.latents.rules.coupling import Coupled
 from ragspec.visual.latents.target import LatentTarget, LatentView
 
 OUTCOMES = ("own", "kept", "reflected", "redrawn")
@@ -58,14 +59,14 @@ class WatchedTarget(LatentTarget):
             if place < len(path):
                 node = verdict.path[place]
 
-    def outcome(self, number: int, steps: int | None) -> int:
-        """Return the place in `OUTCOMES` of a committed latent, under a rule of so many steps."""
+    def outcome(self, number: int, rule: Rule) -> int:
+        """Return the place in `OUTCOMES` of a committed latent, which a rule judged."""
         judged = self.judged[number]
         if judged.drafted is None:
             return 0
         if judged.kept:
             return 1
-        return 2 if steps == 1 and number != judged.own else 3
+        return 2 if hasattr(rule, "mirrored") and number != judged.own else 3
 
     def distances(self, numbers: Sequence[int]) -> torch.Tensor:
         """Return how far kept latents are from the target's own, in deviations; NaN of others."""
@@ -112,5 +113,4 @@ class Watched:
 
 def steps_of(rule: Rule, most: int) -> int | None:
     """Return the steps by which a rule judges drafts, at most `most`; None where it has none."""
-    steps = getattr(rule, "s", None)
-    return None if steps is None else min(int(steps), most)
+    return rule.steps(most) if isinstance(rule, Coupled) else None

@@ -27,6 +27,7 @@ import torch
 from ragspec.acceptance.base import Verdict
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.latents.judged import Judged, WatchedTarget
+from ragspec.visual.latents.rules.coupling import means_of, step_densities
 from ragspec.visual.latents.sampler import Drawn, Sampler
 from ragspec.visual.latents.target import LatentView
 
@@ -79,8 +80,9 @@ class PathTarget(WatchedTarget):
         for row in other:
             states = self._states(judged[row], s)
             path[row, : len(states)] = states
-        if other:
-            means[other, : s - 1] = self._means(own[other], path[other], s)
+        for row in other if s > 1 else ():
+            found = means_of(table, int(own[row]), path[row][None], s)
+            means[row, : s - 1] = found[0, : s - 1]
         deviations = self.sampler.deviations[:, None].to(path.device)
         z = (path[:, :-1].double() - means.double()) / deviations
         return z.square().mean(-1).cpu()
@@ -98,23 +100,17 @@ class PathTarget(WatchedTarget):
         rows = [row for row, each in enumerate(judged) if each.drafted is not None]
         if not rows:
             return found
-        drafted = torch.tensor([judged[row].drafted for row in rows])
-        own = torch.tensor([judged[row].own for row in rows])
-        path, by_draft = table.paths[drafted], table.means[drafted][:, :s]
-        by_target = table.means[own][:, :s].clone()  # the first given x_s of its own
-        by_target[:, : s - 1] = self._means(own, path, s)
-        deviations = self.sampler.deviations[:s, None].to(path.device)
-        p, q = ((path[:, :s].double() - mean) / deviations for mean in (by_target, by_draft))
-        found[rows, :s] = (0.5 * (q.square() - p.square()).sum(-1)).cpu()
+        for row in rows:
+            drafted, own = judged[row].drafted, judged[row].own
+            assert drafted is not None
+            path = table.paths[drafted][None]
+            by_target = means_of(table, own, path, s)
+            pairs = ((by_target, own), (table.means[drafted][None, :s], drafted))
+            p, q = (
+                step_densities(path[:, :s], means, table.sampler(number)) for means, number in pairs
+            )
+            found[row, :s] = (p - q)[0].cpu()
         return found
-
-    def _means(self, own: torch.Tensor, path: torch.Tensor, s: int) -> torch.Tensor:
-        """Return the target's means of x_0 .. x_(s - 2) on paths [n, .., D]: [n, s - 1, D]."""
-        if s == 1 or not len(own):
-            return path[:, :0]
-        told = self.table.told[own].repeat_interleave(s - 1, 0)
-        at = torch.arange(1, s).repeat(len(own))
-        return self.sampler.means(told, path[:, 1:s].flatten(0, 1), at).reshape(len(own), s - 1, -1)
 
     def _states(self, judged: Judged, s: int) -> torch.Tensor:
         """Return the states x_0 .. x_(s - 1) of what stands in place of the target's own."""

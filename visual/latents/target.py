@@ -57,6 +57,11 @@ class LatentTarget(ImageTarget):
                 "target's schedule."
             )
 
+    @property
+    def steps(self) -> int:
+        """The steps T in which a latent is drawn."""
+        return self.sampler.schedule.steps
+
     def open_sampler(self, schedule: Schedule) -> Sampler:
         """Return what draws latents by the model's head."""
         return Sampler(self.latent_model.head, schedule, self.guidance_scale)

@@ -50,7 +50,8 @@ def latent_source(
 
     drafter: "jacobi" (also "auto", being the faster one), "model" (of the folder's draft/), the
     folder of a draft model, a `LatentModel`, a Drafter, a list of one of these, or None or "none".
-    window: latents that "jacobi" drafts, at most. Raises UnknownNameError, ModelNotFoundError, TokenizerMismatchError, InputError.
+    window: latents that "jacobi" drafts, at most. Raises UnknownNameError, ModelNotFoundError,
+    TokenizerMismatchError, InputError.
     """
     if isinstance(drafter, list | tuple):
         if len(drafter) > 1:

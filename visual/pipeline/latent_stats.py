@@ -12,7 +12,7 @@ from ragspec.acceptance.base import Rule
 from ragspec.engine.output import Generation
 from ragspec.reports.label import kind_of_label
 from ragspec.visual.acceptance.tv_budget import APPROXIMATE
-from ragspec.visual.latents.judged import OUTCOMES, WatchedTarget, steps_of
+from ragspec.visual.latents.judged import OUTCOMES, WatchedTarget
 from ragspec.visual.pipeline.output import ImageStats
 
 
@@ -61,10 +61,9 @@ def latent_stats(
     """Return the figures of images of side * side latents, drawn with a rule."""
     outcomes = np.full((len(drawn), side * side), -1, dtype=np.int64)
     distances = np.full(outcomes.shape, np.nan)
-    steps = steps_of(rule, target.sampler.schedule.steps)
     for row, generation in enumerate(drawn):
         numbers = list(generation.tokens)
-        outcomes[row, : len(numbers)] = [target.outcome(number, steps) for number in numbers]
+        outcomes[row, : len(numbers)] = [target.outcome(number, rule) for number in numbers]
         if kind_of_label(generation.label) == APPROXIMATE and numbers:
             distances[row, : len(numbers)] = target.distances(numbers)
     known = {field.name: getattr(stats, field.name) for field in fields(ImageStats)}

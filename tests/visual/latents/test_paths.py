@@ -13,6 +13,7 @@ from ragspec.visual.drafting import JacobiDrafter
 from ragspec.visual.latents import Horizon, Near, Schedule
 from ragspec.visual.latents.judged import Watched, steps_of
 from ragspec.visual.latents.paths import PathMoments, PathTarget
+from ragspec.visual.latents.rules import Aligned, Path
 from ragspec.visual.models.target import ConditionTable
 from tests.support import tiny_latents as models
 
@@ -50,14 +51,15 @@ def test_plain_steps_are_the_noise() -> None:
     found, target = moments(Near(0.0), None)
     assert found.latents == PICTURES * models.SIDE**2 and len(found.by_step) == STEPS
     assert found.worst < DOUBTFUL and found.total_error < found.error < 0.02
-    assert {target.outcome(number, 1) for number in target.judged} == {0}
+    assert {target.outcome(number, Near(0.0)) for number in target.judged} == {0}
 
 
 @pytest.mark.parametrize("s", [1, 3, 99])
 def test_the_steps_of_lossless_rules_are_as_large_as_the_targets(s: int) -> None:
-    found, target = moments(Horizon(s), jacobi())
+    rule = Aligned() if s == 1 else Horizon(s)
+    found, target = moments(rule, jacobi())
     assert found.worst < DOUBTFUL
-    outcomes = [target.outcome(number, min(s, STEPS)) for number in target.judged]
+    outcomes = [target.outcome(number, rule) for number in target.judged]
     assert outcomes.count(1) > 100  # kept
     assert outcomes.count(2 if s == 1 else 3) > 50  # made after a rejection
     if s > 1:
@@ -68,8 +70,9 @@ def test_the_steps_of_lossless_rules_are_as_large_as_the_targets(s: int) -> None
 @pytest.mark.parametrize("s", [None, STEPS])
 def test_drafts_that_are_always_kept_are_found(s: int | None) -> None:
     rule: Any = Near(1e9)
-    if s is not None:
-        rule.s = s  # whole paths of drafts are judged
+    if s is not None:  # whole paths of drafts are judged
+        rule = Path()
+        rule.log_ratio = lambda view, drafted, own: 0.0
     found, _ = moments(rule, jacobi())
     assert found.worst > 2 * DOUBTFUL
     assert found.by_step[0] > 1.0

@@ -19,7 +19,7 @@ class Aligned(Coupled):
 
     name = "aligned"
 
-    def steps(self, view: LatentView) -> int:
+    def steps(self, most: int) -> int:
         """Return 1."""
         return 1
 

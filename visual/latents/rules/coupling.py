@@ -43,13 +43,13 @@ class Coupled:
         """Return the accepted path and the latent that follows it."""
         return walk(tree, expect_latents(self.name, target), self._emit)
 
-    def steps(self, view: LatentView) -> int:
-        """Return s, the denoising steps that are judged."""
+    def steps(self, most: int) -> int:
+        """Return s, how many of at most T denoising steps are judged."""
         raise NotImplementedError
 
     def log_ratio(self, view: LatentView, drafted: int, own: int) -> float:
         """Return log p / q of a draft, by its number and that of the target's own latent."""
-        return log_ratio(view.target.table, drafted, own, self.steps(view))
+        return log_ratio(view.target.table, drafted, own, self.steps(view.target.steps))
 
     def left(self, view: LatentView, index: int, drafted: int, own: int) -> torch.Tensor:
         """Return a latent [D] from what the draft's law leaves of the target's.
@@ -57,7 +57,7 @@ class Coupled:
         Of two laws that are all but one, which hardly ever reject in the first place, the target's
         own latent stands in after 16,384 tries.
         """
-        found = left_of_paths(view, index, drafted, own, self.steps(view))
+        found = left_of_paths(view, index, drafted, own, self.steps(view.target.steps))
         return view.target.table.latents[own] if found is None else found
 
     def _emit(self, view: LatentView, node: int, drafted: int, own: int) -> int:
@@ -153,10 +153,15 @@ def means_of(table: LatentTable, number: int, paths: torch.Tensor, s: int) -> to
 
 
 def log_density(path: torch.Tensor, means: torch.Tensor, sampler: Sampler) -> torch.Tensor:
-    """Return log N(path; means) of s steps [n, s, D], summed, less a constant of s and D: f64 [n].
+    """Return log N(path; means) of s steps [n, s, D], summed: f64 [n]; see `step_densities`."""
+    return step_densities(path, means, sampler).sum(-1)
+
+
+def step_densities(path: torch.Tensor, means: torch.Tensor, sampler: Sampler) -> torch.Tensor:
+    """Return log N(path; means) of each of s steps [n, s, D], less a constant of D: f64 [n, s].
 
     The deviations are the sampler's.
     """
     deviations = sampler.deviations[: path.shape[1], None].to(path.device)
     apart = (path.double() - means.double()) / deviations
-    return -(0.5 * apart.square() + deviations.log()).sum((-1, -2))
+    return -(0.5 * apart.square() + deviations.log()).sum(-1)

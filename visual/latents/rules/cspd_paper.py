@@ -22,7 +22,7 @@ class CspdPaper(Coupled):
     name = "cspd-paper"
     label = "approximate"
 
-    def steps(self, view: LatentView) -> int:
+    def steps(self, most: int) -> int:
         """Return 1."""
         return 1
 

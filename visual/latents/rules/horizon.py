@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ragspec.errors import InputError
 from ragspec.visual.latents.rules.coupling import Coupled
-from ragspec.visual.latents.target import LatentView
 
 
 class Horizon(Coupled):
@@ -21,6 +20,6 @@ class Horizon(Coupled):
             raise InputError(f"got s {s}; expected at least 1 denoising step.")
         self.s = s
 
-    def steps(self, view: LatentView) -> int:
+    def steps(self, most: int) -> int:
         """Return s, or T where there are fewer."""
-        return min(self.s, view.target.sampler.schedule.steps)
+        return min(self.s, most)

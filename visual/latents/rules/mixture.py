@@ -19,7 +19,7 @@ class MixtureRule(Coupled):
 
     name = "mixture"
 
-    def steps(self, view: LatentView) -> int:
+    def steps(self, most: int) -> int:
         """Return 1: a latent is drawn at once."""
         return 1
 

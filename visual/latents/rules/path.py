@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ragspec.visual.latents.rules.coupling import Coupled
-from ragspec.visual.latents.target import LatentView
 
 
 class Path(Coupled):
@@ -15,6 +14,6 @@ class Path(Coupled):
 
     name = "path"
 
-    def steps(self, view: LatentView) -> int:
+    def steps(self, most: int) -> int:
         """Return T."""
-        return view.target.sampler.schedule.steps
+        return most
