@@ -89,25 +89,22 @@ def scan(
     factors f32 [P / 16, 16] and scales f32 [Q] are what their whole numbers are multiplied by.
     Large work is shared by as many threads as torch has.
     """
+    count, width = queries.shape
+    size = TOGETHER if count > 1 else 1
+    padded = np.zeros((-(-count // size), size, width), np.int16)
+    padded.reshape(-1, width)[:count] = queries
+    # A pair of a query is one number of 32 bits, and those of a few queries stand together.
+    told = np.ascontiguousarray(padded.view(np.int32).transpose(0, 2, 1))
+    scan_some = _scan_fours if count > 1 else _scan_one
     groups = len(pairs)
-    threads = max(1, min(torch.get_num_threads(), groups * len(queries) // LEAST_GROUPS))
+    threads = max(1, min(torch.get_num_threads(), groups * count // LEAST_GROUPS))
+    if threads == 1:
+        scan_some(pairs, factors, told, scales, out, 0, groups)
+        return
     ends = np.linspace(0, groups, threads + 1, dtype=np.int64)
-    start = 0
-    while start < len(queries):
-        size = TOGETHER if len(queries) - start > 1 else 1
-        side = np.zeros((size, queries.shape[1]), np.int16)
-        taken = queries[start : start + size]
-        side[: len(taken)] = taken
-        # A pair of a query is one number of 32 bits, and those of all queries stand together.
-        told = np.ascontiguousarray(side.view(np.int32).T)
-        some = _scan_four if size == TOGETHER else _scan_one
-        given = pairs, factors, told, scales[start:], out[start : start + len(taken)]
-        if threads == 1:
-            some(*given, 0, groups)
-        else:
-            with ThreadPoolExecutor(threads) as pool:
-                list(pool.map(lambda part, run=some, of=given: run(*of, *part), pairwise(ends)))
-        start += len(taken)
+    with ThreadPoolExecutor(threads) as pool:
+        parts = pairwise(ends)
+        list(pool.map(lambda part: scan_some(pairs, factors, told, scales, out, *part), parts))
 
 
 _sums_of_one, _sums_of_four = pair_sums(1), pair_sums(TOGETHER)
@@ -123,16 +120,16 @@ def _scan_one(
     first: int,
     last: int,
 ) -> None:
-    """Write the products [1, P] of one query, told as pairs i32 [W / 2, 1], of some groups."""
+    """Write the products [1, P] of one query, told as pairs i32 [1, W / 2, 1], of some groups."""
     sums = np.empty((1, LANES), np.int32)
     for group in range(first, last):
-        _sums_of_one(pairs, group, told, sums)
+        _sums_of_one(pairs, group, told[0], sums)
         for lane in range(LANES):
             out[0, group * LANES + lane] = sums[0, lane] * factors[group, lane] * scales[0]
 
 
 @compiled
-def _scan_four(
+def _scan_fours(
     pairs: NDArray[np.int8],
     factors: Floats,
     told: NDArray[np.int32],
@@ -141,11 +138,16 @@ def _scan_four(
     first: int,
     last: int,
 ) -> None:
-    """Write the products [Q, P] of up to four queries, told as pairs i32 [W / 2, 4]."""
+    """Write the products [Q, P] of queries in fours, told as pairs i32 [F, W / 2, 4].
+
+    A group of vectors is read from memory once for all queries.
+    """
     sums = np.empty((TOGETHER, LANES), np.int32)
     for group in range(first, last):
-        _sums_of_four(pairs, group, told, sums)
-        for query in range(len(out)):
-            for lane in range(LANES):
-                product = sums[query, lane] * factors[group, lane] * scales[query]
-                out[query, group * LANES + lane] = product
+        for four in range(len(told)):
+            _sums_of_four(pairs, group, told[four], sums)
+            start = four * TOGETHER
+            for query in range(start, min(start + TOGETHER, len(out))):
+                for lane in range(LANES):
+                    product = sums[query - start, lane] * factors[group, lane] * scales[query]
+                    out[query, group * LANES + lane] = product
