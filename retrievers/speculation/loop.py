@@ -226,9 +226,6 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
         finally:  # also where the writer fails: no search goes on behind the caller's back
             found = searching.result()
         both, schedule = 1000.0 * (time.perf_counter() - began), self.schedule
-        if len(queries) not in schedule.search.times:  # better than a guess, though not alone
-            took = (e.milliseconds for e in reversed(self.report.events) if e.what == "search")
-            schedule.search.learn(len(queries), next(took))
         schedule.learn_overlap(schedule.stride_ms, schedule.search.of(len(queries)), both)
         return _spread(guesses, found), ahead
 

@@ -189,9 +189,10 @@ class Schedule:
             self.gated += 1
             return Plan(guesses=self.gated % GLANCE == 0)
         self.gated = 0
-        # Only alone is it seen what strides and searches take.
+        # Only alone is it seen what strides and searches take: once before all, and now and then.
         self.since_alone = self.since_alone + 1 if best.overlapped else 0
-        if self.since_alone < ALONE or self.overlap:
+        timed = best.strides in self.search.times
+        if (timed and self.since_alone < ALONE) or self.overlap:
             return best
         self.since_alone = 0
         return replace(best, overlapped=False)

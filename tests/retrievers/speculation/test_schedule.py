@@ -131,3 +131,13 @@ def test_the_prediction_is_the_gain_of_rounds_of_one_kind() -> None:
     for plan in (Plan(4), Plan(7, overlapped=True)):
         assert made.predicted([plan] * 5) == pytest.approx(made.gain(plan))
     assert made.predicted([]) == 1.0
+
+
+def test_a_batch_is_timed_alone_before_it_is_overlapped() -> None:
+    made = schedule(20.0, 30.0, 0.0, 0.9)
+    wanted = made.next()
+    assert wanted.strides > 1 and wanted.overlapped
+    del made.search.times[wanted.strides]
+    assert made.next() == Plan(wanted.strides, overlapped=False)
+    made.search.learn(wanted.strides, 30.0)
+    assert made.next() == wanted
