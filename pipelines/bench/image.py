@@ -43,6 +43,10 @@ def image(
     features: Annotated[
         Path | None, typer.Option(help="A feature network; trained on the spot without it.")
     ] = None,
+    tune: Annotated[
+        str | None,
+        typer.Option(help="Find the settings of lantern or lantern++ and keep them in the folder."),
+    ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write the rows here.")] = None,
     picture: Annotated[
         Path | None, typer.Option(help="Write quality against speed here, a PNG.")
@@ -69,4 +73,11 @@ def image(
         *(worth, guidance, temperature, top_k, seed, device, dtype),
         None if features is None else str(features),
     )
+    if tune is not None:
+        from ragspec.pipelines.bench.image_tune import write_tuned
+
+        if names or quality or picture or html:
+            raise InputError("got --tune and ways; expected --tune alone, with --images.")
+        write_tuned(asked, tune, json)
+        return
     run_image_bench(asked, json, picture, html)
