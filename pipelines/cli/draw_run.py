@@ -118,6 +118,9 @@ def figures(
         "equal_images": None if same is None else sum(same),
         "psnr": None if plain is None else drawn.psnr(plain),
         "tv_excess": drawn.tv_excess,
+        "surprise": None if drawn.surprise is None else drawn.surprise[0],
+        "surprise_error": None if drawn.surprise is None else drawn.surprise[1],
+        "repeatable": all(output.stats.repeatable for output in drawn.outputs),
         "distance_mean": mean,
         "distance_most": most,
         "codes_per_forward": drawn.codes_per_forward,
@@ -212,6 +215,8 @@ def _tell(found: Mapping[str, Any], drawn: Drawn, out: Path, terminal: Terminal)
     line += f"{found['codes_per_forward']:.2f} codes a forward, label {found['label']}"
     if found["tv_excess"] is not None and not drawn.label.startswith("exact"):
         line += f", tv_excess {found['tv_excess']:.4f} a position"
+        if found["surprise"] is not None:
+            line += f", surprise {found['surprise']:+.3f} +- {found['surprise_error']:.3f} a code"
     if drawn.distance is not None:
         line += f", {distance_told(drawn.distance)}"
     terminal.line(line)

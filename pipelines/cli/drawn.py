@@ -152,6 +152,16 @@ class Drawn:
         return None if any(each is None for each in found) else fmean(found)
 
     @property
+    def surprise(self) -> tuple[float, float] | None:
+        """Mean surprise of a code and its error, nats; None where it was not measured."""
+        import numpy as np
+
+        found = np.concatenate([output.stats.surprises for output in self.outputs])
+        if not found.size:
+            return None
+        return float(found.mean()), float(np.sqrt((found**2).mean() / found.size))
+
+    @property
     def label(self) -> str:
         """The label that holds for all images."""
         from ragspec.visual.pipeline.output import weakest
@@ -237,6 +247,8 @@ def comparison_picture(asked: Asked, drawn: Drawn, plain: Drawn, seed: int) -> I
         notes[0] += f" · {distance_told(drawn.distance)}"
     if drawn.tv_excess is not None and not drawn.label.startswith("exact"):
         notes[0] += f" · tv_excess {drawn.tv_excess:.4f} a position"
+        if drawn.surprise is not None:
+            notes[0] += " · surprise {:+.3f} ± {:.3f} a code".format(*drawn.surprise)
     if len(rows) < count:
         notes.append(f"{len(rows)} of {count} shown")
     columns = [
