@@ -53,9 +53,10 @@ class IterativeRag:
     "dense", "sparse" or "fused", None for the best that the index can do. speculate: "auto", "off",
     or a number of strides that are written on guesses; it changes the time and never the text.
     prefetch: passages that a search brings for later guesses. overlap: whether the next stride is
-    written while a search runs, None for where it pays. flare: look up only after strides with a
-    token less probable than that (FLARE, Jiang et al. 2023, arXiv 2305.06983, section 3.2, without
-    its look-ahead sentence: what was written stays). rounds: the whole answer is written so many
+    written while a search runs; None for where it pays, which is never beside an index in this
+    process (0.8 to 1.0 of not doing it). flare: look up only after strides with a token less
+    probable than that (FLARE, Jiang et al. 2023, arXiv 2305.06983, section 3.2, without its
+    look-ahead sentence: what was written stays). rounds: the whole answer is written so many
     times, each over what is found for the question and the answer before (Iter-RetGen, Shao et al.
     2023, arXiv 2305.15294, section 3.1), in place of strides. prompt, system: see `DocQA.ask`. What
     is learned about times and guesses serves the next question. Raises InputError.
@@ -96,6 +97,8 @@ class IterativeRag:
         self.every = every
         self.query_tokens = query_tokens
         self.mode = self._mode(search)
+        if overlap is None and isinstance(self.retriever, PassageIndex):
+            overlap = False  # it takes the cores and the memory that the model needs
         self.schedule = Schedule.named(speculate, overlap)
         self._prefixes = PrefixCache()
         self.prefetch = 1 if speculate == "off" else max(1, prefetch)

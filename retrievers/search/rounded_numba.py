@@ -57,6 +57,8 @@ class Rounded:
                 part = codes[:, half::2]
                 self._pairs[rows // LANES, : part.shape[1], rows % LANES, half] = part
             start += len(block)
+        for queries in range(1, 3):  # numba compiles or loads now and not when somebody waits
+            self.products(torch.zeros(queries, width))
 
     def products(self, queries: torch.Tensor) -> tuple[torch.Tensor, list[float]]:
         """Return products f32 [Q, P] with queries f32 [Q, dimensions], and how far each is off.
