@@ -136,7 +136,7 @@ class KnnLM:
 
         return KnnText(
             write, self.knn, prompt, self.schedule, top=top, kept=show,
-            waits=self.speculate == "off", whole=self.speculate == "off" and stream is None,
+            waits=self.speculate == "off", whole=stream is None,
         )  # fmt: skip
 
     def _cut(self, text: KnnText) -> Generation:

@@ -46,7 +46,8 @@ class KnnText:
 
     prompt: token ids. top: alternatives to keep with each log-probability, None for none at all.
     kept: called with the tokens that stay, and with what the last call gave where the text has
-    ended. waits: every token waits for its search; whole: in a single call.
+    ended. waits: every token waits for its search. whole: it may do so in a single call, as nobody
+    reads along.
     """
 
     write: Write
@@ -118,10 +119,13 @@ class KnnText:
 
     def _wait(self, plan: Plan) -> bool:
         """Write some tokens, every one after a search; return whether the text has ended."""
-        law = Searching(self.knn, None if self.waits else self._open_cache())
+        hopeless = self.schedule.hopeless  # then to keep a cache would be in vain
+        law = Searching(self.knn, None if self.waits or hopeless else self._open_cache())
         began = time.perf_counter()
         # The first token alone: its call reads the prompt, which says nothing of the others.
-        pause = None if self.whole else self._patience if self.tokens else 1
+        pause = self._patience if self.tokens else 1
+        if self.whole and (self.waits or hopeless):
+            pause = None
         if self.tokens:
             self._patience = min(2 * self._patience, MOST_WAITED)
         call = self.write(self.tokens, pause, law)
