@@ -123,7 +123,7 @@ class KnnText:
         law = Searching(self.knn, None if self.waits or hopeless else self._open_cache())
         began = time.perf_counter()
         # The first token alone: its call reads the prompt, which says nothing of the others.
-        pause = self._patience if self.tokens else 1
+        pause: int | None = self._patience if self.tokens else 1
         if self.whole and (self.waits or hopeless):
             pause = None
         if self.tokens:
