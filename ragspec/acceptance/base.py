@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 import torch
 
@@ -84,6 +84,28 @@ def open_rule(rule: Rule) -> Rule:
     opening = getattr(rule, "open", None)
     opened: Rule = rule if opening is None else opening()
     return opened
+
+
+class Around:
+    """A rule around another one, which it lets decide; subclasses look at the verdicts."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.accepts: frozenset[DraftKind] = rule.accepts
+
+    @property
+    def name(self) -> str:
+        """The name of the rule inside."""
+        return self.rule.name
+
+    @property
+    def label(self) -> str:
+        """The label of the rule inside, which may depend on what it met."""
+        return self.rule.label
+
+    def open(self) -> Self:
+        """Return the rule for one row."""
+        return type(self)(open_rule(self.rule))
 
 
 def expect_rule(rule: object) -> Rule:

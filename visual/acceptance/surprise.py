@@ -10,37 +10,18 @@ differences of a martingale, so that their mean square gives the error of the me
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Self
 
 import torch
 
-from ragspec.acceptance.base import Rule, TargetView, Verdict, open_rule
+from ragspec.acceptance.base import Around, TargetView, Verdict
 from ragspec.acceptance.target_view import RowView
-from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
+from ragspec.trees.draft_tree import ROOT, DraftTree
 
 LEAST = 1e-12  # a law's probability of a code that it excludes, so that the mean stays finite
 
 
-class Surprising:
+class Surprising(Around):
     """A rule that also tells the surprise of what it emits, in nats, see `Verdict`."""
-
-    def __init__(self, rule: Rule) -> None:
-        self.rule = rule
-        self.accepts: frozenset[DraftKind] = rule.accepts
-
-    @property
-    def name(self) -> str:
-        """The name of the rule."""
-        return self.rule.name
-
-    @property
-    def label(self) -> str:
-        """The label of the rule."""
-        return self.rule.label
-
-    def open(self) -> Self:
-        """Return the rule for one row."""
-        return type(self)(open_rule(self.rule))
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the rule's verdict with the surprise of every code that it emits."""

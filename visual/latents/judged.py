@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ragspec.acceptance.base import Rule, TargetView, Verdict, open_rule
+from ragspec.acceptance.base import Around, Rule, TargetView, Verdict
 from ragspec.acceptance.rejection import children_of
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.visual.latents.rules.coupling import Coupled
@@ -78,30 +78,8 @@ class WatchedTarget(LatentTarget):
         return found
 
 
-class Watched:
+class Watched(Around):
     """A rule whose verdicts a `WatchedTarget` takes note of; it decides what the rule decides."""
-
-    def __init__(self, rule: Rule) -> None:
-        self.rule = rule
-
-    @property
-    def name(self) -> str:
-        """The rule's."""
-        return self.rule.name
-
-    @property
-    def label(self) -> str:
-        """The rule's, which may depend on what it met."""
-        return self.rule.label
-
-    @property
-    def accepts(self) -> Any:
-        """The kinds of draft that the rule may judge."""
-        return self.rule.accepts
-
-    def open(self) -> Watched:
-        """Return the rule for one row, watched."""
-        return Watched(open_rule(self.rule))
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the rule's verdict."""
