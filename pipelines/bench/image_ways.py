@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 PLAIN, DRAFT_ONLY = "plain", "draft-only"
 ALIASES: Mapping[str, str] = MappingProxyType({"scd": "exact:jacobi", "sjd": "rejection:jacobi"})
+SPELLINGS: Mapping[str, str] = MappingProxyType({"cool-sd": "cool"})  # names of papers
 EXACT_RULES = ("exact", "rejection", "without-replacement")
 _SETTING = r"(?P<value>[0-9.]+)(k(?P<near>[0-9]+))?(g(?P<gain>[0-9.]+))?"
 _DRAFTER = rf"(?P<drafter>.+?)(/(?P<mode>{'|'.join(DraftKind)}))?"
@@ -67,7 +68,7 @@ def parse_way(text: str) -> Way:
             f"got the way {name!r}; expected RULE[@VALUE][:DRAFTER[/MODE]] such as lantern@0.05 "
             "or exact:head."
         )
-    rule = found["rule"]
+    rule = SPELLINGS.get(found["rule"], found["rule"])
     if rule in (PLAIN, DRAFT_ONLY, *ALIASES):
         raise InputError(
             f"got the way {name!r}; {rule} takes neither a value nor a drafter, leave "
@@ -76,12 +77,14 @@ def parse_way(text: str) -> Way:
     rules = (*EXACT_RULES, *relaxed())
     if rule not in rules:
         raise UnknownNameError(unknown("way", rule, [PLAIN, DRAFT_ONLY, *ALIASES, *rules]))
-    return Way(name, rule, found["drafter"] or "starter", _settings(name, found), found["mode"])
+    return Way(
+        name, rule, found["drafter"] or "starter", _settings(name, rule, found), found["mode"]
+    )
 
 
-def _settings(name: str, found: re.Match[str]) -> dict[str, Any]:
+def _settings(name: str, rule: str, found: re.Match[str]) -> dict[str, Any]:
     """Return the settings of a rule that stand in a name; raises InputError."""
-    rule, setting = found["rule"], found["setting"]
+    setting = found["setting"]
     if setting is None:
         return {}
     values = relaxed()

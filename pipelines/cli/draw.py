@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ragspec.errors import InputError
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.image_options import (
     ClassOption,
@@ -18,14 +19,18 @@ from ragspec.pipelines.console.image_options import (
     HeatOption,
     HorizonOption,
     ImageDrafterOption,
+    ImageOption,
     KeepOption,
     LamOption,
+    MaskOption,
     NeighboursOption,
     OutOption,
     PromptArgument,
     RadiusOption,
     RuleOption,
+    RulesOption,
     SetOption,
+    SheetOption,
     TVBudgetOption,
 )
 
@@ -50,19 +55,24 @@ def draw(
     guidance: GuidanceOption = 2.0,
     temperature: HeatOption = 1.0,
     top_k: KeepOption = 0,
-    out: OutOption = Path("drawn"),
+    image: ImageOption = None,
+    mask: MaskOption = None,
+    out: OutOption = None,
     compare: DrawCompareOption = False,
+    sheet: SheetOption = None,
+    rules: RulesOption = None,
     json: FiguresOption = None,
     device: o.DeviceOption = "auto",
     dtype: o.DtypeOption = "auto",
 ) -> None:
     """Draw images from a prompt or a class, with or without speculation."""
+    from ragspec.pipelines.cli.asked_image import Asked
     from ragspec.pipelines.cli.draw_run import draw_images
-    from ragspec.pipelines.cli.drawn import Asked
+    from ragspec.pipelines.cli.draw_sheet import draw_sheet
     from ragspec.pipelines.console.terminal import Terminal
 
     asked = Asked(
-        prompt=prompt if prompt is None else o.checked_text(prompt),
+        prompts=tuple(o.checked_text(each) for each in prompt or ()),
         classes=tuple(classes or ()),
         image_set=image_set,
         model=model,
@@ -85,5 +95,18 @@ def draw(
         top_k=top_k,
         device=device,
         dtype=dtype,
+        rules=tuple(name.strip() for name in (rules or "").split(",") if name.strip()),
+        image=image,
+        mask=mask,
     )
-    draw_images(asked, out, json, compare, Terminal())
+    if sheet is None and rules is not None:
+        raise InputError("got --rules without --sheet; expected --sheet FILE.png with it.")
+    if sheet is None:
+        draw_images(asked, out or Path("drawn"), json, compare, Terminal())
+    elif compare or out or json:
+        raise InputError(
+            "got --sheet and --compare, --out or --json; expected --sheet alone: plain drawing is "
+            "its first column, and its JSON file lies beside it."
+        )
+    else:
+        draw_sheet(asked, sheet, Terminal())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_text
-import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -12,12 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragspec.errors import InputError
-from ragspec.pipelines.cli.drawn import LETTERS, Asked, Drawn, comparison_picture, distance_told
+from ragspec.pipelines.cli.asked_image import Asked, generator
+from ragspec.pipelines.cli.draw_compare import (
+    MOST_ROWS,
+    comparison_picture,
+    distance_told,
+    draw_both,
+    parted_places,
+    parted_told,
+)
+from ragspec.pipelines.cli.drawn import Drawn, draw_once
+from ragspec.pipelines.cli.drawn_files import check_free, records, save, stem_of
 from ragspec.pipelines.console.options import be_quiet, checked_output
 
 if TYPE_CHECKING:
-    import torch
-
     from ragspec.pipelines.console.terminal import Terminal
     from ragspec.visual.pipeline.pipeline import ImagePipeline
 
@@ -60,22 +67,37 @@ def _draw_into(
 
     with terminal.working("loading"):
         pipe = load_pipeline(asked)
-    asked = replace(asked, rule=asked.rule or pipe.rule_name)
-    asked.check_kind(pipe.trunk.config.condition == "class")
-    if pipe.class_names:
-        asked = asked.named(pipe.class_names, pipe.label_of)
+    asked = replace(resolved(asked, pipe), rule=asked.rule or pipe.rule_name)
     pipe.set_progress_bar_config(disable=not terminal.err.is_terminal, leave=False)
     seed = fresh_seed() if asked.seed is None else asked.seed
+    stem = stem_of(asked, seed)
+    told = records(asked, seed, _dtype(pipe))
+    paths = [out / f"{stem}-{number}.png" for number in range(len(told))]
+    check_free(paths, told)
     plain = None
     if compare:
-        drawn, plain = _both(pipe, asked, seed)
+        drawn, plain = draw_both(pipe, asked, seed)
     else:
-        drawn = Drawn([pipe(**_arguments(asked), generator=_generator(seed))])
-    written = _write(asked, drawn, plain, seed, out)
-    found = figures(asked, drawn, plain, seed, written) | _used(asked, pipe)
+        drawn = Drawn([draw_once(pipe, asked, generator(seed))])
+    for image, path, record in zip(drawn.images, paths, told, strict=True):
+        save(image, path, record)
+    _write_sheets(asked, drawn, plain, seed, out / stem)
+    found = figures(asked, drawn, plain, seed, paths) | _used(asked, pipe)
     if json is not None:
         json.write_text(json_text.dumps(found, indent=1) + "\n", encoding="utf-8")
     _tell(found, drawn, out, terminal)
+
+
+def resolved(asked: Asked, pipe: ImagePipeline) -> Asked:
+    """Return the same with classes by name and the codes that are kept; raises InputError."""
+    from ragspec.pipelines.cli.kept_codes import kept_codes
+
+    asked.check_kind(pipe.trunk.config.condition == "class")
+    if pipe.class_names:
+        asked = asked.named(pipe.class_names, pipe.label_of)
+    if asked.image is None or asked.mask is None:
+        return asked
+    return replace(asked, kept=kept_codes(asked.image, asked.mask, pipe))
 
 
 @contextmanager
@@ -117,6 +139,7 @@ def figures(
         "equal": None if same is None else all(same),
         "equal_images": None if same is None else sum(same),
         "psnr": None if plain is None else drawn.psnr(plain),
+        "parted": None if plain is None else parted_places(drawn, plain),
         "tv_excess": drawn.tv_excess,
         "surprise": None if drawn.surprise is None else drawn.surprise[0],
         "surprise_error": None if drawn.surprise is None else drawn.surprise[1],
@@ -130,6 +153,9 @@ def figures(
         "settings": asked.given(),
         "drafter": "+".join(asked.drafter) or None,
         "guidance": asked.guidance,
+        "image": None if asked.image is None else str(asked.image),
+        "mask": None if asked.mask is None else str(asked.mask),
+        "kept_codes": 0 if asked.kept is None else int(asked.kept.places.sum()),
         "seed": seed,
         "seeds": drawn.seeds,
     }
@@ -143,70 +169,30 @@ def _used(asked: Asked, pipe: ImagePipeline) -> dict[str, Any]:
         "model": asked.source(),
         "drafter_used": source_name(pipe.source),
         "device": str(pipe.model.device),
-        "dtype": str(pipe.model.dtype).removeprefix("torch."),
+        "dtype": _dtype(pipe),
         "budget": asked.budget,
         "temperature": asked.temperature,
         "top_k": asked.top_k,
     }
 
 
-def _both(pipe: ImagePipeline, asked: Asked, seed: int) -> tuple[Drawn, Drawn]:
-    """Draw every image speculatively and plainly, one at a time and in turns."""
-    bare = type(pipe)(pipe.model, pipe.tokenizer, None, folder=pipe.folder)
-    bare.set_progress_bar_config(disable=True)
-    ways = (pipe, bare)
-    _warm_up(ways, asked)
-    dice = [_generator(seed) for _ in ways]
-    found: tuple[list[Any], list[Any]] = ([], [])
-    subjects: list[str | None] = list(asked.classes) or [None]
-    for subject in subjects:
-        for number in range(asked.count):
-            order = (0, 1) if number % 2 == 0 else (1, 0)
-            for way in order:
-                arguments = {**_arguments(asked), "num_images_per_prompt": 1}
-                if subject is not None:
-                    arguments["class_labels"] = subject
-                found[way].append(ways[way](**arguments, generator=dice[way]))
-    return Drawn(found[0]), Drawn(found[1])
+def _dtype(pipe: ImagePipeline) -> str:
+    return str(pipe.model.dtype).removeprefix("torch.")
 
 
-def _warm_up(ways: Sequence[ImagePipeline], asked: Asked) -> None:
-    for way in ways:
-        way(**{**_arguments(asked), "num_images_per_prompt": 1}, generator=_generator(0))
-
-
-def _arguments(asked: Asked) -> dict[str, Any]:
-    named = asked.prompt is not None
-    subject = {"prompt": asked.prompt} if named else {"class_labels": list(asked.classes)}
-    return {
-        **subject,
-        "guidance_scale": asked.guidance,
-        "temperature": asked.temperature,
-        "top_k": asked.top_k,
-        "num_images_per_prompt": asked.count,
-    }
-
-
-def _generator(seed: int) -> torch.Generator:
-    import torch
-
-    return torch.Generator().manual_seed(seed)
-
-
-def _write(asked: Asked, drawn: Drawn, plain: Drawn | None, seed: int, out: Path) -> list[Path]:
-    """Write each image as it is, a sheet of all, and the comparison; return the images' paths."""
+def _write_sheets(asked: Asked, drawn: Drawn, plain: Drawn | None, seed: int, stem: Path) -> None:
+    """Write a sheet of all images, with what was kept before them, and the comparison."""
     from ragspec.visual.evaluation import pictures
 
-    stem = f"{_slug(asked.subject)}-{seed}"
-    names = [f"{stem}-{number}.png" for number in range(len(drawn.images))]
-    for name, image in zip(names, drawn.images, strict=True):
-        image.save(out / name)
     told = dict.fromkeys((asked.subject, f"seed {seed}", asked.rule_told(), drawn.label))
     title = " · ".join(told)
-    pictures.sheet(drawn.images, title=title).save(out / f"{stem}-sheet.png")
+    images, captions = drawn.images, list[str]()
+    if asked.kept is not None:
+        captions = ["given", "kept", *(f"image {number}" for number in range(len(images)))]
+        images = [asked.kept.picture, asked.kept.shown(), *images]
+    pictures.sheet(images, captions, title=title).save(f"{stem}-sheet.png")
     if plain is not None:
-        comparison_picture(asked, drawn, plain, seed).save(out / f"{stem}-compare.png")
-    return [out / name for name in names]
+        comparison_picture(asked, drawn, plain, seed).save(f"{stem}-compare.png")
 
 
 def _tell(found: Mapping[str, Any], drawn: Drawn, out: Path, terminal: Terminal) -> None:
@@ -226,7 +212,13 @@ def _tell(found: Mapping[str, Any], drawn: Drawn, out: Path, terminal: Terminal)
             f"{found['ratio']:.2f} times as fast, {found['equal_images']} of {count} the same"
             + (f", {found['psnr']:.1f} dB to plain" if found["psnr"] is not None else "")
         )
+        _tell_parted(found["parted"], drawn.codes[0].numel(), terminal)
 
 
-def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:LETTERS] or "image"
+def _tell_parted(parted: Sequence[tuple[int, int] | None], codes: int, terminal: Terminal) -> None:
+    """Say where images part from the plain ones, of the first few."""
+    places = {number: place for number, place in enumerate(parted) if place is not None}
+    for number, place in list(places.items())[:MOST_ROWS]:
+        terminal.line(f"image {number} {parted_told(place, codes)}")
+    if len(places) > MOST_ROWS:
+        terminal.line(f"and {len(places) - MOST_ROWS} more; --json tells all")

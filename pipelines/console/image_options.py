@@ -65,7 +65,9 @@ GainOption = Annotated[
 ]
 
 
-PromptArgument = Annotated[str | None, typer.Argument(help="What to draw, such as 'red heart'.")]
+PromptArgument = Annotated[
+    list[str] | None, typer.Argument(help="What to draw, such as 'red heart'; several are too.")
+]
 
 
 ClassOption = Annotated[
@@ -98,7 +100,46 @@ KeepOption = Annotated[int, typer.Option(min=0, help="Keep this many codes; 0 ke
 
 
 OutOption = Annotated[
-    Path, typer.Option("--out", "-o", help="Folder for the images.", file_okay=False)
+    Path | None,
+    typer.Option("--out", "-o", help="Folder for the images; drawn/ if absent.", file_okay=False),
+]
+
+
+ImageOption = Annotated[
+    Path | None,
+    typer.Option("--image", help="A picture of which a part is kept; see --mask.", dir_okay=False),
+]
+
+
+MaskOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--mask",
+        help="As large as --image, or a pixel a code: white is drawn anew, black is kept. Codes "
+        "follow one another row by row, so what is kept steers only what comes after it.",
+        dir_okay=False,
+    ),
+]
+
+
+RulesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--rules",
+        help="Columns of --sheet, comma-separated: RULE[@VALUE][:DRAFTER], sjd, scd; of latents "
+        "also fewer@N. As the ways of bench image.",
+    ),
+]
+
+
+SheetOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--sheet",
+        help="Draw prompts or classes by rules on one picture with all figures: this PNG, and a "
+        "JSON file and a page (HTML) of the same name beside it.",
+        dir_okay=False,
+    ),
 ]
 
 

@@ -145,8 +145,11 @@ class SameCluster:
         return self.partition.mates[code]
 
     def bound(self, code: int, p: Law) -> float:
-        """Return infinity: the whole cluster is related."""
-        return inf
+        """Return infinity: the whole cluster is related; nothing, to a code that p excludes.
+
+        Codes that are given in a picture, and those that top-k cut off, stay what they are.
+        """
+        return inf if p[code] > 0.0 else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,7 +14,8 @@ from itertools import pairwise
 from PIL import Image, ImageDraw
 
 from ragspec.errors import InputError
-from ragspec.visual.evaluation.pictures import GROUND, INK, LINE, SOFT, Colour, font
+from ragspec.visual.evaluation.lettering import INK, SOFT, Colour, font
+from ragspec.visual.evaluation.pictures import GROUND, LINE
 
 WIDTH, HEIGHT = 860, 540
 LEFT, RIGHT, TOP, BOTTOM = 62, 110, 92, 58

@@ -12,15 +12,12 @@ from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from ragspec.errors import InputError
-
-Colour = tuple[int, int, int]
+from ragspec.visual.evaluation.lettering import INK, SOFT, Colour, font, width_of, write
 
 GROUND: Colour = (250, 250, 248)
-INK: Colour = (34, 38, 46)
-SOFT: Colour = (116, 122, 132)
 LINE: Colour = (214, 216, 220)
 RELAXED: Colour = (214, 39, 76)
 # From one code a forward (slate) to eight or more (yellow): lightness rises all along the way.
@@ -81,14 +78,14 @@ def sheet(
     )
     draw = ImageDraw.Draw(canvas)
     if title:
-        _write(draw, (MARGIN, MARGIN - 6), title, 18, most=canvas.width - 2 * MARGIN)
+        write(draw, (MARGIN, MARGIN - 6), title, 18, most=canvas.width - 2 * MARGIN)
     for number, image in enumerate(shown):
         row, column = divmod(number, across)
         x = MARGIN + column * (width + GAP)
         y = MARGIN + head + row * (height + below + GAP)
         canvas.paste(image, (x, y))
         if captions:
-            _write(draw, (x, y + height + 3), captions[number], 12, SOFT, most=width)
+            write(draw, (x, y + height + 3), captions[number], 12, SOFT, most=width)
     return canvas
 
 
@@ -97,13 +94,15 @@ def heat_map(
     together: NDArray[np.int64],
     relaxed: NDArray[np.bool_] | None = None,
     *,
+    parted: tuple[int, int] | None = None,
     side: int = 256,
 ) -> Image.Image:
     """Return the image under its acceptance map, enlarged to about `side` pixels.
 
     together i64 [h, w]: how many codes came with the forward that gave this code; a white line
     parts one forward from the next. relaxed bool [h, w]: marks, with a dot, the codes that the
-    rule took in place of the target's own. Raises InputError where the shapes differ.
+    rule took in place of the target's own. parted: row and column of a code that gets a frame.
+    Raises InputError where the shapes differ.
     """
     if together.ndim != 2 or (relaxed is not None and relaxed.shape != together.shape):
         got = (together.shape, None if relaxed is None else relaxed.shape)
@@ -125,6 +124,9 @@ def heat_map(
             draw.line(ends, (255, 255, 255), 2)
     for y, x in () if relaxed is None else np.argwhere(relaxed).tolist():
         _dot(draw, ((x + 0.5) * wide, (y + 0.5) * high), max(2.5, wide / 9))
+    if parted is not None:
+        y, x = parted
+        _frame(draw, (x * wide, y * high, (x + 1) * wide - 1, (y + 1) * high - 1))
     return mixed
 
 
@@ -135,12 +137,14 @@ def comparison(
     notes: Sequence[str] = (),
     rows: Sequence[str] = (),
     dots: bool = True,
+    frames: bool = False,
     side: int = 256,
 ) -> Image.Image:
     """Return the columns side by side with their headings, and the key of the heat-map below.
 
-    rows: what stands above each row, or none. dots: whether the key tells what dots mean. All
-    columns need as many images as the first, and as `rows`. Raises InputError where they do not.
+    rows: what stands above each row, or none. dots, frames: whether the key tells what they mean.
+    All columns need as many images as the first, and as `rows`. Raises InputError where they do
+    not.
     """
     if not columns or any(len(c.images) != len(columns[0].images) for c in columns):
         counts = [len(column.images) for column in columns]
@@ -156,21 +160,21 @@ def comparison(
     canvas = _canvas(max(width, NARROWEST), top + count * (side + GAP + named) + 44)
     draw = ImageDraw.Draw(canvas)
     if title:
-        _write(draw, (MARGIN, MARGIN - 6), title, 20, most=canvas.width - 2 * MARGIN)
+        write(draw, (MARGIN, MARGIN - 6), title, 20, most=canvas.width - 2 * MARGIN)
     for number, note in enumerate(notes):
         at = (MARGIN, MARGIN + (28 if title else 0) + 20 * number)
-        _write(draw, at, note, 14, SOFT, most=canvas.width - 2 * MARGIN)
+        write(draw, at, note, 14, SOFT, most=canvas.width - 2 * MARGIN)
     for number, column in enumerate(columns):
         x = MARGIN + number * (side + 2 * GAP)
-        _write(draw, (x, top - 46), column.heading, 15, most=side)
-        _write(draw, (x, top - 24), column.note, 13, SOFT, most=side)
+        write(draw, (x, top - 46), column.heading, 15, most=side)
+        write(draw, (x, top - 24), column.note, 13, SOFT, most=side)
         for row, image in enumerate(column.images):
             y = top + row * (side + GAP + named) + named
             canvas.paste(enlarged(image, side).resize((side, side)), (x, y))
     for row, said in enumerate(rows):
         at = (MARGIN, top + row * (side + GAP + named))
-        _write(draw, at, said, 13, SOFT, most=canvas.width - 2 * MARGIN)
-    _key(draw, MARGIN, canvas.height - 32, dots)
+        write(draw, at, said, 13, SOFT, most=canvas.width - 2 * MARGIN)
+    _key(draw, MARGIN, canvas.height - 32, dots, frames)
     return canvas
 
 
@@ -186,11 +190,6 @@ def enlarged(image: Image.Image, side: int) -> Image.Image:
         return flat.resize(size, Image.Resampling.LANCZOS)
     times = max(1, round(side / shorter))
     return flat.resize((flat.width * times, flat.height * times), Image.Resampling.NEAREST)
-
-
-def font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Return Pillow's own font in a size in pixels."""
-    return ImageFont.load_default(size)
 
 
 def _flattened(image: Image.Image) -> Image.Image:
@@ -228,46 +227,35 @@ def _starts(together: NDArray[np.int64]) -> list[int]:
     return places
 
 
-def _write(
-    draw: ImageDraw.ImageDraw,
-    at: tuple[float, float],
-    text: str,
-    size: int,
-    colour: Colour = INK,
-    *,
-    most: float = float("inf"),
-) -> None:
-    """Write a line of text, made smaller or cut where it is wider than `most` pixels."""
-    letters = font(size)
-    while draw.textlength(text, letters) > most and size > 10:
-        size -= 1
-        letters = font(size)
-    while len(text) > 1 and draw.textlength(text, letters) > most:
-        text = text[:-2] + "…"
-    draw.text(at, text, fill=colour, font=letters)
-
-
 def _dot(draw: ImageDraw.ImageDraw, at: tuple[float, float], radius: float) -> None:
     x, y = at
     draw.ellipse([x - radius - 1, y - radius - 1, x + radius + 1, y + radius + 1], (255, 255, 255))
     draw.ellipse([x - radius, y - radius, x + radius, y + radius], RELAXED)
 
 
-def _key(draw: ImageDraw.ImageDraw, x: float, y: float, dots: bool) -> None:
-    """Draw what the colours of the heat-map and its dots mean."""
+def _frame(draw: ImageDraw.ImageDraw, box: tuple[float, float, float, float]) -> None:
+    left, top, right, bottom = box
+    draw.rectangle([left - 2, top - 2, right + 2, bottom + 2], outline=(255, 255, 255), width=2)
+    draw.rectangle([left, top, right, bottom], outline=RELAXED, width=3)
+
+
+def _key(draw: ImageDraw.ImageDraw, x: float, y: float, dots: bool, frames: bool) -> None:
+    """Draw what the colours of the heat-map, its dots and its frames mean."""
     text = "codes from one forward"
-    _write(draw, (x, y), text, 13, SOFT)
-    x += draw.textlength(text, font(13)) + 10
+    write(draw, (x, y), text, 13, SOFT)
+    x += width_of(text, 13) + 10
     for number, colour in enumerate(RAMP, start=1):
         draw.rectangle([x, y - 1, x + 24, y + 17], colour)
         light = INK if number > 4 else (255, 255, 255)
         said = f"{number}+" if number == len(RAMP) else str(number)
         draw.text((x + 12, y + 8), said, fill=light, font=font(12), anchor="mm")
         x += 26
-    if not dots:
-        return
-    _dot(draw, (x + 20, y + 8), 4)
-    _write(draw, (x + 30, y), "another code than the target's", 13, SOFT)
+    if dots:
+        _dot(draw, (x + 20, y + 8), 4)
+        write(draw, (x + 30, y), "another code than the target's", 13, SOFT)
+    elif frames:
+        _frame(draw, (x + 14, y + 1, x + 28, y + 15))
+        write(draw, (x + 38, y), "the first other code", 13, SOFT)
 
 
 def maps_of(lengths: Sequence[int], shape: tuple[int, int]) -> NDArray[np.int64]:

@@ -12,8 +12,8 @@ from PIL import Image
 
 from ragspec.errors import InputError
 from ragspec.pipelines.cli import draw_run as drawing
+from ragspec.pipelines.cli.asked_image import Asked
 from ragspec.pipelines.cli.draw_run import draw_images, load_pipeline
-from ragspec.pipelines.cli.drawn import Asked
 from ragspec.pipelines.console.terminal import Terminal
 from tests.support import tiny_images
 
@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def asked(folder: Path) -> Asked:
     return Asked(
-        prompt=None,
+        prompts=(),
         classes=("red", "2"),
         image_set=None,
         model=str(folder),
@@ -67,7 +67,7 @@ def test_a_comparison_draws_the_images_that_one_batch_draws(folder: Path, tmp_pa
 def test_every_picture_is_written(folder: Path, tmp_path: Path) -> None:
     draw_images(asked(folder), tmp_path / "new" / "out", None, True, Terminal(quiet=True))
     names = {path.name: Image.open(path).size for path in (tmp_path / "new" / "out").iterdir()}
-    stem = "red-blue-3"
+    stem = "red-blue-3-exact"
     assert set(names) == {f"{stem}-{n}.png" for n in range(4)} | {
         f"{stem}-sheet.png",
         f"{stem}-compare.png",
@@ -89,14 +89,14 @@ def test_relaxed_drawing_is_told_apart(folder: Path, tmp_path: Path) -> None:
 def test_contradictions_are_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
     base = asked(tmp_path / "absent")
     for wrong, message in (
-        (replace(base, prompt="cat"), "both"),
+        (replace(base, prompts=("cat",)), "both"),
         (replace(base, classes=()), "neither"),
         (replace(base, image_set="tiles"), "--set and --model"),
     ):
         with pytest.raises(InputError, match=message):
             load_pipeline(wrong)
     assert replace(base, model=None).source() == "tiles"
-    assert replace(base, model=None, prompt="cat", classes=()).source() == "emoji"
+    assert replace(base, model=None, prompts=("cat",), classes=()).source() == "emoji"
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused(folder: Path, tmp_path: Path) -> None:

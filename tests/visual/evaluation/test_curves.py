@@ -12,7 +12,7 @@ import pytest
 from ragspec.errors import InputError
 from ragspec.visual.evaluation import curves
 from ragspec.visual.evaluation.curves import Axes, CurvePoint, quality_curve
-from ragspec.visual.evaluation.pictures import font
+from ragspec.visual.evaluation.lettering import font
 
 POINTS = [
     CurvePoint("walk", "", 1.4, 1.5, 1.0, 2.0),

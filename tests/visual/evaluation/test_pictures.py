@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from ragspec.errors import InputError
-from ragspec.visual.evaluation import pictures
+from ragspec.visual.evaluation import lettering, pictures
 from ragspec.visual.evaluation.pictures import Column, comparison, heat_map, maps_of, sheet
 
 
@@ -37,7 +37,7 @@ def test_the_title_of_a_single_image_is_not_cut() -> None:
     said = "cat face · seed 1 · exact"
     made = np.asarray(sheet([picture((0, 0, 0))], title=said))
     inked = np.argwhere((made[: pictures.MARGIN + 20] < 128).all(-1))[:, 1]
-    written = pictures.font(18).getlength(said)
+    written = lettering.font(18).getlength(said)
     assert inked.max() - inked.min() > 0.95 * written
 
 

@@ -1,4 +1,4 @@
-"""What was drawn, and what a comparison picture shows of it."""
+"""What a comparison picture shows of what was drawn."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from ragspec.pipelines.cli.draw_compare import MOST_ROWS, shown_rows
 from ragspec.pipelines.cli.draw_run import draw_images
-from ragspec.pipelines.cli.drawn import MOST_ROWS, shown_rows
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.visual.evaluation import pictures
 from tests.pipelines.cli.test_draw_run import asked
