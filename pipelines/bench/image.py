@@ -53,7 +53,7 @@ def image(
     ] = None,
     html: Annotated[
         Path | None,
-        typer.Option("--html", help="Of latents: write figures and what became of drafts here."),
+        typer.Option("--html", help="Write figures, pictures and what became of drafts here."),
     ] = None,
 ) -> None:
     """Compare ways of drawing on the same seeds: seconds, forwards, likeness, Frechet distance."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,13 +37,17 @@ class ImageBench:
 
     def __post_init__(self) -> None:
         from ragspec.errors import InputError
-        from ragspec.visual.evaluation.frechet import AXES
+        from ragspec.visual.evaluation.frechet import AXES, FeatureNet
 
         if not (self.quality == 0 or self.quality > AXES):
             raise InputError(
                 f"--quality is {self.quality}; expected 0 for none, or more than {AXES} images: "
                 "fewer have no Frechet distance. Try 400."
             )
+        if self.features is not None:
+            if not self.quality:
+                raise InputError("--features needs a quality: add --quality 400.")
+            FeatureNet.load(Path(self.features))  # for its errors, before hours of drawing
         if not -_SEEDS <= self.seed < _SEEDS:
             raise InputError(
                 f"--seed is {self.seed}; expected a whole number from -2^63 to 2^63 - 1."

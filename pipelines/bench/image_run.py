@@ -38,8 +38,6 @@ def run_image_bench(
     from rich.console import Console
 
     ready = prepare(asked)
-    if page is not None:
-        _check_page(ready)
     timed, quality = measure(asked, ready, Console(stderr=True))
     rows, table = _told(asked, ready, timed, quality)
     console = Console()
@@ -57,9 +55,10 @@ def run_image_bench(
     if picture is not None and quality is not None:
         _draw_curve(asked, rows, ready.ways, quality, picture)
     if page is not None:
+        from ragspec.pipelines.bench.image_page import write_images
         from ragspec.pipelines.bench.latent_page import write_latents
 
-        write_latents(asked, ready, rows, quality, page)
+        (write_latents if ready.latents else write_images)(asked, ready, rows, quality, page)
 
 
 def prepare(asked: ImageBench) -> Prepared:
@@ -178,14 +177,3 @@ def _draw_curve(
     note = f"{asked.source}, guidance {asked.guidance:g}, {asked.quality} images a point"
     null = (quality.null.low, quality.null.high)
     quality_curve(curve_points(rows, ways), null, note=note).save(picture)
-
-
-def _check_page(ready: Prepared) -> None:
-    """Raise InputError where there is no page for what is drawn."""
-    from ragspec.errors import InputError
-
-    if not ready.latents:
-        raise InputError(
-            "got --html with a model of codes; the page is about continuous latents, such as "
-            "--set latent-tiles. Use --picture."
-        )

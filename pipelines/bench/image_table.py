@@ -29,9 +29,10 @@ class ImageRow:
     images: timed ones. seconds, forwards: medians an image. ratio: median of plain seconds / this
     way's, paired by image; ratio_low, ratio_high: its 95 % bootstrap interval, of two images or
     more. codes_per_forward: mean over images. tv_excess: mean a position, of the timed images;
-    quality_tv_excess: of those that the Frechet distance is of. equal: share of images that are the
-    plain ones. frechet: with its interval; frechet_inside: whether plain decoding is as far from
-    itself. draft_nodes: mean a step. What was not measured is None.
+    quality_tv_excess: of those that the Frechet distance is of. surprise: mean a code of the timed
+    images, in nats, and surprise_error, one standard error of it. equal: share of images that are
+    the plain ones. frechet: with its interval; frechet_inside: whether plain decoding is as far
+    from itself. draft_nodes: mean a step. What was not measured is None.
     """
 
     way: str
@@ -54,6 +55,8 @@ class ImageRow:
     frechet_high: float | None = None
     frechet_inside: bool | None = None
     quality_tv_excess: float | None = None
+    surprise: float | None = None
+    surprise_error: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as JSON types."""
@@ -87,6 +90,7 @@ def make_rows(timed: Mapping[Way, Timed], quality: Quality | None) -> list[Image
                 equal=float(np.mean(found.equal)),
                 draft_nodes=found.usual_size,
                 **_quality_of(way, quality),
+                **_surprise_of(found),
             )
         )
     return rows
@@ -111,31 +115,50 @@ def _quality_of(way: Way, quality: Quality | None) -> dict[str, Any]:
     }
 
 
+def _surprise_of(found: Timed) -> dict[str, Any]:
+    every = np.concatenate([*found.surprises, np.zeros(0)])
+    if not len(every):
+        return {}
+    error = float(np.sqrt((every**2).mean() / len(every)))
+    return {"surprise": float(every.mean()), "surprise_error": error}
+
+
+COLUMNS = (
+    *("way", ">nodes", ">forwards", ">codes/fwd", ">seconds", ">ratio", ">95 %", ">tv_excess"),
+    *(">surprise", ">equal", ">Frechet", ">95 %", ">plain?", "label"),
+)
+"""Headings; those with > stand to the right."""
+
+
+def cells(row: ImageRow) -> list[str]:
+    """Return a row for people, in the order of `COLUMNS`."""
+    return [
+        row.way,
+        str(row.draft_nodes or NONE),
+        f"{row.forwards:.0f}",
+        _number(row.codes_per_forward, 2),
+        f"{row.seconds:.3f}",
+        f"{row.ratio:.2f}",
+        NONE if row.ratio_low is None else f"{row.ratio_low:.2f}-{row.ratio_high:.2f}",
+        _number(row.tv_excess, 4),
+        NONE if row.surprise is None else f"{row.surprise:+.3f} ± {row.surprise_error:.3f}",
+        f"{row.equal:.0%}",
+        _number(row.frechet, 2),
+        NONE if row.frechet is None else f"{row.frechet_low:.2f}-{row.frechet_high:.2f}",
+        {None: NONE, True: "inside", False: "outside"}[row.frechet_inside],
+        row.label,
+    ]
+
+
 def make_table(rows: Sequence[ImageRow], title: str) -> Table:
     """Return the table that is printed."""
     from rich.table import Table
 
     table = Table(title=title)
-    names = ("way", "nodes", "forwards", "codes/fwd", "seconds", "ratio", "95 %", "tv_excess")
-    for name in (*names, "equal", "Frechet", "95 %", "plain?", "label"):
-        table.add_column(name, justify="left" if name in ("way", "label") else "right")
+    for name in COLUMNS:
+        table.add_column(name.lstrip(">"), justify="right" if name.startswith(">") else "left")
     for row in rows:
-        inside = {None: NONE, True: "inside", False: "outside"}[row.frechet_inside]
-        table.add_row(
-            row.way,
-            str(row.draft_nodes or NONE),
-            f"{row.forwards:.0f}",
-            _number(row.codes_per_forward, 2),
-            f"{row.seconds:.3f}",
-            f"{row.ratio:.2f}",
-            NONE if row.ratio_low is None else f"{row.ratio_low:.2f}-{row.ratio_high:.2f}",
-            _number(row.tv_excess, 4),
-            f"{row.equal:.0%}",
-            _number(row.frechet, 2),
-            NONE if row.frechet is None else f"{row.frechet_low:.2f}-{row.frechet_high:.2f}",
-            inside,
-            row.label,
-        )
+        table.add_row(*cells(row))
     return table
 
 

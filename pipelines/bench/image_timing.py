@@ -33,7 +33,8 @@ class Timed:
     """What the timed images of one way came to, one entry an image.
 
     forwards: of the target, reading the condition included. lengths: codes by forward pass of
-    decoding. sizes: draft nodes of all steps. Of continuous latents alone: psnr, in dB to the plain
+    decoding. sizes: draft nodes of all steps. surprises f64 [n] of each image's codes, empty where
+    it was not measured. Of continuous latents alone: psnr, in dB to the plain
     picture of the seed, and figures, all that a call told of them.
     """
 
@@ -44,6 +45,7 @@ class Timed:
     excess: list[float | None] = field(default_factory=list)
     equal: list[bool] = field(default_factory=list)
     sizes: Counter[int] = field(default_factory=Counter)
+    surprises: list[NDArray[np.float64]] = field(default_factory=list)
     psnr: list[float] = field(default_factory=list)
     figures: list[LatentStats] = field(default_factory=list)
 
@@ -170,6 +172,8 @@ def _note(timed: Timed, way: Way, out: Any) -> None:
     timed.forwards.append(stats.forwards if own else 0)
     timed.lengths.append(stats.codes_per_forward if own else float("nan"))
     timed.excess.append(stats.tv_excess if own else None)
+    if own:
+        timed.surprises.append(stats.surprises)
     for report in stats.reports:
         timed.sizes.update(report.budget_sizes)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ragspec.pipelines.bench.image_page import quality_scatter
 from ragspec.pipelines.bench.image_ways import PLAIN, Way
 from ragspec.pipelines.bench.latent_table import COLUMNS, cells
 from ragspec.pipelines.bench.latent_ways import FEWER, build_latent_way
 from ragspec.pipelines.page.couplings import COLOURS, MEANINGS, Grid, grid
 from ragspec.pipelines.page.curves import LineChart, Point, colours_by_name, line_chart
-from ragspec.pipelines.page.page import render_template, save
-from ragspec.pipelines.page.scatter import Measured, Scatter, scatter
+from ragspec.pipelines.page.page import embedded, render_template, save
 from ragspec.visual.latents.judged import OUTCOMES
 from ragspec.visual.pipeline.latent_stats import LatentStats
 
@@ -62,7 +60,7 @@ def write_latents(
     values: dict[str, Any] = {
         "told": f"{asked.source}, guidance {asked.guidance:g}, {asked.images} pictures one at a "
         f"time, budget {asked.budget}, seed {asked.seed}",
-        "quality": _scatter(ready.ways, rows, quality, colours),
+        "quality": quality_scatter(ready.ways, rows, quality, colours),
         "shown": f"One picture ({subject}, seed {asked.seed}) in every way",
         "panels": [_panel(way, each) for way, each in drawn.items()],
         "meanings": [(MEANINGS[name], css) for name, css in COLOURS.items()],
@@ -98,9 +96,7 @@ def _stats(out: PathOutput) -> LatentStats:
 
 def _panel(way: Way, out: PathOutput) -> Panel:
     stats = _stats(out)
-    buffer = io.BytesIO()
-    out.images[0].save(buffer, "PNG")
-    picture = "data:image/png;base64," + b64encode(buffer.getvalue()).decode("ascii")
+    picture = embedded(out.images[0])
     names = [[OUTCOMES[max(0, place)] for place in row] for row in stats.outcomes[0].tolist()]
     kept = sum(row.count("kept") for row in names)
     judged = int((stats.outcomes[0] > 0).sum())
@@ -149,27 +145,3 @@ def _by_step(drawn: dict[str, PathOutput], colours: dict[str, str]) -> LineChart
         return None
     counted = ("steps from noise", "draft")
     return line_chart(series, colours, width=WIDE, height=HIGH, mark=0.0, counted=counted)
-
-
-def _scatter(
-    ways: Sequence[Way],
-    rows: Sequence[ImageRow],
-    quality: Quality | None,
-    colours: dict[str, str],
-) -> Scatter | None:
-    if quality is None:
-        return None
-    series = {way.name: way.series for way in ways}
-    points = [
-        Measured(
-            row.way,
-            series[row.way],
-            row.ratio,
-            row.frechet,
-            row.frechet_low or 0.0,
-            row.frechet_high or row.frechet,
-        )
-        for row in rows
-        if row.way != PLAIN and row.frechet is not None
-    ]
-    return scatter(points, colours, (quality.null.low, quality.null.high)) if points else None

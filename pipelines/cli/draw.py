@@ -66,9 +66,9 @@ def draw(
     dtype: o.DtypeOption = "auto",
 ) -> None:
     """Draw images from a prompt or a class, with or without speculation."""
-    from ragspec.pipelines.cli.asked_image import Asked
     from ragspec.pipelines.cli.draw_run import draw_images
     from ragspec.pipelines.cli.draw_sheet import draw_sheet
+    from ragspec.pipelines.cli.drawn import Asked
     from ragspec.pipelines.console.terminal import Terminal
 
     asked = Asked(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ragspec.pipelines.cli.asked_image import Asked, generator
-from ragspec.pipelines.cli.drawn import Drawn, draw_once
+from ragspec.pipelines.cli.drawn import Asked, Drawn, draw_once, generator
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragspec.errors import InputError
-from ragspec.pipelines.cli.asked_image import Asked, generator
 from ragspec.pipelines.cli.draw_compare import (
     MOST_ROWS,
     comparison_picture,
@@ -20,7 +19,7 @@ from ragspec.pipelines.cli.draw_compare import (
     parted_places,
     parted_told,
 )
-from ragspec.pipelines.cli.drawn import Drawn, draw_once
+from ragspec.pipelines.cli.drawn import Asked, Drawn, draw_once, generator
 from ragspec.pipelines.cli.drawn_files import check_free, records, save, stem_of
 from ragspec.pipelines.console.options import be_quiet, checked_output
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ragspec.errors import InputError
 from ragspec.pipelines.bench.image_ways import ALIASES, PLAIN, Way
 from ragspec.pipelines.bench.latent_ways import FEWER
-from ragspec.pipelines.cli.asked_image import Asked, generator
 from ragspec.pipelines.cli.draw_run import resolved
-from ragspec.pipelines.cli.drawn import Drawn, draw_once
+from ragspec.pipelines.cli.drawn import Asked, Drawn, draw_once, generator
 from ragspec.pipelines.cli.drawn_files import save
 from ragspec.pipelines.console.options import checked_output
 
@@ -217,7 +214,7 @@ def _figures(way: Way, drawn: Drawn, plain: Drawn) -> dict[str, Any]:
 
 def sheet_picture(figures: dict[str, Any], columns: Sequence[Column]) -> Image:
     """Return the picture: a row for each image, a column for each way, figures below each."""
-    from ragspec.visual.evaluation.grid import Cell, Heading, grid
+    from ragspec.visual.evaluation.grids import Cell, Heading, grid
 
     rows = range(len(figures["rows"]))
     images = [each.drawn.images for each in columns]
@@ -298,7 +295,8 @@ def cell_lines(told: dict[str, Any]) -> list[str]:
 
 
 def _write_page(figures: dict[str, Any], columns: Sequence[Column], out: Path) -> None:
-    from ragspec.pipelines.page.page import render_template, save
+    from ragspec.pipelines.page.page import embedded, render_template
+    from ragspec.pipelines.page.page import save as save_page
 
     pictures = [[embedded(image) for image in each.drawn.images] for each in columns]
     page = render_template(
@@ -321,11 +319,4 @@ def _write_page(figures: dict[str, Any], columns: Sequence[Column], out: Path) -
         foot=LATENT_FOOT if figures["latents"] else FOOT,
         pictures=True,
     )
-    save(page, out)
-
-
-def embedded(image: Image) -> str:
-    """Return a picture as an address that a page may hold."""
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return "data:image/png;base64," + b64encode(buffer.getvalue()).decode("ascii")
+    save_page(page, out)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragspec.errors import InputError
-from ragspec.pipelines.cli.asked_image import Asked
+from ragspec.pipelines.cli.drawn import Asked
 
 if TYPE_CHECKING:
     from PIL.Image import Image

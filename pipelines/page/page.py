@@ -8,17 +8,21 @@ there; the page's own policy forbids every script but the one that shows the cho
 
 from __future__ import annotations
 
+import io
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ragspec.errors import InputError
 from ragspec.pipelines.page.run_view import RunView, run_view
 from ragspec.pipelines.page.tree_view import DraftView, draft_views
 from ragspec.reports.trace import DAMAGE, Trace, damaged, read_trace
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 TEMPLATES = Path(__file__).parent
 SCRIPT = "steps.js.j2"
@@ -61,6 +65,13 @@ def save(page: str, out: Path | str) -> None:
             f"cannot write the page to {str(out)!r} ({error.strerror}): expected a file in an "
             "existing, writable folder. Choose another path with -o."
         ) from error
+
+
+def embedded(image: Image) -> str:
+    """Return a picture as an address that a page may hold."""
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return "data:image/png;base64," + b64encode(buffer.getvalue()).decode("ascii")
 
 
 def render(run: RunView, drafts: Sequence[DraftView] = ()) -> str:

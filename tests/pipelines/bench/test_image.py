@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from ragspec.errors import InputError, ModelNotFoundError, UnknownNameError
+from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnknownNameError
 from ragspec.pipelines.bench.cli import main
 from ragspec.pipelines.bench.image_run import PROMPTS
 from tests.support import tiny_images
@@ -57,6 +57,34 @@ def test_prompts_are_drawn_where_the_model_reads_them(tmp_path: Path) -> None:
     assert [row["equal"] for row in found["rows"]] == [1.0, 1.0]
     assert found["frechet_null"] is None
     assert len(set(PROMPTS)) == len(PROMPTS) == 32
+
+
+def test_surprise_is_told_in_table_rows_and_page(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, page = tmp_path / "rows.json", tmp_path / "page.html"
+    ways = "scd,lantern@0.9k20,draft-only"
+    more = ("--ways", ways, "--images", "3", "--json", str(rows), "--html", str(page))
+    assert bench(folder, *more) == 0
+    found = {row["way"]: row for row in json.loads(rows.read_text(encoding="utf-8"))["rows"]}
+    told = f"{found['plain']['surprise']:+.3f} ± {found['plain']['surprise_error']:.3f}"
+    assert found["scd"]["surprise"] == found["plain"]["surprise"]
+    assert found["lantern@0.9k20"]["surprise"] != found["plain"]["surprise"]
+    assert found["draft-only"]["surprise"] is None and found["plain"]["surprise_error"] > 0
+    html = page.read_text(encoding="utf-8")
+    assert told in capsys.readouterr().out and told in html
+    assert html.count("<img") == 2 * 4 and "without the target" in html
+
+
+def test_a_missing_network_of_features_is_found_before_anything_is_loaded(tmp_path: Path) -> None:
+    absent = tmp_path / "absent"
+    with pytest.raises(ModelNotFoundError, match="no feature network"):
+        bench(absent, "--features", str(tmp_path / "missing"), "--quality", "40")
+    (tmp_path / "text").write_text("none", encoding="utf-8")
+    with pytest.raises(ModelError, match="holds no feature network"):
+        bench(absent, "--features", str(tmp_path / "text"), "--quality", "40")
+    with pytest.raises(InputError, match="--features needs"):
+        bench(absent, "--features", str(tmp_path / "text"))
 
 
 @pytest.mark.parametrize("seed", [(1 << 63) - 1, -(1 << 63)])

@@ -10,7 +10,6 @@ import pytest
 from ragspec.errors import InputError
 from ragspec.pipelines.bench.cli import main
 from ragspec.visual.evaluation import FeatureNet
-from tests.support import tiny_images
 from tests.support import tiny_latents as models
 
 
@@ -69,6 +68,3 @@ def test_bad_requests_are_refused(folder: Path, tmp_path: Path) -> None:
         bench(folder, "--worth", "0.1")
     with pytest.raises(InputError, match="got temperature"):
         bench(folder, "--ways", "aligned", "--images", "1", "--temperature", "0.5")
-    codes = tiny_images.save(tmp_path / "codes")
-    with pytest.raises(InputError, match="got --html with a model of codes"):
-        bench(codes, "--ways", "scd", "--images", "1", "--html", str(tmp_path / "a.html"))

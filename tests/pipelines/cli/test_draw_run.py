@@ -12,8 +12,8 @@ from PIL import Image
 
 from ragspec.errors import InputError
 from ragspec.pipelines.cli import draw_run as drawing
-from ragspec.pipelines.cli.asked_image import Asked
 from ragspec.pipelines.cli.draw_run import draw_images, load_pipeline
+from ragspec.pipelines.cli.drawn import Asked
 from ragspec.pipelines.console.terminal import Terminal
 from tests.support import tiny_images
 

@@ -102,6 +102,16 @@ def test_a_cluster_is_related_whatever_it_weighs() -> None:
     assert found.mass == pytest.approx(p[inside].sum() - p[9])
 
 
+def test_a_code_that_the_law_excludes_stands_for_none_of_its_cluster() -> None:
+    relation = SameCluster(CodePartition.build(codebook(CODES), 4))
+    code = next(c for c in range(relation.size) if len(relation.near(c)))
+    p = np.zeros(relation.size)
+    p[relation.near(code)[0]] = 1.0
+    assert related(relation, code, p).mass == 0.0
+    p[code] = 0.5
+    assert related(relation, code, p).mass == 1.0
+
+
 def test_k_beyond_the_table_is_refused() -> None:
     with pytest.raises(InputError, match="holds 20 neighbours"):
         NearestWithin(TABLE, 21)

@@ -79,6 +79,14 @@ def test_a_heat_map_colours_by_length_and_marks_what_was_relaxed() -> None:
     assert changed.min(0).tolist() >= [32, 16] and changed.max(0).tolist() < [48, 32]
 
 
+def test_a_heat_map_frames_the_code_at_which_pictures_part() -> None:
+    made = np.asarray(
+        heat_map(picture((9, 9, 9)), np.ones((4, 4), np.int64), parted=(2, 1), side=64)
+    )
+    red = np.argwhere((made == np.array(pictures.RELAXED)).all(-1))
+    assert red.min(0).tolist() == [32, 16] and red.max(0).tolist() == [47, 31]
+
+
 @pytest.mark.parametrize("ground", [(0, 0, 0), (255, 255, 255), (255, 200, 0)])
 def test_the_colours_of_a_heat_map_are_like_those_of_the_key(ground: tuple[int, int, int]) -> None:
     for number, colour in enumerate(pictures.RAMP, start=1):

@@ -1,0 +1,112 @@
+"""How many pictures of the emoji set can be named: drawn anew, shown without names, then scored.
+
+    python training/image_recognition.py --seed 101             # numbered sheets, and a key
+    python training/image_recognition.py --seed 101 --answers FILE
+
+Who looks at the sheets knows the names that were asked for, not which picture is of which, and
+writes a line for every number: `17 red heart`, or `17 -` where no name fits. The key is for the
+second command alone. Pictures are a function of the seed; a new one gives pictures that nobody saw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from image_sheet import PROMPTS, draw, to_images, wanted
+from PIL import Image
+
+from ragspec.errors import InputError
+from ragspec.visual.evaluation.pictures import sheet
+from ragspec.visual.models.llamagen import LlamaGenModel
+from ragspec.visual.models.vq import VQTokenizer
+
+GUIDANCE, TEMPERATURE, TOP_K = 2.0, 1.0, 1024
+_ON_A_SHEET, _COLUMNS, _SIDE = 40, 8, 128
+_Z = 1.959964  # of a 95 % interval
+NONE = "-"
+
+
+def pictures_of(
+    folder: Path, embedder: Path, seed: int, each: int
+) -> tuple[list[Image.Image], list[str]]:
+    """Draw so many pictures of each name with a seed; return them with their names, shuffled."""
+    tokenizer = VQTokenizer.from_pretrained(folder / "tokenizer")
+    model = LlamaGenModel.from_pretrained(folder / "emoji" / "target", dtype=torch.float32).eval()
+    given, names = wanted("emoji", model, embedder)
+    rng = torch.Generator().manual_seed(seed)
+    codes, _ = draw(model, given.repeat_interleave(each, 0), GUIDANCE, TEMPERATURE, TOP_K, rng)
+    images = to_images(tokenizer.decode(codes))
+    order = torch.randperm(len(images), generator=rng).tolist()
+    return [images[row] for row in order], [names[row // each] for row in order]
+
+
+def read_answers(text: str, count: int) -> list[str]:
+    """Return the answers of lines `NUMBER NAME`, in order; raises InputError for missing ones."""
+    pairs = [line.strip().partition(" ") for line in text.splitlines() if line.strip()]
+    found = {int(number): name.strip().lower() for number, _, name in pairs if number.isdigit()}
+    foreign = sorted(set(found.values()) - {*PROMPTS, NONE})
+    if set(found) != set(range(count)) or foreign:
+        missing = sorted(set(range(count)) - set(found))[:5]
+        raise InputError(
+            f"got {len(found)} answers (without {missing}, other names {foreign[:5]}); expected a "
+            f"line for each number from 0 to {count - 1}, with a name that was asked for or -."
+        )
+    return [found[number] for number in range(count)]
+
+
+def interval(right: int, count: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share."""
+    share, z = right / count, _Z**2 / count
+    middle = (share + z / 2) / (1 + z)
+    half = _Z * (share * (1 - share) / count + z / (4 * count)) ** 0.5 / (1 + z)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def score(names: Sequence[str], answers: Sequence[str]) -> dict[str, object]:
+    """Return how many answers are right, with the interval, and of which names."""
+    hits = [name == answer for name, answer in zip(names, answers, strict=True)]
+    by_name = dict.fromkeys(sorted(set(names)), 0)
+    for name, hit in zip(names, hits, strict=True):
+        by_name[name] += hit
+    low, high = interval(sum(hits), len(hits))
+    return {
+        "pictures": len(hits),
+        "right": sum(hits),
+        "share": round(sum(hits) / len(hits), 3),
+        "interval": [round(low, 3), round(high, 3)],
+        "by_name": by_name,
+    }
+
+
+def main() -> None:
+    """Write sheets and key, or score answers."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, required=True, help="one that nobody saw the sheet of")
+    parser.add_argument("--each", type=int, default=5, help="pictures of each name")
+    parser.add_argument("--answers", type=Path, help="score these")
+    parser.add_argument("--folder", type=Path, default=Path("ragspec/starter/images"))
+    parser.add_argument("--embedder", type=Path, default=Path("ragspec/starter/embedder"))
+    parser.add_argument("--out", type=Path, default=Path("runs/images/recognition"))
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    args.out.mkdir(parents=True, exist_ok=True)
+    key = args.out / f"key-{args.seed}.json"
+    if args.answers is not None:
+        names = json.loads(key.read_text(encoding="utf-8"))
+        print(json.dumps(score(names, read_answers(args.answers.read_text(), len(names)))))
+        return
+    images, names = pictures_of(args.folder, args.embedder, args.seed, args.each)
+    key.write_text(json.dumps(names), encoding="utf-8")
+    for start in range(0, len(images), _ON_A_SHEET):
+        part = images[start : start + _ON_A_SHEET]
+        numbers = [str(start + number) for number in range(len(part))]
+        made = sheet(part, numbers, columns=_COLUMNS, side=_SIDE)
+        made.save(args.out / f"sheet-{args.seed}-{start:03}.png")
+
+
+if __name__ == "__main__":
+    main()
