@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ragspec.pipelines.cli.drawn import Asked, Drawn, draw_once, generator
@@ -49,26 +50,24 @@ def parted_places(drawn: Drawn, plain: Drawn) -> list[tuple[int, int] | None]:
     return [None if place is None else divmod(place, across) for place in drawn.parted(plain)]
 
 
-def parted_told(place: tuple[int, int], codes: int) -> str:
-    """Say where an image parts from the plain one, for people: counted from 1."""
-    row, column = place
-    across = round(codes**0.5)
-    return (
-        f"parts at code {row * across + column + 1} of {codes} (row {row + 1}, column {column + 1})"
-    )
+def parted_told(place: tuple[int, int], shape: Sequence[int]) -> str:
+    """Say where an image of (h, w) codes parts from the plain one, for people: counted from 1."""
+    (row, column), (down, across) = place, shape
+    number = row * across + column + 1
+    return f"parts at code {number} of {down * across} (row {row + 1}, column {column + 1})"
 
 
 def comparison_picture(asked: Asked, drawn: Drawn, plain: Drawn, seed: int) -> Image:
     """Return plain and speculative images side by side, and what was accepted."""
     from ragspec.visual.evaluation import pictures
 
-    count, codes = len(drawn.images), drawn.codes[0].numel()
+    count, shape = len(drawn.images), drawn.codes.shape[1:]
     rows, relaxed, parted = shown_rows(count), _relaxed(drawn), parted_places(drawn, plain)
     together = [each for output in drawn.outputs for each in output.acceptance_map]
     maps = [
         pictures.heat_map(drawn.images[n], together[n], relaxed[n], parted=parted[n]) for n in rows
     ]
-    said = {n: f" · {parted_told(place, codes)}" for n in rows if (place := parted[n]) is not None}
+    said = {n: f" · {parted_told(place, shape)}" for n in rows if (place := parted[n]) is not None}
     columns = [
         pictures.Column("plain", plain.told, [plain.images[n] for n in rows]),
         pictures.Column(asked.rule_told(), drawn.told, [drawn.images[n] for n in rows]),

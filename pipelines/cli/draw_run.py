@@ -211,13 +211,15 @@ def _tell(found: Mapping[str, Any], drawn: Drawn, out: Path, terminal: Terminal)
             f"{found['ratio']:.2f} times as fast, {found['equal_images']} of {count} the same"
             + (f", {found['psnr']:.1f} dB to plain" if found["psnr"] is not None else "")
         )
-        _tell_parted(found["parted"], drawn.codes[0].numel(), terminal)
+        _tell_parted(found["parted"], drawn.codes.shape[1:], terminal)
 
 
-def _tell_parted(parted: Sequence[tuple[int, int] | None], codes: int, terminal: Terminal) -> None:
+def _tell_parted(
+    parted: Sequence[tuple[int, int] | None], shape: Sequence[int], terminal: Terminal
+) -> None:
     """Say where images part from the plain ones, of the first few."""
     places = {number: place for number, place in enumerate(parted) if place is not None}
     for number, place in list(places.items())[:MOST_ROWS]:
-        terminal.line(f"image {number} {parted_told(place, codes)}")
+        terminal.line(f"image {number} {parted_told(place, shape)}")
     if len(places) > MOST_ROWS:
         terminal.line(f"and {len(places) - MOST_ROWS} more; --json tells all")

@@ -1,7 +1,7 @@
-"""README: every Python snippet runs, every command exists, every link leads somewhere.
+"""README and docs/: every Python snippet runs, every command and option exists, links lead on.
 
-The snippets run in their order in one namespace, in a folder of their own with `manuals/`, a copy
-of the bundled guide, in it.
+The snippets of a page run in their order in one namespace, in a folder of their own with
+`manuals/`, a copy of the bundled guide, in it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 GUIDE = ROOT / "ragspec" / "starter" / "guide"
+PAGES = (README, *sorted((ROOT / "docs").glob("*.md")))
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def blocks(*languages: str) -> list[str]:
-    text = README.read_text(encoding="utf-8")
+def blocks(page: Path, *languages: str) -> list[str]:
+    text = page.read_text(encoding="utf-8")
     return [body for language, body in FENCE.findall(text) if language in languages]
 
 
-def test_every_python_snippet_runs(tmp_path: Path) -> None:
-    snippets = blocks("python", "py")
-    assert snippets, "README shows no Python"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_python_snippet_runs(page: Path, tmp_path: Path) -> None:
+    snippets = blocks(page, "python", "py")
+    assert snippets, f"{page.name} shows no Python"
     shutil.copytree(GUIDE, tmp_path / "manuals", ignore=shutil.ignore_patterns("*.jsonl"))
     script = tmp_path / "readme_snippets.py"
     script.write_text("\n".join(snippets), encoding="utf-8")
@@ -43,11 +45,16 @@ def test_every_python_snippet_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
+def shown(page: Path) -> list[str]:
+    """Return the lines of a page's console blocks that call `ragspec`, without that word."""
+    lines = "\n".join(blocks(page, "bash", "console", "sh", "shell", "text")).splitlines()
+    found = (re.match(r"(?:\$ )?(?:python3? -m )?ragspec (.*)", line) for line in lines)
+    return [match[1] for match in found if match]
+
+
 def commands() -> list[str]:
-    """Return the sub-commands of `ragspec` that the console blocks of README use."""
-    lines = "\n".join(blocks("bash", "console", "sh", "shell", "text")).splitlines()
-    found = (re.match(r"(?:\$ )?(?:python3? -m )?ragspec ([a-z-]+)", line) for line in lines)
-    return sorted({match[1] for match in found if match})
+    """Return the sub-commands of `ragspec` that the console blocks of all pages use."""
+    return sorted({line.split()[0] for page in PAGES for line in shown(page)})
 
 
 @pytest.mark.parametrize("command", commands() if README.exists() else [])
@@ -62,11 +69,27 @@ def test_every_command_exists(command: str) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
+@pytest.mark.parametrize("command", ["draw", "bench image"])
+def test_every_option_of_docs_exists(command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ragspec", *command.split(), "--help"],
+        capture_output=True,
+        encoding="utf-8",
+        cwd=ROOT,
+        check=True,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    lines = [line for page in PAGES[1:] for line in shown(page) if line.startswith(command)]
+    used = {name for line in lines for name in re.findall(r"--[a-z][a-z-]*", line)}
+    assert used, f"docs show no {command}"
+    assert used <= set(re.findall(r"--[a-z][a-z-]*", done.stdout))
+
+
 def test_every_link_leads_somewhere() -> None:
-    for text in (README, ROOT / "CONTRIBUTING.md"):
+    for text in (*PAGES, ROOT / "CONTRIBUTING.md"):
         for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text.read_text(encoding="utf-8")):
             if not re.match(r"[a-z]+:", target):
-                assert (ROOT / target).exists(), f"{text.name} links to {target}"
+                assert (text.parent / target).exists(), f"{text.name} links to {target}"
 
 
 def test_every_file_in_the_tree_of_readme_exists() -> None:

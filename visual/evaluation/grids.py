@@ -22,7 +22,7 @@ _TITLE, _NOTE, _HEAD, _SMALL = 21, 13, 16, 12  # pixels of letters
 _STEP = 17  # from one small line to the next
 _APART = 18  # between columns
 _ROW_WIDTH = (64, 150)  # of the names of rows, least and most
-_ROW_LINES = 5
+_ROW_LINES, _ROW_STEP = 5, 19
 _NARROWEST = 176  # a column on which figures can be read
 
 
@@ -75,7 +75,7 @@ def grid(
         top = plan.top + row * plan.row
         _rule(draw, top - 10, plan.width)
         for number, part in enumerate(wrapped(name, 14, plan.names, _ROW_LINES)):
-            write(draw, (MARGIN, top + number * 19), part, 14)
+            write(draw, (MARGIN, top + number * _ROW_STEP), part, 14)
         for column, cell in enumerate(line_of):
             _cell(canvas, draw, (plan.x(column), top), cell, side, plan.column)
     for number, line in enumerate(plan.foot):
@@ -128,7 +128,8 @@ def _plan(
     lines = max(len(heading.lines) for heading in columns)
     top = head_top + 24 + lines * _STEP + 18
     most_lines = max(len(cell.lines) for row in cells for cell in row)
-    row_height = size[1] + 6 + most_lines * _STEP + 20
+    said_lines = max(len(wrapped(name, 14, names, _ROW_LINES)) for name in rows)
+    row_height = max(size[1] + 6 + most_lines * _STEP, said_lines * _ROW_STEP) + 20
     foot_top = top + len(rows) * row_height
     height = foot_top + len(below) * _STEP + (MARGIN if below else 0)
     return _Plan(

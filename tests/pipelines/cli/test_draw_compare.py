@@ -94,7 +94,8 @@ def test_the_first_other_code_is_found_and_told() -> None:
     ):
         found = parted_places(drawn_with(other, label), drawn_with(plain, label))
         assert found == wanted
-    assert parted_told((1, 2), 9) == "parts at code 6 of 9 (row 2, column 3)"
+    assert parted_told((1, 2), (3, 3)) == "parts at code 6 of 9 (row 2, column 3)"
+    assert parted_told((1, 2), (2, 4)) == "parts at code 7 of 8 (row 2, column 3)"
 
 
 def test_where_rounding_parts_pictures_is_told_marked_and_written(

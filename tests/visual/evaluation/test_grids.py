@@ -43,9 +43,16 @@ def test_nothing_is_written_beyond_the_margins(text: str) -> None:
     assert ground[:, :edge].all() and ground[:, -edge:].all()
     assert ground[:edge].all() and ground[-4:].all()
     first = int(places(made, RED)[:, 1].min())
-    names = ground[places(made, RED)[:, 0].min() :, : first - 2]
+    rows = places(made, RED)[:, 0]
+    names = ground[rows.min() : rows.max(), : first - 2]
     assert names[:, -10:].all()  # names of rows end before the pictures begin
     assert len(places(made, RELAXED))
+
+
+def test_a_long_name_makes_its_row_high_enough() -> None:
+    names = [LONG, "b"]
+    made = grid([[cell(RED)], [cell(BLUE)]], columns=[Heading("a")], rows=names, side=16)
+    assert places(made, BLUE)[:, 0].min() - places(made, RED)[:, 0].min() >= 5 * 19
 
 
 def test_more_lines_make_a_higher_grid() -> None:
