@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragspec.errors import InputError
-from ragspec.pipelines.bench.image_ways import ALIASES, PLAIN, Way
+from ragspec.pipelines.bench.image_ways import ALIASES, DRAFT_ONLY, PLAIN, Way
 from ragspec.pipelines.bench.latent_ways import FEWER
 from ragspec.pipelines.cli.draw_run import resolved
 from ragspec.pipelines.cli.drawn import Asked, Drawn, draw_once, generator
@@ -193,17 +193,19 @@ def sheet_figures(asked: Asked, columns: Sequence[Column], seed: int) -> dict[st
 def _figures(way: Way, drawn: Drawn, plain: Drawn) -> dict[str, Any]:
     """Return the figures of some images, beside the plain ones of their seeds."""
     mean, most = drawn.distance or (None, None)
+    own = way.name != DRAFT_ONLY  # the target does nothing there
+    surprise, error = (drawn.surprise if own else None) or (None, None)
     return {
         "rule": way.name,
         "latents": drawn.latents is not None,
         # Of a law of its own, which is not that of plain drawing.
-        "label": "approximate" if way.rule == FEWER else drawn.label,
+        "label": drawn.label if own and way.rule != FEWER else "approximate",
         "seconds": drawn.seconds,
-        "forwards": drawn.forwards,
-        "codes_per_forward": drawn.codes_per_forward,
-        "tv_excess": drawn.tv_excess,
-        "surprise": None if drawn.surprise is None else drawn.surprise[0],
-        "surprise_error": None if drawn.surprise is None else drawn.surprise[1],
+        "forwards": drawn.forwards if own else 0,
+        "codes_per_forward": drawn.codes_per_forward if own else None,
+        "tv_excess": drawn.tv_excess if own else None,
+        "surprise": surprise,
+        "surprise_error": error,
         "equal": sum(drawn.equal(plain)),
         "images": len(drawn.images),
         "psnr": drawn.psnr(plain),
@@ -259,6 +261,8 @@ def _head_lines(told: dict[str, Any]) -> list[str]:
 
 
 def _per_forward(told: dict[str, Any]) -> str:
+    if told["codes_per_forward"] is None:
+        return "without the target"
     return f"{told['codes_per_forward']:.2f} {'latents' if told['latents'] else 'codes'} a forward"
 
 

@@ -29,7 +29,7 @@ def sheet(folder: str, out: Path, *more: str) -> dict[str, Any]:
 
 def test_prompts_by_rules_with_all_figures(folder: str, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "sheet.png"
-    rules = "exact,scd,lantern@0.5k20,cool-sd,sjd,exact:starter"
+    rules = "exact,scd,lantern@0.5k20,cool-sd,sjd,exact:starter,draft-only"
     found = sheet(folder, out, "-c", "red", "-c", "2", "-n", "2", "--seed", "3", "--rules", rules)
     columns = {each["rule"]: each for each in found["columns"]}
     assert list(columns) == ["plain", *rules.split(",")]
@@ -42,13 +42,16 @@ def test_prompts_by_rules_with_all_figures(folder: str, tmp_path: Path, capsys: 
     assert columns["exact"]["drafter"] == "auto"
     assert columns["lantern@0.5k20"]["settings"] == {"delta": 0.5, "neighbours": 20}
     assert columns["lantern@0.5k20"]["tv_excess"] > 0.0
-    for each in found["columns"]:
+    draft = columns.pop("draft-only")
+    assert draft["label"] == "approximate" and draft["surprise"] is None is draft["tv_excess"]
+    assert draft["forwards"] == 0 and draft["codes_per_forward"] is None
+    for each in columns.values():
         assert len(each["cells"]) == 4
         assert all(cell["seconds"] > 0 and cell["surprise_error"] > 0 for cell in each["cells"])
         assert each["forwards"] == sum(cell["forwards"] for cell in each["cells"])
     assert min(Image.open(out).size) > 400
     page = out.with_suffix(".html").read_text(encoding="utf-8")
-    assert page.count("<img") == 4 * 7 and "blue (2)" in page and "cool-sd" in page
+    assert page.count("<img") == 4 * 8 and "blue (2)" in page and "cool-sd" in page
     assert "sheet in" in capsys.readouterr().out
 
 
