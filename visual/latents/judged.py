@@ -12,7 +12,7 @@ from ragspec.acceptance.base import Around, Rule, TargetView, Verdict
 from ragspec.acceptance.rejection import children_of
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.visual.latents.rules.coupling import Coupled
-from ragspec.visual.latents.target import LatentTarget, LatentView
+from ragspec.visual.latents.target import LatentDraws, LatentTarget, LatentView
 
 OUTCOMES = ("own", "kept", "reflected", "redrawn")
 """No draft stood there; the draft stayed; its mirror image came for it; another latent did."""
@@ -37,7 +37,7 @@ class Judged:
         return self.emitted == self.drafted
 
 
-class WatchedTarget(LatentTarget):
+class Watching(LatentDraws):
     """A target that knows, by its number, how each committed latent of the call was judged."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -78,13 +78,17 @@ class WatchedTarget(LatentTarget):
         return found
 
 
+class WatchedTarget(Watching, LatentTarget):
+    """A causal target that does."""
+
+
 class Watched(Around):
-    """A rule whose verdicts a `WatchedTarget` takes note of; it decides what the rule decides."""
+    """A rule whose verdicts a `Watching` takes note of; it decides what the rule decides."""
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the rule's verdict."""
         verdict = self.rule.judge(tree, target)
-        if isinstance(target, LatentView) and isinstance(target.target, WatchedTarget):
+        if isinstance(target, LatentView) and isinstance(target.target, Watching):
             target.target.note(tree, target, verdict)
         return verdict
 

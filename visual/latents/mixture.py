@@ -41,6 +41,7 @@ class MixtureSampler(Sampler):
     """Draws latents by a `MixtureHead`; see `Sampler`."""
 
     head: MixtureHead
+    spread = True
 
     def __init__(self, head: MixtureHead) -> None:
         super().__init__(head, Schedule(1, head.floor))
@@ -58,7 +59,8 @@ class MixtureSampler(Sampler):
         rows = torch.arange(len(told))
         mean = means[rows, component]
         latents = mean + deviations[rows, component] * noise[:, 0]
-        return Drawn(torch.stack([latents, noise[:, 1]], 1), mean[:, None], told)
+        path = torch.stack([latents, noise[:, 1]], 1)
+        return Drawn(path, mean[:, None], told, deviations[rows, component][:, None])
 
     def log_density(self, told: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
         """Return log densities f64 [n] of latents [n, D], at one place told of [1, .]."""

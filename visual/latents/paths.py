@@ -27,7 +27,7 @@ import torch
 from ragspec.acceptance.base import Verdict
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.latents.judged import Judged, WatchedTarget
-from ragspec.visual.latents.rules.coupling import means_of, step_densities
+from ragspec.visual.latents.rules.coupling import drawn_with, gaussians_of, step_densities
 from ragspec.visual.latents.sampler import Drawn, Sampler
 from ragspec.visual.latents.target import LatentView
 
@@ -76,15 +76,16 @@ class PathTarget(WatchedTarget):
         judged = [self.judged[number] for number in numbers]
         own = torch.tensor([each.own for each in judged])
         path, means = table.paths[own].clone(), table.means[own].clone()
+        deviations = table.deviations[own].clone()
         other = [row for row, each in enumerate(judged) if each.emitted != each.own]
         for row in other:
             states = self._states(judged[row], s)
             path[row, : len(states)] = states
         for row in other if s > 1 else ():
-            found = means_of(table, int(own[row]), path[row][None], s)
-            means[row, : s - 1] = found[0, : s - 1]
-        deviations = self.sampler.deviations[:, None].to(path.device)
-        z = (path[:, :-1].double() - means.double()) / deviations
+            found = gaussians_of(table, int(own[row]), path[row][None], s)
+            for kept, each in zip((means, deviations), found, strict=True):
+                kept[row, : s - 1] = each[0, : s - 1]
+        z = (path[:, :-1].double() - means.double()) / deviations.double()
         return z.square().mean(-1).cpu()
 
     @torch.no_grad()
@@ -104,11 +105,8 @@ class PathTarget(WatchedTarget):
             drafted, own = judged[row].drafted, judged[row].own
             assert drafted is not None
             path = table.paths[drafted][None]
-            by_target = means_of(table, own, path, s)
-            pairs = ((by_target, own), (table.means[drafted][None, :s], drafted))
-            p, q = (
-                step_densities(path[:, :s], means, table.sampler(number)) for means, number in pairs
-            )
+            laws = (gaussians_of(table, own, path, s), drawn_with(table, drafted, s))
+            p, q = (step_densities(path[:, :s], *law) for law in laws)
             found[row, :s] = (p - q)[0].cpu()
         return found
 

@@ -19,13 +19,15 @@ from ragspec.visual.latents.schedule import Schedule
 class Drawn:
     """Latents and how they came about, for n places.
 
-    path [n, T + 1, D]: the states x_0 (the latent) to x_T (noise). means [n, T, D]: means[:, t - 1]
-    is that of x_(t - 1) given x_t. told [n, C, width]: what the head was told.
+    path [n, T + 1, D]: the states x_0 (the latent) to x_T (noise). means [n, T, D], deviations
+    [n, T, D] or [n, T, 1]: [:, t - 1] is that of x_(t - 1) given x_t. told [n, C, width]: what the
+    head was told.
     """
 
     path: torch.Tensor
     means: torch.Tensor
     told: torch.Tensor
+    deviations: torch.Tensor
 
     @property
     def latents(self) -> torch.Tensor:
@@ -37,8 +39,13 @@ class Sampler:
     """The steps of a head on a schedule.
 
     head: a `DiffusionHead`, or what denoises as one. scale: of guidance, where places are told of
-    in pairs.
+    in pairs. spread: whether each number of a latent has a deviation of its own.
     """
+
+    spread = False
+    head: Any
+    schedule: Any  # whose `steps` are T
+    scale: Any
 
     def __init__(self, head: Any, schedule: Schedule, scale: float = 1.0) -> None:
         self.head, self.schedule, self.scale = head, schedule, scale
@@ -50,7 +57,7 @@ class Sampler:
     @property
     def lanes(self) -> int:
         """Normal numbers of one latent: (T + 1) D."""
-        return (self.schedule.steps + 1) * int(self.head.write.out_features)
+        return (int(self.schedule.steps) + 1) * int(self.head.write.out_features)
 
     def told(self, states: torch.Tensor) -> torch.Tensor:
         """Return what the head is told by states [n, C, H]: [n, C, width]."""
@@ -62,13 +69,26 @@ class Sampler:
 
         start: the first state is x_start, which stands in noise[:, start]; None is T.
         """
-        last = self.schedule.steps if start is None else start
-        path, means = [noise[:, last]], []
+        last = int(self.schedule.steps) if start is None else start
+        path, means, deviations = [noise[:, last]], [], []
         for step in range(last, 0, -1):
-            mean = self.means(told, path[-1], torch.tensor([step]))
+            mean, deviation = self.gaussian(told, path[-1], torch.tensor([step]))
             means.append(mean)
-            path.append(mean + float(self.deviations[step - 1]) * noise[:, step - 1])
-        return Drawn(torch.stack(path[::-1], 1), torch.stack(means[::-1], 1), told)
+            deviations.append(deviation.expand(len(mean), -1))
+            path.append(mean + (deviation * noise[:, step - 1]).to(mean))
+        parts = (torch.stack(each[::-1], 1) for each in (path, means, deviations))
+        return Drawn(next(parts), next(parts), told, next(parts))
+
+    def gaussian(
+        self, told: torch.Tensor, noisy: torch.Tensor, steps: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return means [n, D] and deviations of x_(t - 1) given x_t [n, D]; steps i64 [n] or [1].
+
+        Deviations [n, 1] or [1, 1] here, as they hang on the step alone.
+        """
+        kind = torch.promote_types(noisy.dtype, torch.float32)
+        deviations = self.deviations[steps - 1, None].to(noisy.device, kind)
+        return self.means(told, noisy, steps), deviations
 
     def means(self, told: torch.Tensor, noisy: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
         """Return the means [n, D] of x_(t - 1) given x_t [n, D], for steps t i64 [n] or [1]."""

@@ -16,13 +16,15 @@ _FIRST = 1024
 class LatentTable:
     """Every latent of a call: number 0 is the zero latent, the others are added as they are drawn.
 
-    steps: T. width: D. Heads of several models may draw into one table: `told` [C, width of the
-    head] and `sampler` say of each latent who drew it, told of what.
+    steps: T. width: D. spread: see `Sampler`. Heads of several models may draw into one table:
+    `told` [C, width of the head] and `sampler` say of each latent who drew it, told of what.
     """
 
-    def __init__(self, steps: int, width: int, like: torch.Tensor) -> None:
+    def __init__(self, steps: int, width: int, like: torch.Tensor, spread: bool = False) -> None:
         self.paths = like.new_zeros(_FIRST, steps + 1, width)
         self.means = like.new_zeros(_FIRST, steps, width)
+        kind = torch.promote_types(like.dtype, torch.float32)
+        self.deviations = like.new_ones(_FIRST, steps, width if spread else 1, dtype=kind)
         self.told = [like.new_zeros(0, 0)]
         self.indices = [-1]  # the generated index that each was drawn for
         self._samplers: list[Sampler | None] = [None]
@@ -41,17 +43,18 @@ class LatentTable:
         assert sampler is not None
         return sampler
 
-    def add(self, drawn: Drawn, indices: Sequence[int], sampler: Sampler) -> range:
-        """Keep latents that a sampler drew for these indices, and return their numbers.
+    def add(self, drawn: Drawn, indices: Sequence[int], samplers: Sequence[Sampler]) -> range:
+        """Keep latents that samplers drew for these indices, one each, and return their numbers.
 
         Raises InputError where a call draws more than there are numbers for.
         """
         numbers = self._numbers(len(indices))
         self.paths[numbers.start : numbers.stop] = drawn.path
         self.means[numbers.start : numbers.stop] = drawn.means
+        self.deviations[numbers.start : numbers.stop] = drawn.deviations
         self.told.extend(drawn.told)
         self.indices.extend(indices)
-        self._samplers.extend([sampler] * len(indices))
+        self._samplers.extend(samplers)
         return numbers
 
     def add_latent(self, latent: torch.Tensor) -> int:
@@ -79,6 +82,7 @@ class LatentTable:
         if first + count > size:
             size = max(2 * size, first + count)
             self.paths, self.means = _grown(self.paths, size), _grown(self.means, size)
+            self.deviations = _grown(self.deviations, size)
         return range(first, first + count)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from ragspec.acceptance.target_view import RowView
+from ragspec.drafters.model.cache import DraftCache
 from ragspec.errors import InputError, RuleError
 from ragspec.sampling.distribution import TokenLaw
 from ragspec.sampling.noise import NoiseStream
@@ -26,7 +27,77 @@ from ragspec.visual.latents.table import MOST_LATENTS, LatentTable
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 
 
-class LatentTarget(ImageTarget):
+class LatentDraws:
+    """What all targets over latents share: they draw the latents of a table, for rules to judge.
+
+    table: every latent that was drawn. sampler: how the target's own are.
+    """
+
+    table: LatentTable
+    sampler: Sampler
+    copies: int
+
+    @property
+    def steps(self) -> int:
+        """The steps T in which a latent is drawn."""
+        return int(self.sampler.schedule.steps)
+
+    def open_view(
+        self,
+        states: torch.Tensor,
+        tree: DraftTree,
+        law: TokenLaw,
+        stop: StopState,
+        context: Sequence[int],
+        chosen: Sequence[int] | None = None,
+        transform: RowTransform | None = None,
+    ) -> LatentView:
+        """Return what a rule sees of one row's states [N + 1, C * H]."""
+        return LatentView(states, tree, law, stop, context, target=self)
+
+    def draw(self, views: Sequence[LatentView]) -> None:
+        """Draw the target's own latents at every place of all views, all at once."""
+        asked = [self.asked(view) for view in views]
+        noise = torch.cat(
+            [self.noise(view.noise, each) for view, (_, each) in zip(views, asked, strict=True)]
+        )
+        indices = [index for _, each in asked for index in each]
+        numbers = self.add(torch.cat([states for states, _ in asked]), noise, indices)
+        start = 0
+        for view, (_, each) in zip(views, asked, strict=True):
+            view.own = numbers[start : start + len(each)]
+            start += len(each)
+
+    def asked(self, view: LatentView) -> tuple[torch.Tensor, Sequence[int]]:
+        """Return states [n, C * H] and indices of what is drawn for a view, its nodes' first."""
+        return view.states, view.indices
+
+    @torch.no_grad()
+    def add(self, states: torch.Tensor, noise: torch.Tensor, indices: Sequence[int]) -> range:
+        """Draw latents in states [n, C * H] with noise [n, T + 1, D]; return their numbers."""
+        told = self.sampler.told(states.reshape(len(states), self.copies, -1))
+        drawn = self.sampler.draw(told, noise.to(told))
+        return self.table.add(drawn, indices, [self.sampler] * len(indices))
+
+    def noise(self, noise: NoiseStream, indices: Sequence[int]) -> torch.Tensor:
+        """Return the normal numbers of latents: f64 [n, T + 1, D]."""
+        lanes = torch.arange(self.sampler.lanes).expand(len(indices), -1)
+        width = self.table.paths.shape[-1]
+        return noise.normal_rows(indices, lanes).reshape(len(indices), -1, width)
+
+
+def expect_steps(table: LatentTable, steps: int, width: int) -> None:
+    """Raise InputError for a table of latents of another width, or in another number of steps."""
+    wanted = table.means.shape
+    if wanted[1:] != (steps, width):
+        raise InputError(
+            f"got latents of {width} numbers in {steps} steps; expected {wanted[2]} in "
+            f"{wanted[1]}, as the target's. Draft with a model of the same latents, on the "
+            "target's schedule."
+        )
+
+
+class LatentTarget(LatentDraws, ImageTarget):
     """A `LatentModel`, ready for `Engine`. Tokens are numbers of `table`.
 
     schedule: None for the model's own. guidance_scale: see `ImageTarget`. One object serves one
@@ -48,19 +119,9 @@ class LatentTarget(ImageTarget):
         self.latent_model = model
         self.sampler = self.open_sampler(schedule or Schedule(config.steps, config.floor))
         steps, width = self.sampler.schedule.steps, config.latent_dim
-        self.table = table or LatentTable(steps, width, model.read.weight)
-        if self.table.means.shape[1:] != (steps, width):
-            wanted = self.table.means.shape
-            raise InputError(
-                f"got latents of {width} numbers in {steps} steps; expected {wanted[2]} in "
-                f"{wanted[1]}, as the target's. Draft with a model of the same latents, on the "
-                "target's schedule."
-            )
-
-    @property
-    def steps(self) -> int:
-        """The steps T in which a latent is drawn."""
-        return self.sampler.schedule.steps
+        spread = self.sampler.spread
+        self.table = table or LatentTable(steps, width, model.read.weight, spread)
+        expect_steps(self.table, steps, width)
 
     def open_sampler(self, schedule: Schedule) -> Sampler:
         """Return what draws latents by the model's head."""
@@ -94,41 +155,9 @@ class LatentTarget(ImageTarget):
         """Return the states of a place side by side: [C * B, k, H] -> [B, k, C * H]."""
         return torch.cat(logits.chunk(self.copies), dim=-1)
 
-    def open_view(
-        self,
-        states: torch.Tensor,
-        tree: DraftTree,
-        law: TokenLaw,
-        stop: StopState,
-        context: Sequence[int],
-        chosen: Sequence[int] | None = None,
-        transform: RowTransform | None = None,
-    ) -> LatentView:
-        """Return what a rule sees of one row's states [N + 1, C * H]."""
-        return LatentView(states, tree, law, stop, context, target=self)
-
-    def draw(self, views: Sequence[LatentView]) -> None:
-        """Draw the target's own latents at every place of all views, all at once."""
-        noise = torch.cat([self.noise(view.noise, view.indices) for view in views])
-        indices = [index for view in views for index in view.indices]
-        numbers = self.add(torch.cat([view.states for view in views]), noise, indices)
-        start = 0
-        for view in views:
-            end = start + len(view.indices)
-            view.own = numbers[start:end]
-            start = end
-
-    @torch.no_grad()
-    def add(self, states: torch.Tensor, noise: torch.Tensor, indices: Sequence[int]) -> range:
-        """Draw latents in states [n, C * H] with noise [n, T + 1, D]; return their numbers."""
-        told = self.sampler.told(states.reshape(len(states), self.copies, -1))
-        return self.table.add(self.sampler.draw(told, noise.to(told)), indices, self.sampler)
-
-    def noise(self, noise: NoiseStream, indices: Sequence[int]) -> torch.Tensor:
-        """Return the normal numbers of latents: f64 [n, T + 1, D]."""
-        lanes = torch.arange(self.sampler.lanes).expand(len(indices), -1)
-        width = self.table.paths.shape[-1]
-        return noise.normal_rows(indices, lanes).reshape(len(indices), -1, width)
+    def draft_cache(self, capacity: int) -> DraftCache:
+        """Return what reads a text for drafts of it, with room for so many tokens at first."""
+        return DraftCache(self, self.copies * int(self.model.config.hidden_size), capacity)
 
 
 class LatentView(RowView):
@@ -146,7 +175,7 @@ class LatentView(RowView):
         stop: StopState,
         context: Sequence[int],
         *,
-        target: LatentTarget,
+        target: LatentDraws,
     ) -> None:
         super().__init__(states, tree, law, stop, context)
         self.states = states

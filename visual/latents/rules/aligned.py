@@ -26,20 +26,20 @@ class Aligned(Coupled):
     def left(self, view: LatentView, index: int, drafted: int, own: int) -> torch.Tensor:
         """Return the draft mirrored, or a latent that tries bring: [D]."""
         table = view.target.table
-        if table.sampler(own).deviations[0] != table.sampler(drafted).deviations[0]:
+        if not bool((table.deviations[own][0] == table.deviations[drafted][0]).all()):
             return super().left(view, index, drafted, own)
         return self.mirrored(view, drafted, own)
 
     def mirrored(self, view: LatentView, drafted: int, own: int) -> torch.Tensor:
         """Return the target's latent [D] with the draft's last noise, mirrored between the means.
 
-        Right for two Gaussians of one deviation alone.
+        Right for two Gaussians of the same deviations alone.
         """
         table = view.target.table
-        deviation = float(table.sampler(own).deviations[0])
         by_target, by_draft = table.means[own][0], table.means[drafted][0]
+        deviation = table.deviations[own][0].to(by_target)
         noise = (table.paths[drafted][0] - by_draft) / deviation
-        apart = by_draft - by_target
+        apart = (by_draft - by_target) / deviation
         length = torch.linalg.vector_norm(apart)
         if not float(length):  # one law, where only rounding rejects
             return table.latents[own]

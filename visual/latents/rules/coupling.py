@@ -18,7 +18,6 @@ from ragspec.acceptance.rejection import EXACT_LAW
 from ragspec.sampling.noise import Stream
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.latents.rules.base import KINDS, expect_latents, walk
-from ragspec.visual.latents.sampler import Sampler
 from ragspec.visual.latents.table import LatentTable
 from ragspec.visual.latents.target import LatentView
 
@@ -73,8 +72,8 @@ class Coupled:
 def log_ratio(table: LatentTable, drafted: int, own: int, s: int) -> float:
     """Return log p / q of the last s steps of a draft's path."""
     path = table.paths[drafted][None]
-    by_target = log_density(path[:, :s], means_of(table, own, path, s), table.sampler(own))
-    by_draft = log_density(path[:, :s], table.means[drafted][None, :s], table.sampler(drafted))
+    by_target = log_density(path[:, :s], *gaussians_of(table, own, path, s))
+    by_draft = log_density(path[:, :s], *drawn_with(table, drafted, s))
     return float(by_target - by_draft)
 
 
@@ -98,10 +97,9 @@ def left_of_paths(
         fresh = fresh_noise(view, index, tries, s).to(table.paths)
         start = table.paths[own][s].expand(len(tries), 1, width)
         told = table.told[own].expand(len(tries), -1, -1)
-        sampler, other = table.sampler(own), table.sampler(drafted)
-        drawn = sampler.draw(told, torch.cat([fresh, start], 1), s)
-        by_target = log_density(drawn.path[:, :s], drawn.means, sampler)
-        by_draft = log_density(drawn.path[:, :s], means_of(table, drafted, drawn.path, s), other)
+        drawn = table.sampler(own).draw(told, torch.cat([fresh, start], 1), s)
+        by_target = log_density(drawn.path[:, :s], drawn.means, drawn.deviations)
+        by_draft = log_density(drawn.path[:, :s], *gaussians_of(table, drafted, drawn.path, s))
         return drawn.latents, log_factor + by_target - by_draft
 
     return first_kept(view, index, propose, most)
@@ -133,35 +131,46 @@ def fresh_noise(view: LatentView, index: int, tries: range, rows: int) -> torch.
     return fresh.reshape(len(tries), rows, width)
 
 
+Gaussians = tuple[torch.Tensor, torch.Tensor]
+"""Means and deviations of steps, [n, s, D] and [n, s, D] or [n, s, 1]."""
+
+
+def drawn_with(table: LatentTable, number: int, s: int) -> Gaussians:
+    """Return the Gaussians that the last s steps of a latent's path were drawn from."""
+    return table.means[number][None, :s], table.deviations[number][None, :s]
+
+
 @torch.no_grad()
-def means_of(table: LatentTable, number: int, paths: torch.Tensor, s: int) -> torch.Tensor:
-    """Return the means of the last s steps of paths [n, > s - 1, D], under what drew a latent.
+def gaussians_of(table: LatentTable, number: int, paths: torch.Tensor, s: int) -> Gaussians:
+    """Return the Gaussians of the last s steps of paths [n, > s - 1, D], under what drew a latent.
 
-    The first of these steps starts from that latent's own x_s, the others from the path's states:
-    [n, s, D].
+    The first of these steps starts from that latent's own x_s, the others from the path's states.
     """
-    count, width = len(paths), paths.shape[-1]
-    means = paths.new_empty(count, s, width)
-    means[:, s - 1] = table.means[number][s - 1]
-    if s > 1:
-        between = paths[:, 1:s].flatten(0, 1)
-        told = table.told[number].expand(len(between), -1, -1)
-        steps = torch.arange(1, s).repeat(count)
-        found = table.sampler(number).means(told, between, steps)
-        means[:, : s - 1] = found.reshape(count, s - 1, width)
-    return means
+    count = len(paths)
+    first = (each[:, s - 1 :].expand(count, -1, -1) for each in drawn_with(table, number, s))
+    if s == 1:
+        return next(first), next(first)
+    between = paths[:, 1:s].flatten(0, 1)
+    told = table.told[number].expand(len(between), -1, -1)
+    steps = torch.arange(1, s).repeat(count)
+    found = table.sampler(number).gaussian(told, between, steps)
+    rest = (each.expand(len(between), -1).reshape(count, s - 1, -1) for each in found)
+    means, deviations = (torch.cat(parts, 1) for parts in zip(rest, first, strict=True))
+    return means, deviations
 
 
-def log_density(path: torch.Tensor, means: torch.Tensor, sampler: Sampler) -> torch.Tensor:
+def log_density(path: torch.Tensor, means: torch.Tensor, deviations: torch.Tensor) -> torch.Tensor:
     """Return log N(path; means) of s steps [n, s, D], summed: f64 [n]; see `step_densities`."""
-    return step_densities(path, means, sampler).sum(-1)
+    return step_densities(path, means, deviations).sum(-1)
 
 
-def step_densities(path: torch.Tensor, means: torch.Tensor, sampler: Sampler) -> torch.Tensor:
+def step_densities(
+    path: torch.Tensor, means: torch.Tensor, deviations: torch.Tensor
+) -> torch.Tensor:
     """Return log N(path; means) of each of s steps [n, s, D], less a constant of D: f64 [n, s].
 
-    The deviations are the sampler's.
+    deviations [n, s, D] or [n, s, 1].
     """
-    deviations = sampler.deviations[: path.shape[1], None].to(path.device)
+    deviations = deviations.double()
     apart = (path.double() - means.double()) / deviations
     return -(0.5 * apart.square() + deviations.log()).sum(-1)

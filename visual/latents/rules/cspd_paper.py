@@ -41,6 +41,6 @@ class CspdPaper(Coupled):
 
 def log_factor(table: LatentTable, drafted: int, own: int) -> float:
     """Return log f of the deviations of all steps but the last."""
-    width = table.paths.shape[-1]
-    by_draft, by_target = (table.sampler(each).deviations[1:].log() for each in (drafted, own))
-    return width * float((by_draft - by_target).sum())
+    both = (table.deviations[each][1:].double() for each in (drafted, own))
+    by_draft, by_target = (each.expand_as(table.means[own][1:]).log() for each in both)
+    return float((by_draft - by_target).sum())

@@ -70,7 +70,7 @@ def _tempered(table: LatentTable, drafted: int, own: int) -> float:
     """Return log p / q of a draft's last step, whose exponents are divided by 42 squared."""
     latent, logs = table.latents[drafted].double(), list[float]()
     for number in (own, drafted):
-        deviation = float(table.sampler(number).deviations[0])
+        deviation = table.deviations[number][0].double().expand_as(latent)
         apart = (latent - table.means[number][0].double()) / (deviation * TEMPERATURE)
-        logs.append(-0.5 * float(apart.square().sum()) - len(latent) * math.log(deviation))
+        logs.append(-float((0.5 * apart.square() + deviation.log()).sum()))
     return logs[0] - logs[1]
