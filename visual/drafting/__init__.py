@@ -9,10 +9,12 @@ from ragspec.registry import door
 if TYPE_CHECKING:
     from ragspec.visual.drafting.jacobi import JacobiDrafter as JacobiDrafter
     from ragspec.visual.drafting.latent_model import LatentDrafter as LatentDrafter
+    from ragspec.visual.drafting.masked_jacobi import MaskedJacobiDrafter as MaskedJacobiDrafter
 
 _WHERE = {
     "JacobiDrafter": "ragspec.visual.drafting.jacobi",
     "LatentDrafter": "ragspec.visual.drafting.latent_model",
+    "MaskedJacobiDrafter": "ragspec.visual.drafting.masked_jacobi",
 }
 
 __all__ = sorted(_WHERE)

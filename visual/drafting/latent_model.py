@@ -8,16 +8,17 @@ can judge them. Deviation: a chain ends where the next latent's chance to be kep
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.method import Method
-from ragspec.drafters.model.cache import DraftCache
 from ragspec.errors import InputError
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
-from ragspec.visual.latents.target import LatentTarget
+from ragspec.visual.latents.target import LatentDraws
 
 WORTH = 0.1
 _RATE = 0.1
@@ -27,10 +28,11 @@ _TYPICAL = 0.5  # chance of a draft to be kept, before any was judged
 class LatentDrafter:
     """Drafts chains of latents with a smaller model.
 
-    draft: the smaller `LatentModel` as a target of its own, with the `table` of the target that it
-    drafts for, and its conditions in the same order. window: the most latents of a draft. worth:
-    the least chance to be kept, by what was kept of this row so far, for which a latent is drawn
-    behind the first; 0 fills the window. Raises InputError.
+    draft: the smaller model as a target of its own, with the `table` of the target that it drafts
+    for, and its conditions in the same order. window: the most latents of a draft. worth: the least
+    chance to be kept, by what was kept of this row so far, for which a latent is drawn behind the
+    first; 0 fills the window. begin: index of the first latent that is drafted, the target draws
+    those before it alone (CSpD's pre-filling, section 2). Raises InputError.
     """
 
     method = Method("a smaller model of latents", "CSpD", listed=False)
@@ -38,70 +40,112 @@ class LatentDrafter:
     kind = DraftKind.COUPLED
 
     def __init__(
-        self, draft: LatentTarget, target: LatentTarget, window: int = 16, worth: float = WORTH
+        self,
+        draft: Any,
+        target: LatentDraws,
+        window: int = 16,
+        worth: float = WORTH,
+        begin: int = 0,
     ) -> None:
-        if not isinstance(draft, LatentTarget) or draft.table is not target.table:
+        if not isinstance(draft, LatentDraws) or draft.table is not target.table:
             raise InputError(
-                f"got a {type(draft).__name__} to draft with; expected a LatentTarget over the "
-                "smaller model that was made with table=target.table."
+                f"got a {type(draft).__name__} to draft with; expected a LatentTarget or a "
+                "MaskedTarget over the smaller model that was made with table=target.table."
             )
-        if window < 1 or not 0.0 <= worth < 1.0:
-            raise InputError(
-                f"got window {window} and worth {worth}; expected at least 1, and 0 to 1."
-            )
-        self.draft = draft
+        check_window(window, worth)
+        self.draft: Any = draft
         self.window = window
         self.worth = worth
+        self.begin = begin
 
     def open(self, request: DraftRequest) -> LatentSession:
         """Return a session for one row, which has read nothing yet."""
         noise = NoiseStream(0) if request.law is None else request.law.noise
-        return LatentSession(self, noise, len(request.prompt))
+        cache = self.draft.draft_cache(len(request.prompt) + 256)
+        return LatentSession(self, noise, cache)
 
 
-class LatentSession:
-    """The smaller model's cache for one row, and how often its drafts are kept."""
+def check_window(window: int, worth: float) -> None:
+    """Raise InputError for a window without latents, and a worth that is no chance."""
+    if window < 1 or not 0.0 <= worth < 1.0:
+        raise InputError(
+            f"got window {window} and worth {worth}; expected at least 1, and 0 to 1."
+        )
 
-    def __init__(self, drafter: LatentDrafter, noise: NoiseStream, prompt_length: int) -> None:
-        draft = drafter.draft
-        states = draft.copies * int(draft.model.config.hidden_size)
+
+class ChainSession:
+    """Chains of latents, as long as they are likely enough to be kept; a base of sessions."""
+
+    def __init__(self, drafter: Any) -> None:
         self._drafter = drafter
-        self._noise = noise
-        self._cache = DraftCache(draft, states, prompt_length + 256)
         self._kept = _TYPICAL
         self._drafted: list[int] = []
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
-        """Return a chain of at most `budget` latents, read and drawn one after the other."""
-        drafter, cache = self._drafter, self._cache
-        room = min(budget, context.remaining - 1, cache.room(context.tokens))
-        size = min(drafter.window, room)
-        drafted, reach = self._drafted, list[float]()
+        """Return a chain of at most `budget` latents; none before the drafter begins."""
+        drafter, drafted, reach = self._drafter, self._drafted, list[float]()
         drafted.clear()
-        with cache.lease():
-            while len(drafted) < size:
-                chance = self._kept ** (len(drafted) + 1)
-                if drafted and chance < drafter.worth:
-                    break
-                index = context.generated + len(drafted)
-                states = self._states(context)
-                noise = drafter.draft.noise(self._noise, [index])
-                drafted.extend(drafter.draft.add(states, noise, [index]))
-                reach.append(chance)
+        size = min(drafter.window, budget, context.remaining - 1, self.room(context))
+        while len(drafted) < size and context.generated >= drafter.begin:
+            chance = self._kept ** (len(drafted) + 1)
+            if drafted and chance < drafter.worth:
+                break
+            number = self.next(context)
+            if number is None:
+                break
+            drafted.append(number)
+            reach.append(chance)
         return DraftTree.chain(drafted, drafter.name, reach=reach, kind=drafter.kind)
 
     def observe(self, step: Step) -> None:
-        """Keep in the cache what the target kept of the draft, and learn how much that is."""
+        """Learn how much of the draft the target kept."""
         judged = self._drafted[: len(step.tree)]  # a budget may have cut the rest
         for drafted, token in zip(judged, step.tokens, strict=False):
             self._kept += _RATE * ((drafted == token) - self._kept)
             if drafted != token:
                 break
+
+    def room(self, context: DraftContext) -> int:
+        """Return how many latents may be drafted at most."""
+        return context.remaining
+
+    def next(self, context: DraftContext) -> int | None:
+        """Return the number of the latent that follows those drafted so far, None for none."""
+        raise NotImplementedError
+
+
+class LatentSession(ChainSession):
+    """The smaller model's cache for one row, and how often its drafts are kept."""
+
+    def __init__(self, drafter: LatentDrafter, noise: NoiseStream, cache: Any) -> None:
+        super().__init__(drafter)
+        self._noise = noise
+        self._cache = cache
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        """Return a chain of at most `budget` latents, read and drawn one after the other."""
+        with self._cache.lease():
+            return super().propose(context, budget)
+
+    def observe(self, step: Step) -> None:
+        """Keep in the cache what the target kept of the draft, and learn how much that is."""
+        super().observe(step)
         self._cache.commit(step.tokens)
+
+    def room(self, context: DraftContext) -> int:
+        """Return how deep a draft may be, by the smaller model's context."""
+        return int(self._cache.room(context.tokens))
+
+    def next(self, context: DraftContext) -> int | None:
+        """Read the text, or the last draft, and draw what follows."""
+        draft, index = self._drafter.draft, context.generated + len(self._drafted)
+        states = self._states(context)
+        noise = draft.noise(self._noise, [index])
+        return int(draft.add(states, noise, [index])[0])
 
     def _states(self, context: DraftContext) -> torch.Tensor:
         """Read the text, or the last draft; return the states of what follows [1, C * H]."""
         if not self._drafted:
-            return self._cache.read(context.tokens)
+            return torch.as_tensor(self._cache.read(context.tokens))
         slot = len(self._drafted) - 1
-        return self._cache.extend(self._drafted[slot:], [slot - 1])
+        return torch.as_tensor(self._cache.extend(self._drafted[slot:], [slot - 1]))

@@ -99,10 +99,11 @@ class _Attention(nn.Module):
         self.qkv = nn.Linear(hidden, 3 * hidden)
         self.proj = nn.Linear(hidden, hidden)
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Let all positions of states [B, n, H] attend to all."""
+    def forward(self, states: torch.Tensor, seen: torch.Tensor | None = None) -> torch.Tensor:
+        """Let all positions of states [B, n, H] attend to all, or to those seen: bool [B, n]."""
         parts = self.qkv(states).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        found = functional.scaled_dot_product_attention(*parts.unbind(0))
+        mask = None if seen is None else seen[:, None, None]
+        found = functional.scaled_dot_product_attention(*parts.unbind(0), attn_mask=mask)
         out: torch.Tensor = self.proj(found.transpose(1, 2).flatten(2))
         return out
 
@@ -127,9 +128,9 @@ class _Layer(nn.Module):
         self.norm2 = nn.LayerNorm(config.hidden_size, eps=EPS)
         self.mlp = _Mlp(config.hidden_size, config.intermediate_size)
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Return states [B, n, H] after the layer."""
-        states = states + self.attn(self.norm1(states))
+    def forward(self, states: torch.Tensor, seen: torch.Tensor | None = None) -> torch.Tensor:
+        """Return states [B, n, H] after the layer; seen: those that are attended to, None all."""
+        states = states + self.attn(self.norm1(states), seen)
         out: torch.Tensor = states + self.mlp(self.norm2(states))
         return out
 
@@ -202,13 +203,23 @@ class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         return mean, deviation
 
     def states(
-        self, latents: torch.Tensor, known: torch.Tensor, condition: torch.Tensor
+        self,
+        latents: torch.Tensor,
+        known: torch.Tensor,
+        condition: torch.Tensor,
+        counts: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return what the head is told of all n places: [B, n, H].
 
         latents [B, n, D]: standardised; those at `known` i64 [B, k] are read. condition [B, H].
+        counts i64 [B]: only the first so many places of a row are known, the rest of its k, other
+        places, fill it up; None for all k.
         """
         rows, buffer = len(latents), self.config.buffer_size
+        real = seen = None
+        if counts is not None:
+            real = torch.arange(known.shape[1], device=known.device) < counts[:, None]
+            seen = torch.cat([real.new_ones(rows, buffer), real], 1)
         places = self._rows(known, self.config.hidden_size)
         read = self.z_proj(latents.gather(1, self._rows(known, latents.shape[-1])))
         table = self.encoder_pos_embed_learned.expand(rows, -1, -1)
@@ -216,14 +227,17 @@ class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         states = torch.cat([front, read + table[:, buffer:].gather(1, places)], 1)
         states = self.z_proj_ln(states)
         for layer in self.encoder_blocks:
-            states = layer(states)
+            states = layer(states, seen)
         states = self.decoder_embed(self.encoder_norm(states)).to(self.mask_token.dtype)
-        whole = self.mask_token.expand(rows, self.places, -1).scatter(1, places, states[:, buffer:])
+        found = states[:, buffer:]
+        if real is not None:
+            found = torch.where(real[..., None], found, self.mask_token)
+        whole = self.mask_token.expand(rows, self.places, -1).scatter(1, places, found)
         states = torch.cat([states[:, :buffer], whole], 1) + self.decoder_pos_embed_learned
         for layer in self.decoder_blocks:
             states = layer(states)
-        found: torch.Tensor = self.decoder_norm(states[:, buffer:])
-        return found + self.diffusion_pos_embed_learned
+        out: torch.Tensor = self.decoder_norm(states[:, buffer:])
+        return out + self.diffusion_pos_embed_learned
 
     @staticmethod
     def _rows(places: torch.Tensor, width: int) -> torch.Tensor:

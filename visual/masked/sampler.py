@@ -13,6 +13,7 @@ import torch
 from ragspec.errors import InputError
 from ragspec.sampling.noise import NoiseStream, Stream
 from ragspec.visual.checks import is_number
+from ragspec.visual.masked.denoising import NoiseSampler
 from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.schedule import LearnedSchedule, guidance_at, masked_counts
 
@@ -25,8 +26,8 @@ class MaskedSampler:
 
     iterations: forwards of the model; the places of one are drawn independently of each other.
     schedule: of the denoising. scale: of guidance (1 runs the conditional rows alone), which mixes
-    the predicted noise and rises linearly with what is drawn; variances are those of the
-    conditional row. temperature: of the noise of the steps, not of the state that they begin with.
+    the predicted noise and rises linearly with what is drawn, see `NoiseSampler`. temperature: of
+    the noise of the steps, not of the state that they begin with.
     Raises InputError.
     """
 
@@ -92,42 +93,18 @@ class MaskedSampler:
         """Return latents [B, m, D] at the wanted places i64 [B, m] of states [C * B, N, H]."""
         rows, count = wanted.shape
         picked = wanted.to(states.device).repeat(self.copies, 1)[..., None]
-        told = self.model.head.cond_embed(states.gather(1, picked.expand(-1, -1, states.shape[-1])))
+        found = states.gather(1, picked.expand(-1, -1, states.shape[-1]))
         kind = torch.promote_types(states.dtype, torch.float32)
         noise = torch.cat(
             [self.noise(one, places) for one, places in zip(noises, wanted.tolist(), strict=True)]
         ).to(states.device, kind)
-        drawn = self.denoise(told.flatten(0, 1), noise, scale)
-        return drawn.reshape(rows, count, -1)
+        sampler = self.open_sampler(scale)
+        told = sampler.told(found.unflatten(0, (self.copies, rows)).permute(1, 2, 0, 3))
+        return sampler.draw(told.flatten(0, 1), noise).latents.reshape(rows, count, -1)
 
-    def denoise(self, told: torch.Tensor, noise: torch.Tensor, scale: float) -> torch.Tensor:
-        """Return latents [n, D] by noise [n, T + 1, D], whose last is where the steps begin.
-
-        told [C * n, width]: the conditional rows, and with guidance the others after them.
-        """
-        state = noise[:, -1]
-        for step in range(self.schedule.steps, 0, -1):
-            mean, deviation = self._step(step, state, told, scale)
-            if step == 1:
-                return mean
-            state = mean + self.temperature * deviation * noise[:, step - 1]
-        raise AssertionError("a schedule has steps")
-
-    def _step(
-        self, step: int, state: torch.Tensor, told: torch.Tensor, scale: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return mean and deviation [n, D] of x_(step - 1) given x_step."""
-        schedule, count = self.schedule, len(state)
-        times = torch.tensor([schedule.times[step - 1]], device=state.device)
-        noise, variance = self.model.head(state.to(told.dtype).repeat(self.copies, 1), times, told)
-        noise, variance = noise.to(state), variance[:count].to(state)
-        if self.copies == 2:
-            noise = noise[count:] + scale * (noise[:count] - noise[count:])
-        clean, clip = schedule.clean(step, state, noise), self.model.config.clip
-        if clip is not None:
-            clean = clean.clamp(-clip, clip)
-        deviation = (0.5 * schedule.log_variance(step, variance)).exp()
-        return schedule.mean(step, state, clean), deviation
+    def open_sampler(self, scale: float) -> NoiseSampler:
+        """Return what denoises latents under a scale of guidance."""
+        return NoiseSampler(self.model, self.schedule, scale, self.temperature)
 
     def noise(self, noise: NoiseStream, places: Sequence[int]) -> torch.Tensor:
         """Return the normal numbers of the latents at some places: f64 [n, T + 1, D]."""

@@ -13,11 +13,15 @@ import math
 import torch
 
 from ragspec.errors import InputError
-from ragspec.visual.checks import whole
+from ragspec.visual.checks import is_number, whole
 
 TRAINED = 1000  # steps that the network was trained on
+FLOOR = 0.1  # the noise that costs 0.1 dB of a picture, see benchmarks/RESULTS.md
 _OFFSET = 0.008
 _MOST_BETA = 0.999  # of a step, which would otherwise end in a division by nothing
+
+
+Step = int | torch.Tensor
 
 
 class LearnedSchedule:
@@ -25,10 +29,18 @@ class LearnedSchedule:
 
     What belongs to the law of x_(t - 1) given x_t stands at t - 1, f64 [T]. times: what the network
     is told. kept: share of the latent's variance. to_clean, to_noisy: factors of the mean. least,
-    most: bounds of the log variance. Raises InputError for fewer than 2 or over 1,000 steps.
+    most: bounds of the log variance. floor: the deviation of the last step, 0 as published; more
+    of it is another law, of which latents have a density, so that drafts can be judged. Raises
+    InputError for fewer than 2 or over 1,000 steps, and for a floor that is not from 0 to below 1.
     """
 
-    def __init__(self, steps: int = 100) -> None:
+    def __init__(self, steps: int = 100, floor: float = 0.0) -> None:
+        if not is_number(floor) or not 0.0 <= floor < 1.0:
+            raise InputError(
+                f"got floor {floor!r}; expected a deviation from 0, as published, to below 1, such "
+                f"as {FLOOR:g}."
+            )
+        self.floor = float(floor)
         count = whole(steps)
         if count is None or not 2 <= count <= TRAINED:
             raise InputError(
@@ -47,19 +59,32 @@ class LearnedSchedule:
         variance[0] = variance[1]  # that of the last step is 0, which has no logarithm
         self.least, self.most = variance.log(), betas.log()
 
-    def clean(self, step: int, noisy: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    # Below, a step may also be steps i64 [n] or [1] for rows [n, D].
+
+    def clean(self, step: Step, noisy: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         """Return the latents [..., D] by states x_step and the noise that is told in them."""
-        kept = float(self.kept[step - 1])
-        return (noisy - math.sqrt(1.0 - kept) * noise) / math.sqrt(kept)
+        rest, kept = _at((1.0 - self.kept).sqrt(), step, noisy), _at(self.kept.sqrt(), step, noisy)
+        return (noisy - rest * noise) / kept
 
-    def mean(self, step: int, noisy: torch.Tensor, clean: torch.Tensor) -> torch.Tensor:
+    def mean(self, step: Step, noisy: torch.Tensor, clean: torch.Tensor) -> torch.Tensor:
         """Return the mean [..., D] of x_(step - 1), given x_step and the latent."""
-        return float(self.to_clean[step - 1]) * clean + float(self.to_noisy[step - 1]) * noisy
+        return _at(self.to_clean, step, noisy) * clean + _at(self.to_noisy, step, noisy) * noisy
 
-    def log_variance(self, step: int, told: torch.Tensor) -> torch.Tensor:
+    def log_variance(self, step: Step, told: torch.Tensor) -> torch.Tensor:
         """Return log variances [..., D] of x_(step - 1); told: -1 the least, 1 the most."""
-        least, most = float(self.least[step - 1]), float(self.most[step - 1])
+        least, most = _at(self.least, step, told), _at(self.most, step, told)
         return least + (told + 1.0) / 2.0 * (most - least)
+
+    def deviation(self, step: Step, told: torch.Tensor) -> torch.Tensor:
+        """Return deviations [..., D] of x_(step - 1): the floor's in the last step."""
+        found = (0.5 * self.log_variance(step, told)).exp()
+        last = torch.as_tensor(step, device=told.device) == 1
+        return torch.where(last[..., None], self.floor, found)
+
+
+def _at(table: torch.Tensor, step: Step, like: torch.Tensor) -> torch.Tensor:
+    """Return what a table f64 [T] holds of a step, or of steps [n] as [n, 1]."""
+    return table[step - 1].to(like)[..., None]
 
 
 def _betas() -> torch.Tensor:

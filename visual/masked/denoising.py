@@ -1,0 +1,65 @@
+"""The denoising steps of MAR's head: learned variances, and guidance of the noise alone.
+
+Of two rows, with the condition and without, only the predicted noise is mixed; the variance is that
+of the conditional row (MAR, Li et al., arXiv 2406.11838, as published).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ragspec.visual.latents.sampler import Sampler
+from ragspec.visual.masked.model import MaskedModel
+from ragspec.visual.masked.schedule import LearnedSchedule
+
+
+class NoiseSampler(Sampler):
+    """The steps of a `NoiseHead` on a `LearnedSchedule`; see `Sampler`.
+
+    scale: of guidance, where places are told of in pairs: a number, or [n, 1] where places have
+    their own. temperature: of the noise of the steps, not of the state that they begin with.
+    """
+
+    spread = True
+
+    def __init__(
+        self,
+        model: MaskedModel,
+        schedule: LearnedSchedule,
+        scale: float | torch.Tensor = 1.0,
+        temperature: float = 1.0,
+    ) -> None:
+        self.head, self.schedule, self.scale = model.head, schedule, scale
+        self.temperature, self.clip = temperature, model.config.clip
+        self._times = torch.tensor(schedule.times)
+
+    @property
+    def lanes(self) -> int:
+        """Normal numbers of one latent: (T + 1) D."""
+        return (int(self.schedule.steps) + 1) * int(self.head.input_proj.in_features)
+
+    def told(self, states: torch.Tensor) -> torch.Tensor:
+        """Return what the head is told by states [..., H]: [..., width]."""
+        found: torch.Tensor = self.head.cond_embed(states)
+        return found
+
+    def gaussian(
+        self, told: torch.Tensor, noisy: torch.Tensor, steps: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return means and deviations [n, D] of x_(t - 1) given x_t [n, D]; steps i64 [n] or [1].
+
+        told [n, C, width]: by the conditional row, and with guidance by the other after it.
+        """
+        copies, size = told.shape[1], len(noisy)
+        times = self._times[steps - 1].to(noisy.device)
+        rows = noisy.to(told.dtype).repeat(copies, 1)
+        times = times.repeat(copies) if len(times) > 1 else times
+        noise, variance = self.head(rows, times, told.transpose(0, 1).flatten(0, 1))
+        noise, variance = noise.to(noisy), variance[:size].to(noisy)
+        if copies == 2:
+            noise = noise[size:] + self.scale * (noise[:size] - noise[size:])
+        clean = self.schedule.clean(steps, noisy, noise)
+        if self.clip is not None:
+            clean = clean.clamp(-self.clip, self.clip)
+        deviations = self.temperature * self.schedule.deviation(steps, variance)
+        return self.schedule.mean(steps, noisy, clean), deviations
