@@ -68,9 +68,7 @@ class LatentDrafter:
 def check_window(window: int, worth: float) -> None:
     """Raise InputError for a window without latents, and a worth that is no chance."""
     if window < 1 or not 0.0 <= worth < 1.0:
-        raise InputError(
-            f"got window {window} and worth {worth}; expected at least 1, and 0 to 1."
-        )
+        raise InputError(f"got window {window} and worth {worth}; expected at least 1, and 0 to 1.")
 
 
 class ChainSession:

@@ -103,7 +103,7 @@ class _Attention(nn.Module):
         """Let all positions of states [B, n, H] attend to all, or to those seen: bool [B, n]."""
         parts = self.qkv(states).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         mask = None if seen is None else seen[:, None, None]
-        found = functional.scaled_dot_product_attention(*parts.unbind(0), attn_mask=mask)
+        found = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2], mask)
         out: torch.Tensor = self.proj(found.transpose(1, 2).flatten(2))
         return out
 

@@ -99,7 +99,7 @@ class MaskedSampler:
             [self.noise(one, places) for one, places in zip(noises, wanted.tolist(), strict=True)]
         ).to(states.device, kind)
         sampler = self.open_sampler(scale)
-        told = sampler.told(found.unflatten(0, (self.copies, rows)).permute(1, 2, 0, 3))
+        told = sampler.told(found.reshape(self.copies, rows, count, -1).permute(1, 2, 0, 3))
         return sampler.draw(told.flatten(0, 1), noise).latents.reshape(rows, count, -1)
 
     def open_sampler(self, scale: float) -> NoiseSampler:

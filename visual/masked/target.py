@@ -114,7 +114,8 @@ class MaskedTarget(LatentDraws, CausalTarget):
             whole, places = whole.repeat(2, 1, 1), places.repeat(2, 1)
             counts = None if counts is None else counts.repeat(2)
         states = model.states(whole, places, condition, counts)
-        return states.unflatten(0, (self.copies, rows)).permute(1, 2, 0, 3)
+        told: torch.Tensor = states.reshape(self.copies, rows, model.places, -1).permute(1, 2, 0, 3)
+        return told
 
     def at(self, states: torch.Tensor, picture: int, indices: Sequence[int]) -> torch.Tensor:
         """Return the states [n, C * H] of the latents at some indices, of all places [N, C, H]."""
@@ -287,4 +288,4 @@ class MaskedReader:
 
 def picture_of(tokens: Sequence[int]) -> int:
     """Return the number of the picture that a text is of."""
-    return tokens[0] - MOST_LATENTS
+    return int(tokens[0]) - MOST_LATENTS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ from ragspec.visual.pipeline.drafter_choice import Conditions, DraftSource, Fixe
 from ragspec.visual.pipeline.folder import ImageFolder, check_draft, load_latents
 
 NODES = 12  # of a draft, where nothing is said
-DRAFTERS = ("auto", "jacobi", "model")
-_ROUNDED = 0.01  # by which means and deviations of the same latents may differ: they are bfloat16
+DRAFTERS = ("auto", "jacobi", "model", "none")
+ROUNDED = 0.01  # by which means and deviations of the same latents may differ: they are bfloat16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +65,7 @@ def latent_source(
     if isinstance(drafter, str) and drafter in ("auto", "jacobi"):
         return FixedSource(JacobiDrafter(max(1, window), width=int(model.trunk.config.grid_size)))
     if isinstance(drafter, str | Path):
-        drafter = load_latents(_where(drafter, folder), model.device, model.dtype)
+        drafter = load_latents(draft_folder(drafter, folder, DRAFTERS), model.device, model.dtype)
     if isinstance(drafter, LatentModel):
         check_latent_draft(model, drafter)
         return LatentModelSource(drafter)
@@ -85,19 +86,22 @@ def check_latent_draft(target: LatentModel, draft: LatentModel) -> None:
     check_draft(target.trunk, draft.trunk)
     for name in ("mean", "deviation"):
         ours, theirs = (getattr(each, name).float() for each in (target, draft))
-        if not torch.allclose(ours, theirs.to(ours), atol=_ROUNDED, rtol=_ROUNDED):
+        if not torch.allclose(ours, theirs.to(ours), atol=ROUNDED, rtol=ROUNDED):
             raise InputError(
                 f"got a draft model with another {name} of latents; expected the target's, by "
                 "which both standardise. Train it beside its target."
             )
 
 
-def _where(drafter: str | Path, folder: ImageFolder | None) -> Path:
-    """Return the folder of a draft model that is given by name or path."""
+def draft_folder(drafter: str | Path, folder: ImageFolder | None, names: Sequence[str]) -> Path:
+    """Return the folder of a draft model that is given by name or path; names: of drafters.
+
+    Raises UnknownNameError, ModelNotFoundError.
+    """
     path = Path(drafter).expanduser()
     if drafter != "model":
         if isinstance(drafter, str) and not path.is_dir() and "/" not in drafter:
-            raise UnknownNameError(unknown("latent drafter", drafter, [*DRAFTERS, "none"]))
+            raise UnknownNameError(unknown("latent drafter", drafter, list(names)))
         return path
     if folder is None or folder.draft is None:
         name = "the given model" if folder is None else folder.name

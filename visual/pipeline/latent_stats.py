@@ -12,18 +12,14 @@ from ragspec.acceptance.base import Rule
 from ragspec.engine.output import Generation
 from ragspec.reports.label import kind_of_label
 from ragspec.visual.acceptance.tv_budget import APPROXIMATE
-from ragspec.visual.latents.judged import OUTCOMES, WatchedTarget
+from ragspec.visual.latents.judged import OUTCOMES, WatchedTarget, Watching
 from ragspec.visual.pipeline.output import ImageStats
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentStats(ImageStats):
-    """See `ImageStats`. outcomes i64 [B, h, w]: places in `OUTCOMES`, -1 where nothing was drawn.
+class DraftFigures:
+    """What became of the drafts of latents: a base of statistics that have these two."""
 
-    distances f64 [B, h, w]: how far the latents that an approximate rule kept are from the
-    target's own, in deviations of the latents; NaN elsewhere, and under lossless rules.
-    """
-
+    __slots__ = ()
     outcomes: NDArray[np.int64]
     distances: NDArray[np.float64]
 
@@ -44,30 +40,54 @@ class LatentStats(ImageStats):
         """The largest distance of a kept latent; None where none is told."""
         return None if np.isnan(self.distances).all() else float(np.nanmax(self.distances))
 
-    def summary(self) -> str:
-        """Return one line for people."""
-        line = ImageStats.summary(self)  # classes with slots are made anew: super() is lost
+    def drafts_told(self) -> str:
+        """Return the end of a line for people; empty where no distance is told."""
         if self.distance_mean is None:
-            return line
-        return line + (
+            return ""
+        return (
             f", {self.acceptance:.0%} of drafts kept, {self.distance_mean:.4f} from the target's "
             f"own on average, {self.distance_most:.4f} at most"
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentStats(DraftFigures, ImageStats):
+    """See `ImageStats`. outcomes i64 [B, h, w]: places in `OUTCOMES`, -1 where nothing was drawn.
+
+    distances f64 [B, h, w]: how far the latents that an approximate rule kept are from the
+    target's own, in deviations of the latents; NaN elsewhere, and under lossless rules.
+    """
+
+    outcomes: NDArray[np.int64]
+    distances: NDArray[np.float64]
+
+    def summary(self) -> str:
+        """Return one line for people."""
+        # Classes with slots are made anew: super() is lost.
+        return ImageStats.summary(self) + self.drafts_told()
 
 
 def latent_stats(
     stats: ImageStats, drawn: Sequence[Generation], target: WatchedTarget, rule: Rule, side: int
 ) -> LatentStats:
     """Return the figures of images of side * side latents, drawn with a rule."""
-    outcomes = np.full((len(drawn), side * side), -1, dtype=np.int64)
+    known = {field.name: getattr(stats, field.name) for field in fields(ImageStats)}
+    outcomes, distances = fates(drawn, target, rule, side * side)
+    shape = (-1, side, side)
+    return LatentStats(
+        **known, outcomes=outcomes.reshape(shape), distances=distances.reshape(shape)
+    )
+
+
+def fates(
+    drawn: Sequence[Generation], target: Watching, rule: Rule, places: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return outcomes and distances of images by the index of their latents: [B, N] both."""
+    outcomes = np.full((len(drawn), places), -1, dtype=np.int64)
     distances = np.full(outcomes.shape, np.nan)
     for row, generation in enumerate(drawn):
         numbers = list(generation.tokens)
         outcomes[row, : len(numbers)] = [target.outcome(number, rule) for number in numbers]
         if kind_of_label(generation.label) == APPROXIMATE and numbers:
             distances[row, : len(numbers)] = target.distances(numbers)
-    known = {field.name: getattr(stats, field.name) for field in fields(ImageStats)}
-    shape = (-1, side, side)
-    return LatentStats(
-        **known, outcomes=outcomes.reshape(shape), distances=distances.reshape(shape)
-    )
+    return outcomes, distances

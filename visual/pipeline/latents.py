@@ -10,13 +10,13 @@ import torch
 from diffusers import DiffusionPipeline
 from diffusers.image_processor import VaeImageProcessor
 
-from ragspec.acceptance.base import Rule, expect_rule
+from ragspec.acceptance.base import Rule
 from ragspec.budget.policy import make_budget
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.visual.latents.judged import Watched, WatchedTarget
 from ragspec.visual.latents.model import LatentModel
-from ragspec.visual.latents.rules.by_name import make_latent_rule
+from ragspec.visual.latents.rules.by_name import latent_rule
 from ragspec.visual.latents.schedule import Schedule
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.models.vq import VQTokenizer
@@ -73,13 +73,7 @@ class LatentPipeline(ImagePipeline):
         )
         self.tokenizer = tokenizer
         self.side = int(model.trunk.config.grid_size)
-        named = rule if isinstance(rule, str) else None
-        if isinstance(rule, str):
-            rule = make_latent_rule(rule, **settings)
-        elif settings:
-            raise InputError(f"got a Rule and {', '.join(settings)}; expected settings by a name.")
-        self.rule = expect_rule(rule)
-        self.rule_name = named or self.rule.name
+        self.rule, self.rule_name = latent_rule(rule, settings)
         self.budget = make_budget(budget)
         self.source = latent_source(drafter, model, folder, getattr(self.budget, "nodes", NODES))
         self.batch_size = batch_size

@@ -1,7 +1,8 @@
 """`MaskedLatentPipeline`: images of a masked model (MAR), with the conventions of `ImagePipeline`.
 
-What is drawn is the model's own law, with nothing speculated: its attention looks both ways, so
-that to verify k drafted latents takes a forward for each of k sets of known ones.
+Without a drafter it draws as published: several latents an iteration. With one, it keeps the law of
+one latent an iteration; the model's attention looks both ways, so that to verify k drafted latents
+takes k + 1 masked prefixes side by side.
 """
 
 from __future__ import annotations
@@ -20,17 +21,36 @@ from diffusers.image_processor import VaeImageProcessor
 from diffusers.utils import BaseOutput
 from numpy.typing import NDArray
 
+from ragspec.acceptance.base import Rule
+from ragspec.engine.output import Generation
 from ragspec.errors import InputError, ModelNotFoundError, UnsupportedModelError
 from ragspec.models.device import pick_device, pick_dtype
 from ragspec.sampling.noise import NoiseStream
 from ragspec.visual.checks import checked_count, class_number
+from ragspec.visual.latents.rules.by_name import latent_rule
 from ragspec.visual.masked.checkpoint import load_mar
 from ragspec.visual.masked.model import MaskedModel
-from ragspec.visual.masked.sampler import MaskedSampler, order_of
-from ragspec.visual.masked.schedule import LearnedSchedule
+from ragspec.visual.masked.sampler import MaskedSampler
+from ragspec.visual.masked.schedule import LearnedSchedule, masked_counts
 from ragspec.visual.models.kl import KLAutoencoder
 from ragspec.visual.models.vq import VQTokenizer
-from ragspec.visual.pipeline.folder import class_names, find_folder, load_masked, load_tokenizer
+from ragspec.visual.pipeline.folder import (
+    ImageFolder,
+    class_names,
+    find_folder,
+    load_masked,
+    load_tokenizer,
+)
+from ragspec.visual.pipeline.latent_stats import fates
+from ragspec.visual.pipeline.masked_drafts import (
+    WINDOW,
+    MaskedDrafts,
+    MaskedProgress,
+    latents_of,
+    masked_source,
+)
+from ragspec.visual.pipeline.masked_stats import MaskedStats, placed
+from ragspec.visual.pipeline.output import acceptance_of, label_for
 from ragspec.visual.pipeline.pipeline import OUTPUTS
 from ragspec.visual.pipeline.request import checked_callback, seeds_of, some
 
@@ -40,46 +60,14 @@ _DECODED = 64  # images that the autoencoder decodes at once
 Autoencoder = VQTokenizer | KLAutoencoder
 
 
-@dataclass(frozen=True, slots=True)
-class MaskedStats:
-    """The figures of one call; B images of N latents.
-
-    seeds: one an image. places: N. iterations: forwards of the model for each image. steps: of the
-    denoising of each latent. seconds: wall time of the latents, decoding not included.
-    """
-
-    seeds: tuple[int, ...]
-    places: int
-    iterations: int
-    steps: int
-    seconds: float
-
-    @property
-    def forwards(self) -> int:
-        """Forward passes over all images; one that served several counts for each of them."""
-        return len(self.seeds) * self.iterations
-
-    @property
-    def codes_per_forward(self) -> float:
-        """Latents by forward pass."""
-        return self.places / self.iterations
-
-    def summary(self) -> str:
-        """Return one line for people."""
-        count = len(self.seeds)
-        return (
-            f"{count} image{'s' * (count > 1)}, {self.forwards} forward passes, "
-            f"{self.codes_per_forward:.2f} latents a pass, {self.seconds:.2f} s"
-        )
-
-
 @dataclass
 class MaskedOutput(BaseOutput):  # type: ignore[misc, unused-ignore]
     """What a call returns, for B images of h * w latents.
 
     images: see `ImageOutput`; latents for output_type "latent". stats: see `MaskedStats`.
     acceptance_map i64 [B, h, w]: how many latents came with the forward that gave this one. label:
-    exact, as nothing is speculated. latents f32 [B, h, w, D]: as the autoencoder knows them.
+    exact where nothing is speculated, else the rule's, or unfinished where a callback ended the
+    call early. latents f32 [B, h, w, D]: as the autoencoder knows them.
     """
 
     images: Any
@@ -93,8 +81,14 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
     """Draws images of classes with a masked model of continuous latents.
 
     model: a `MaskedModel`. autoencoder: of its latents. iterations: forwards of the model, no more
-    than there are latents. steps: of the denoising of each latent. batch_size: images that are
-    drawn side by side. Raises InputError, UnsupportedModelError.
+    than there are latents; None for 64 at most, and with a drafter one a latent, whose law drafts
+    are judged under. steps: of the denoising of each latent. floor: the deviation of the last of
+    them, 0 as published; rules that compare densities need some. drafter: None for plain drawing,
+    "jacobi" (what the target's last forward drew), "model" (the smaller one that lies with it), a
+    smaller `MaskedModel` or its folder. rule: a Rule or a name and its settings, see
+    `make_latent_rule`. window: latents of a draft, at most. prefill: share of the latents that the
+    target draws alone before drafting begins. batch_size: images that are drawn side by side.
+    Raises InputError, UnsupportedModelError, UnknownNameError, ModelNotFoundError.
     """
 
     # Where diffusers tells what a callback may ask for.
@@ -105,21 +99,34 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
         model: MaskedModel,
         autoencoder: Autoencoder,
         *,
-        iterations: int = 64,
+        iterations: int | None = None,
         steps: int = 100,
+        floor: float = 0.0,
+        drafter: Any = None,
+        rule: str | Rule = "aligned",
+        window: int = WINDOW,
+        prefill: float = 0.0,
         batch_size: int = 16,
+        folder: ImageFolder | None = None,
+        **settings: Any,
     ) -> None:
         super().__init__()
         _check(model, autoencoder)
         self.autoencoder = autoencoder
         self.side = int(model.config.grid_size)
-        self.iterations = iterations
-        self.schedule = LearnedSchedule(steps)
-        MaskedSampler(model, self.schedule, iterations)  # which checks the iterations
+        self.schedule = LearnedSchedule(steps, floor)
+        self.rule, self.rule_name = latent_rule(rule, settings)
+        source = masked_source(drafter, model, folder)
+        self.drafts = None if source is None else MaskedDrafts(source, self.rule, window, prefill)
+        if self.drafts is not None:
+            self.drafts.check(self.schedule, 1.0)
+        self.iterations = _iterations(iterations, self.side**2, self.drafts is not None)
         self.batch_size = checked_count(batch_size, "batch_size")
+        self.folder = folder
         self.class_names = class_names(model)
         self.image_processor = VaeImageProcessor(vae_scale_factor=autoencoder.reduction)
-        self.register_modules(model=model, vae=autoencoder.model)
+        draft = source if isinstance(source, MaskedModel) else None
+        self.register_modules(model=model, vae=autoencoder.model, draft=draft)
         self._interrupt = False
 
     @classmethod
@@ -136,7 +143,8 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
     ) -> Self:
         """Return a pipeline over a folder that `save_pretrained` wrote, or a published checkpoint.
 
-        name: a folder with target/ and tokenizer/ or vae/, or a file such as checkpoint-last.pth.
+        name: a bundled set ("masked-tiles"), a folder with target/ and tokenizer/ or vae/ (and
+        draft/), or a file such as checkpoint-last.pth.
         autoencoder: a published file (kl16.ckpt) or a folder in diffusers' layout; needed beside a
         file. num_attention_heads, allow_namespace: of files, see `load_mar`. settings: see
         `MaskedLatentPipeline`. Raises what those do.
@@ -158,6 +166,7 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
                 )
         else:
             folder = find_folder(name)
+            settings["folder"] = folder
             model = load_masked(folder.target, place, dtype)
             if autoencoder is None:
                 kl = folder.target.parent / "vae"
@@ -171,12 +180,19 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
     @property
     def components(self) -> dict[str, Any]:
         """The parts that further pipelines may share."""
-        return {"model": self.model, "autoencoder": self.autoencoder}
+        return {"model": self.model, "autoencoder": self.autoencoder, "folder": self.folder}
+
+    @property
+    def trunk(self) -> Any:
+        """The model whose conditions and grid these are."""
+        return self.model
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
-        """Write model and autoencoder to a folder that `from_pretrained` reads."""
+        """Write model, autoencoder and draft model to a folder that `from_pretrained` reads."""
         root = Path(save_directory)
         self.model.save_pretrained(root / "target", **kwargs)
+        if self.draft is not None:
+            self.draft.save_pretrained(root / "draft", **kwargs)
         part = "vae" if isinstance(self.autoencoder, KLAutoencoder) else "tokenizer"
         self.autoencoder.save_pretrained(root / part, dtype=torch.float32)
 
@@ -199,8 +215,9 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
         generator: see `ImagePipeline`. guidance_scale: at the end, to which it rises from 1 (the
         published base model was measured at 2.9). temperature: of the noise of denoising.
         callback_on_step_end(pipeline, iteration, latents, {"latents": f32 [b, N, D]}): called after
-        each, for the b images of a batch; `latents` counts those that stand, the others are 0; it
-        may set pipeline._interrupt, which leaves them so. Raises InputError.
+        each, for the b images of a batch; `latents` counts those that stand (of the image that is
+        furthest behind), the others are 0; it may set pipeline._interrupt, which leaves them so.
+        Raises InputError.
         """
         if output_type not in OUTPUTS:
             raise InputError(
@@ -216,18 +233,11 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
         sampler = MaskedSampler(
             self.model, self.schedule, self.iterations, guidance_scale, temperature
         )
+        if self.drafts is not None:
+            self.drafts.check(self.schedule, temperature)
         began = time.perf_counter()
-        drawn = self._draw(sampler, labels, seeds, callback)
-        seconds = time.perf_counter() - began
-        latents = self.model.restored(drawn).unflatten(1, (self.side, self.side))
-        places = self.side**2
-        made = MaskedOutput(
-            images=self.decode(latents, output_type),
-            stats=MaskedStats(tuple(seeds), places, self.iterations, self.schedule.steps, seconds),
-            acceptance_map=_counts(sampler, seeds, self.side),
-            label="exact",
-            latents=latents,
-        )
+        drawn = self._drawn(sampler, labels, seeds, callback)
+        made = self._output(drawn, seeds, time.perf_counter() - began, output_type)
         return made if return_dict else made.to_tuple()
 
     def label_of(self, given: int | str) -> int:
@@ -241,26 +251,116 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
         parts = [self.autoencoder.decode_latents(part) for part in torch.split(latents, _DECODED)]
         return self.image_processor.postprocess(torch.cat(parts).cpu(), output_type)
 
-    def _draw(
+    def _drawn(
         self,
         sampler: MaskedSampler,
         labels: torch.Tensor,
         seeds: Sequence[int],
         callback: Callable[..., Any] | None,
-    ) -> torch.Tensor:
-        """Return standardised latents [B, N, D], by batches."""
-        self._interrupt, parts = False, []
+    ) -> _Drawn:
+        """Draw all images, by batches."""
+        self._interrupt, parts = False, list[_Drawn]()
         with closing(self.progress_bar(total=len(labels) * self.side**2)) as bar:
             for first in range(0, len(labels), self.batch_size):
-                here = labels[first : first + self.batch_size]
-                noises = [NoiseStream(seed) for seed in seeds[first : first + self.batch_size]]
-                follow = _Follower(self, bar, len(here), callback)
-                parts.append(sampler.draw(here, noises, follow))
+                here = slice(first, first + self.batch_size)
+                draw = self._plain if self.drafts is None else self._speculative
+                parts.append(draw(sampler, labels[here], seeds[here], bar, callback))
                 if self._interrupt:
                     break
-        drawn = torch.cat(parts)
-        rest = drawn.new_zeros(len(labels) - len(drawn), *drawn.shape[1:])
-        return torch.cat([drawn, rest])
+        return _joined(parts, len(labels))
+
+    def _plain(
+        self,
+        sampler: MaskedSampler,
+        labels: torch.Tensor,
+        seeds: Sequence[int],
+        bar: Any,
+        callback: Callable[..., Any] | None,
+    ) -> _Drawn:
+        follow = _Follower(self, bar, len(labels), callback)
+        latents = sampler.draw(labels, [NoiseStream(seed) for seed in seeds], follow)
+        sizes = -np.diff(np.array([self.side**2, *sampler.left]))
+        maps = np.tile(np.repeat(sizes, sizes), (len(seeds), 1))
+        none = np.zeros_like(maps), np.full(maps.shape, np.nan)
+        return _Drawn(latents, maps, *none, len(seeds) * self.iterations)
+
+    def _speculative(
+        self,
+        sampler: MaskedSampler,
+        labels: torch.Tensor,
+        seeds: Sequence[int],
+        bar: Any,
+        callback: Callable[..., Any] | None,
+    ) -> _Drawn:
+        assert self.drafts is not None
+        settings = (sampler.scale, sampler.temperature)
+        target = self.drafts.target(self.model, self.schedule, labels, seeds, *settings)
+        count, places = len(labels), self.side**2
+        follow = MaskedProgress(target, self, bar, count, places, count, callback)
+        found = self.drafts.draw(target, follow.step, lambda: self._interrupt)
+        follow.finish()
+        latents = latents_of(target, [torch.tensor(each.tokens) for each in found])
+        maps = acceptance_of(found, self.side).reshape(count, -1)
+        told = fates(found, target, self.rule, places)
+        return _Drawn(latents, maps, *told, target.prefixes, found)
+
+    def _output(
+        self, drawn: _Drawn, seeds: Sequence[int], seconds: float, output_type: str
+    ) -> MaskedOutput:
+        latents = self.model.restored(drawn.latents).unflatten(1, (self.side, self.side))
+        outcomes, distances, counts = (
+            placed(each, seeds) for each in (drawn.outcomes, drawn.distances, drawn.maps)
+        )
+        stats = MaskedStats(
+            seeds=tuple(seeds),
+            places=self.side**2,
+            iterations=self.iterations,
+            steps=self.schedule.steps,
+            seconds=seconds,
+            floor=self.schedule.floor,
+            outcomes=outcomes,
+            distances=distances,
+            prefixes=drawn.prefixes,
+            reports=tuple(each.report for each in drawn.generations),
+        )
+        return MaskedOutput(
+            images=self.decode(latents, output_type),
+            stats=stats,
+            acceptance_map=counts,
+            label=label_for(drawn.generations, self.side) if drawn.generations else "exact",
+            latents=latents,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """Standardised latents [B, N, D] by place; the rest [B, N] by index, see `MaskedStats`."""
+
+    latents: torch.Tensor
+    maps: NDArray[np.int64]
+    outcomes: NDArray[np.int64]
+    distances: NDArray[np.float64]
+    prefixes: int
+    generations: Sequence[Generation] = ()
+
+
+def _joined(parts: Sequence[_Drawn], count: int) -> _Drawn:
+    """Return batches as one; images of batches that were not drawn are 0, and have no drafts."""
+    latents = torch.cat([part.latents for part in parts])
+    lacking = count - len(latents)
+    rows = [np.concatenate(each) for each in zip(*map(_rows, parts), strict=True)]
+    fills: tuple[float, ...] = (0, -1, np.nan)
+    maps, outcomes, distances = (
+        np.concatenate([row, np.full((lacking, row.shape[1]), fill, row.dtype)])
+        for row, fill in zip(rows, fills, strict=True)
+    )
+    latents = torch.cat([latents, latents.new_zeros(lacking, *latents.shape[1:])])
+    drawn = [each for part in parts for each in part.generations]
+    return _Drawn(latents, maps, outcomes, distances, sum(part.prefixes for part in parts), drawn)
+
+
+def _rows(part: _Drawn) -> tuple[NDArray[Any], ...]:
+    return part.maps, part.outcomes, part.distances
 
 
 class _Follower:
@@ -282,15 +382,17 @@ class _Follower:
         return not self._pipeline._interrupt
 
 
-def _counts(sampler: MaskedSampler, seeds: Sequence[int], side: int) -> NDArray[np.int64]:
-    """Return how many latents came with the forward of each: i64 [B, h, w]."""
-    places = side * side
-    sizes = -np.diff(np.array([places, *sampler.left]))
-    orders = [order_of(NoiseStream(seed), places).numpy() for seed in seeds]
-    found = np.zeros((len(seeds), places), dtype=np.int64)
-    for row, order in zip(found, orders, strict=True):
-        row[order] = np.repeat(sizes, sizes)
-    return found.reshape(-1, side, side)
+def _iterations(given: int | None, places: int, drafted: bool) -> int:
+    """Return the iterations of a picture; raises InputError for a number that cannot be."""
+    if given is None:
+        return places if drafted else min(64, places)
+    masked_counts(places, given)  # which checks it
+    if drafted and given != places:
+        raise InputError(
+            f"got {given} iterations with a drafter; expected {places}, one a latent: drafts are "
+            "judged under the law of one after the other. Leave iterations out, or the drafter."
+        )
+    return given
 
 
 def _autoencoder(path: Path, allow_namespace: bool) -> Autoencoder:

@@ -50,13 +50,17 @@ class Progress:
         """Take note of the end of the run."""
         self._end_of_pass()
 
+    def told(self, first: int) -> dict[str, torch.Tensor]:
+        """Return what a callback hears; first: the image that begins the batch of the pass."""
+        return {"codes": self._codes.clone()}
+
     def _end_of_pass(self) -> None:
         if self._last < 0:
             return
         if self._callback is not None:
             first = self._last // self._side_by_side * self._side_by_side
             least = min(self._counts[first : first + self._side_by_side])
-            told = {"codes": self._codes.clone()}
+            told = self.told(first)
             returned = self._callback(self._pipeline, self._passes, least, told)
             self._check(returned)
         self._passes += 1

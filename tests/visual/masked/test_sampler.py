@@ -11,6 +11,7 @@ import torch
 from ragspec.errors import InputError
 from ragspec.sampling.noise import NoiseStream
 from ragspec.visual.masked import LearnedSchedule, MaskedConfig, MaskedModel, MaskedSampler
+from ragspec.visual.masked.denoising import NoiseSampler
 from ragspec.visual.masked.sampler import order_of
 from tests.support import plain_mar, tiny_masked
 
@@ -77,20 +78,29 @@ def test_published_models_have_no_bound(model: MaskedModel) -> None:
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 
-class VarianceGuided(MaskedSampler):
+class BothGuided(NoiseSampler):
     """A mutant: guidance moves the variance too."""
 
-    def _step(self, step: int, state: Any, told: Any, scale: float) -> Any:
-        mean, deviation = super()._step(step, state, told, scale)
-        _, other = super()._step(step, state, told.roll(len(state), 0), scale)
-        return mean, other * (deviation / other) ** scale
+    def gaussian(self, told: torch.Tensor, noisy: torch.Tensor, steps: torch.Tensor) -> Any:
+        mean, deviation = super().gaussian(told, noisy, steps)
+        if int(steps) == 1:
+            return mean, deviation
+        _, other = super().gaussian(told.flip(1), noisy, steps)
+        return mean, other * (deviation / other) ** self.scale
+
+
+class VarianceGuided(MaskedSampler):
+    """A mutant that draws with it."""
+
+    def open_sampler(self, scale: float) -> NoiseSampler:
+        return BothGuided(self.model, self.schedule, scale, self.temperature)
 
 
 class Constant(MaskedSampler):
     """A mutant: guidance is full from the first latent on."""
 
-    def denoise(self, told: torch.Tensor, noise: torch.Tensor, scale: float) -> torch.Tensor:
-        return super().denoise(told, noise, self.scale)
+    def open_sampler(self, scale: float) -> NoiseSampler:
+        return super().open_sampler(self.scale)
 
 
 @pytest.mark.parametrize("mutant", [VarianceGuided, Constant])

@@ -8,6 +8,7 @@ from ragspec.registry import door
 
 if TYPE_CHECKING:
     from ragspec.visual.latents.rules.aligned import Aligned as Aligned
+    from ragspec.visual.latents.rules.by_name import latent_rule as latent_rule
     from ragspec.visual.latents.rules.by_name import make_latent_rule as make_latent_rule
     from ragspec.visual.latents.rules.cspd_paper import CspdPaper as CspdPaper
     from ragspec.visual.latents.rules.cspd_repo import CspdRepo as CspdRepo
@@ -24,6 +25,7 @@ _WHERE = {
     "MixtureRule": "ragspec.visual.latents.rules.mixture",
     "Near": "ragspec.visual.latents.rules.near",
     "Path": "ragspec.visual.latents.rules.path",
+    "latent_rule": "ragspec.visual.latents.rules.by_name",
     "make_latent_rule": "ragspec.visual.latents.rules.by_name",
 }
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from ragspec.acceptance.base import Rule
+from ragspec.acceptance.base import Rule, expect_rule
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import unknown
 from ragspec.visual.latents.rules.aligned import Aligned
@@ -42,3 +42,15 @@ def make_latent_rule(name: str, **settings: Any) -> Rule:
             f"{', '.join(sorted(known)) or 'no settings'}."
         )
     return made(**given)
+
+
+def latent_rule(rule: str | Rule, settings: Mapping[str, Any]) -> tuple[Rule, str]:
+    """Return a rule that is given as one, or by its name with settings, and what it is called.
+
+    Raises what `make_latent_rule` does, and InputError for a Rule with settings.
+    """
+    if isinstance(rule, str):
+        return make_latent_rule(rule, **settings), rule
+    if settings:
+        raise InputError(f"got a Rule and {', '.join(settings)}; expected settings by a name.")
+    return expect_rule(rule), rule.name
