@@ -8,7 +8,13 @@ from typing import Annotated
 import typer
 
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.image_options import GuidanceOption, SetOption
+from ragspec.pipelines.console.image_options import (
+    FloorOption,
+    GuidanceOption,
+    PrefillOption,
+    SetOption,
+    StepsOption,
+)
 
 
 def image(
@@ -20,7 +26,7 @@ def image(
         str,
         typer.Option(
             help="Comma-separated: RULE[@VALUE][:DRAFTER], sjd, scd, draft-only; of latents also "
-            "fewer@N, the target alone with N denoising steps."
+            "fewer@N, the target alone with N denoising steps, or iterations of a masked model."
         ),
     ] = "",
     images: Annotated[int, typer.Option(min=1, help="Images to time, one at a time.")] = 64,
@@ -38,6 +44,9 @@ def image(
     temperature: o.TemperatureOption = 1.0,
     top_k: o.TopKOption = 0,
     seed: Annotated[int, typer.Option(help="Of the first image.")] = 0,
+    steps: StepsOption = None,
+    floor: FloorOption = None,
+    prefill: PrefillOption = 0.0,
     device: o.DeviceOption = "auto",
     dtype: o.DtypeOption = "auto",
     features: Annotated[
@@ -72,6 +81,7 @@ def image(
         *(model or image_set or "tiles", names, images, quality, batches, side_by_side, budget),
         *(worth, guidance, temperature, top_k, seed, device, dtype),
         None if features is None else str(features),
+        *(steps, floor, prefill),
     )
     if tune is not None:
         from ragspec.pipelines.bench.image_tune import write_tuned

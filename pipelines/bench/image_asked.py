@@ -17,7 +17,11 @@ _SEEDS = 1 << 63  # torch takes twice as many upwards: the images that follow ha
 
 @dataclass(frozen=True, slots=True)
 class ImageBench:
-    """What one `ragspec bench image` was asked for."""
+    """What one `ragspec bench image` was asked for.
+
+    steps, floor: of the denoising of latents, None for the model's own. prefill: see
+    `MaskedLatentPipeline`.
+    """
 
     source: str
     ways: tuple[str, ...]
@@ -34,6 +38,9 @@ class ImageBench:
     device: str
     dtype: str
     features: str | None
+    steps: int | None = None
+    floor: float | None = None
+    prefill: float = 0.0
 
     def __post_init__(self) -> None:
         from ragspec.errors import InputError
@@ -59,6 +66,7 @@ class Prepared:
     """The models, the ways and what is drawn; latents: of a model of continuous latents.
 
     build: makes the pipeline of a way, given the draft nodes and how many are drawn side by side.
+    masked: of a masked model of such.
     """
 
     base: ImagePipeline
@@ -66,3 +74,4 @@ class Prepared:
     drawing: Drawing
     latents: bool
     build: Callable[[Way, Any, int], ImagePipeline]
+    masked: bool = False

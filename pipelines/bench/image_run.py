@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ragspec.visual.pipeline.pipeline import ImagePipeline
 
 TABLE_WIDTH = 170
+MASKED_STEPS = 100  # of denoising, as published
 # Names of the Unicode emoji list that a text-conditional model is asked for in turn.
 PROMPTS = (
     *("candle", "tulip", "red heart", "red apple", "sun", "star", "house", "rose"),
@@ -37,7 +38,11 @@ def run_image_bench(
     """Measure, print the table, write the files; raises what `ImagePipeline` does."""
     from rich.console import Console
 
+    from ragspec.errors import InputError
+
     ready = prepare(asked)
+    if page is not None and ready.masked:
+        raise InputError("got --html with a masked model; it has no page. Use --picture or --json.")
     timed, quality = measure(asked, ready, Console(stderr=True))
     rows, table = _told(asked, ready, timed, quality)
     console = Console()
@@ -63,10 +68,22 @@ def run_image_bench(
 
 def prepare(asked: ImageBench) -> Prepared:
     """Load the models and return them with the ways, and what is drawn."""
-    from ragspec.visual.pipeline.folder import find_folder, of_latents
+    from ragspec.errors import InputError
+    from ragspec.visual.pipeline.folder import find_folder, of_latents, of_masked
 
-    latents = of_latents(find_folder(asked.source).target)
-    return (_of_latents if latents else _of_codes)(asked)
+    target = find_folder(asked.source).target
+    if of_masked(target):
+        return _of_masked(asked)
+    if asked.prefill:
+        raise InputError(f"got --prefill for {asked.source}; it is about masked models of latents.")
+    if of_latents(target):
+        return _of_latents(asked)
+    if asked.steps is not None or asked.floor is not None:
+        raise InputError(
+            f"got --steps or --floor for {asked.source}, which draws codes; they are about "
+            "the denoising of continuous latents. Leave them out."
+        )
+    return _of_codes(asked)
 
 
 def _of_codes(asked: ImageBench) -> Prepared:
@@ -98,12 +115,44 @@ def _of_latents(asked: ImageBench) -> Prepared:
     o.be_quiet()
     # Laws are compared by their densities, for which less than 32 bits are too few.
     dtype = "float32" if asked.dtype == "auto" else asked.dtype
-    base = LatentPipeline.from_pretrained(asked.source, None, device=asked.device, dtype=dtype)
+    base = LatentPipeline.from_pretrained(
+        asked.source,
+        None,
+        device=asked.device,
+        dtype=dtype,
+        steps=asked.steps,
+        floor=asked.floor,
+    )
 
     def build(way: Way, budget: Any, side_by_side: int) -> ImagePipeline:
         return build_latent_way(way, base, budget, side_by_side)
 
     return Prepared(base, ways, _drawing(asked, base), True, build)
+
+
+def _of_masked(asked: ImageBench) -> Prepared:
+    from ragspec.errors import InputError
+    from ragspec.pipelines.bench.masked_ways import USUAL, build_masked_way, parse_masked_ways
+    from ragspec.visual.masked.schedule import FLOOR
+    from ragspec.visual.pipeline.masked import MaskedLatentPipeline
+
+    if asked.worth is not None:
+        raise InputError("got --worth; drafts of continuous latents have none, leave it out.")
+    ways = parse_masked_ways(asked.ways or USUAL)
+    o.be_quiet()
+    base = MaskedLatentPipeline.from_pretrained(
+        asked.source,
+        device=asked.device,
+        dtype="float32" if asked.dtype == "auto" else asked.dtype,
+        steps=MASKED_STEPS if asked.steps is None else asked.steps,
+        floor=FLOOR if asked.floor is None else asked.floor,
+    )
+
+    def build(way: Way, budget: Any, side_by_side: int) -> Any:
+        return build_masked_way(way, base, budget, side_by_side, asked.prefill)
+
+    pipe: Any = base
+    return Prepared(pipe, ways, _drawing(asked, pipe), True, build, masked=True)
 
 
 def _drawing(asked: ImageBench, base: ImagePipeline) -> Drawing:
@@ -146,6 +195,9 @@ def _told(
     from ragspec.pipelines.bench.latent_table import make_latent_rows, make_latent_table
 
     title = f"{asked.source}, guidance {asked.guidance:g}: seconds against plain, one image a time"
+    if ready.masked:
+        schedule: Any = ready.base.schedule  # type: ignore[attr-defined]
+        title += f"; {schedule.steps} steps, floor {schedule.floor:g}"
     if not ready.latents:
         rows = make_rows(timed, quality)
         return rows, make_table(rows, title)
@@ -162,7 +214,8 @@ def _features(asked: ImageBench, base: ImagePipeline, pictures: Any, labels: Any
     if base.folder is not None:
         beside = base.folder.target.parent
         # Latents are learnt of the same pictures as codes: "latent-tiles" of those of "tiles".
-        for place in (beside, beside.with_name(beside.name.removeprefix("latent-"))):
+        named = beside.name.removeprefix("latent-").removeprefix("masked-")
+        for place in (beside, beside.with_name(named)):
             if (place / "features.safetensors").is_file():
                 return FeatureNet.load(place / "features.safetensors")
     return train_features(pictures, labels)

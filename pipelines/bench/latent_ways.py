@@ -24,8 +24,11 @@ _VALUES: Mapping[str, tuple[str, type]] = MappingProxyType(
 )
 
 
-def parse_latent_way(text: str) -> Way:
-    """Return the way that a short name stands for; raises InputError, UnknownNameError."""
+def parse_latent_way(text: str, fewer: str = "steps") -> Way:
+    """Return the way that a short name stands for; fewer: what `fewer@N` has N of.
+
+    Raises InputError, UnknownNameError.
+    """
     from ragspec.visual.latents.rules import make_latent_rule
 
     name = text.strip()
@@ -40,23 +43,24 @@ def parse_latent_way(text: str) -> Way:
     rule = found["rule"]
     if rule != FEWER:
         make_latent_rule(rule)  # for its errors, here and below
-    settings = _settings(name, rule, found["setting"])
+    settings = _settings(name, rule, found["setting"], fewer)
     if rule == FEWER:
-        if found["drafter"] or settings.get("steps", 0) < 1:
+        if found["drafter"] or settings.get(fewer, 0) < 1:
             raise InputError(
-                f"got the way {name!r}; expected fewer@N with N steps of the target alone."
+                f"got the way {name!r}; expected fewer@N with N {fewer} of the target alone."
             )
         return Way(name, FEWER, None, settings)
     make_latent_rule(rule, **settings)
     return Way(name, rule, found["drafter"] or "auto", settings)
 
 
-def _settings(name: str, rule: str, value: str | None) -> dict[str, Any]:
+def _settings(name: str, rule: str, value: str | None, fewer: str) -> dict[str, Any]:
     if value is None:
         return {}
     if rule not in _VALUES:
         raise InputError(f"got the way {name!r}; {rule} takes no value, leave @{value} out.")
     setting, kind = _VALUES[rule]
+    setting = fewer if rule == FEWER else setting
     try:
         return {setting: kind(value)}
     except ValueError as error:
@@ -66,9 +70,9 @@ def _settings(name: str, rule: str, value: str | None) -> dict[str, Any]:
         ) from error
 
 
-def parse_latent_ways(texts: Sequence[str]) -> list[Way]:
-    """Return the ways of several names, plain first, each once."""
-    ways = [parse_latent_way(each) for each in (PLAIN, *texts) if each.strip()]
+def parse_latent_ways(texts: Sequence[str], fewer: str = "steps") -> list[Way]:
+    """Return the ways of several names, plain first, each once; see `parse_latent_way`."""
+    ways = [parse_latent_way(each, fewer) for each in (PLAIN, *texts) if each.strip()]
     return list({way.name: way for way in ways}.values())
 
 

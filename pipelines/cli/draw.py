@@ -13,6 +13,7 @@ from ragspec.pipelines.console.image_options import (
     DrawCompareOption,
     DrawSeedOption,
     FiguresOption,
+    FloorOption,
     FolderOption,
     GainOption,
     GuidanceOption,
@@ -20,6 +21,7 @@ from ragspec.pipelines.console.image_options import (
     HorizonOption,
     ImageDrafterOption,
     ImageOption,
+    IterationsOption,
     KeepOption,
     LamOption,
     MaskOption,
@@ -31,6 +33,7 @@ from ragspec.pipelines.console.image_options import (
     RulesOption,
     SetOption,
     SheetOption,
+    StepsOption,
     TVBudgetOption,
 )
 
@@ -49,6 +52,9 @@ def draw(
     least_gain: GainOption = None,
     r: RadiusOption = None,
     s: HorizonOption = None,
+    iterations: IterationsOption = None,
+    steps: StepsOption = None,
+    floor: FloorOption = None,
     budget: o.BudgetOption = "12",
     n: CountOption = 1,
     seed: DrawSeedOption = None,
@@ -98,6 +104,7 @@ def draw(
         rules=tuple(name.strip() for name in (rules or "").split(",") if name.strip()),
         image=image,
         mask=mask,
+        denoising=dict(iterations=iterations, steps=steps, floor=floor),
     )
     if sheet is None and rules is not None:
         raise InputError("got --rules without --sheet; expected --sheet FILE.png with it.")

@@ -23,7 +23,7 @@ def distance_told(distance: tuple[float, float]) -> str:
 
 def draw_both(pipe: ImagePipeline, asked: Asked, seed: int) -> tuple[Drawn, Drawn]:
     """Draw every image speculatively and plainly, one at a time and in turns."""
-    bare = type(pipe)(pipe.model, pipe.tokenizer, None, folder=pipe.folder)
+    bare = _bare(pipe)
     bare.set_progress_bar_config(disable=True)
     ways = (pipe, bare)
     for each in ways:
@@ -35,6 +35,24 @@ def draw_both(pipe: ImagePipeline, asked: Asked, seed: int) -> tuple[Drawn, Draw
             for way in (0, 1) if number % 2 == 0 else (1, 0):
                 found[way].append(draw_once(ways[way], asked, dice[way], subject))
     return Drawn(found[0]), Drawn(found[1])
+
+
+def _bare(pipe: Any) -> Any:
+    """Return what draws plainly, under the law that the rule of a pipeline is about."""
+    if hasattr(pipe, "drafts"):
+        return pipe.bare()
+    shared = denoised(pipe) or {}
+    return type(pipe)(pipe.model, pipe.tokenizer, None, folder=pipe.folder, **shared)
+
+
+def denoised(pipe: Any) -> dict[str, Any] | None:
+    """Return how latents were denoised; None where none were."""
+    schedule = getattr(pipe, "schedule", None)
+    if schedule is None:
+        return None
+    told = {"steps": schedule.steps, "floor": schedule.floor}
+    iterations = getattr(pipe, "iterations", None)
+    return told if iterations is None else {"iterations": iterations, **told}
 
 
 def parted_places(drawn: Drawn, plain: Drawn) -> list[tuple[int, int] | None]:

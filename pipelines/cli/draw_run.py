@@ -14,6 +14,7 @@ from ragspec.errors import InputError
 from ragspec.pipelines.cli.draw_compare import (
     MOST_ROWS,
     comparison_picture,
+    denoised,
     distance_told,
     draw_both,
     parted_places,
@@ -30,13 +31,19 @@ if TYPE_CHECKING:
 
 def load_pipeline(asked: Asked) -> ImagePipeline:
     """Return the pipeline that was asked for; raises what `ImagePipeline` does."""
-    from ragspec.visual.pipeline.folder import find_folder, of_latents
+    from ragspec.visual.pipeline.folder import find_folder, of_latents, of_masked
     from ragspec.visual.pipeline.latents import LatentPipeline
     from ragspec.visual.pipeline.pipeline import ImagePipeline
 
     source = asked.source()
     be_quiet()
-    latents = of_latents(find_folder(source).target)
+    target = find_folder(source).target
+    if of_masked(target):
+        from ragspec.pipelines.cli.draw_masked import load_masked_pipeline
+
+        masked: Any = load_masked_pipeline(asked)
+        return masked
+    latents = of_latents(target)
     made = LatentPipeline if latents else ImagePipeline
     return made.from_pretrained(
         source,
@@ -46,7 +53,19 @@ def load_pipeline(asked: Asked) -> ImagePipeline:
         dtype=asked.dtype,
         budget=asked.budget,
         **asked.given(),
+        **_denoising(asked, latents),
     )
+
+
+def _denoising(asked: Asked, latents: bool) -> dict[str, Any]:
+    """Return how latents are denoised; raises InputError where there are none, or iterations."""
+    given = {name: value for name, value in asked.denoising.items() if value is not None}
+    if "iterations" in given or (given and not latents):
+        raise InputError(
+            f"got --{' and --'.join(given)} for {asked.source()}; expected them for models of "
+            "continuous latents, --iterations for masked ones alone. Leave them out."
+        )
+    return given
 
 
 def draw_images(
@@ -164,9 +183,11 @@ def _used(asked: Asked, pipe: ImagePipeline) -> dict[str, Any]:
     """Return what the images were drawn with, as far as it is not what was typed."""
     from ragspec.visual.pipeline.drafter_choice import source_name
 
+    masked = hasattr(pipe, "drafts")
     return {
         "model": asked.source(),
-        "drafter_used": source_name(pipe.source),
+        "drafter_used": pipe.drafter_name if masked else source_name(pipe.source),
+        "denoising": denoised(pipe),
         "device": str(pipe.model.device),
         "dtype": _dtype(pipe),
         "budget": asked.budget,
@@ -211,7 +232,8 @@ def _tell(found: Mapping[str, Any], drawn: Drawn, out: Path, terminal: Terminal)
             f"{found['ratio']:.2f} times as fast, {found['equal_images']} of {count} the same"
             + (f", {found['psnr']:.1f} dB to plain" if found["psnr"] is not None else "")
         )
-        _tell_parted(found["parted"], drawn.codes.shape[1:], terminal)
+        shape = () if drawn.latents is not None else drawn.codes.shape[1:]
+        _tell_parted(found["parted"], shape, terminal)
 
 
 def _tell_parted(

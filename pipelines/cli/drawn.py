@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isinf
 from pathlib import Path
 from statistics import fmean, median
@@ -26,7 +26,8 @@ class Asked:
     """What is to be drawn, and how; settings are those of the rule, None where not given.
 
     rule: None until it is known what draws. rules: the columns of a sheet. image, mask: a picture
-    of which a part is kept. kept: what of it is, once that is known.
+    of which a part is kept. kept: what of it is, once that is known. denoising: iterations, steps
+    and floor of latents, None where not given.
     """
 
     prompts: tuple[str, ...]
@@ -48,6 +49,7 @@ class Asked:
     image: Path | None = None
     mask: Path | None = None
     kept: Kept | None = None
+    denoising: Mapping[str, Any] = field(default_factory=dict)
 
     def source(self) -> str:
         """Return the set or folder to draw with; raises InputError for contradictions."""
@@ -218,6 +220,8 @@ class Drawn:
     def codes_per_forward(self) -> float:
         """Codes by forward pass of decoding, the reading of conditions left out."""
         reports = [report for output in self.outputs for report in output.stats.reports]
+        if not reports:  # masked models, plainly
+            return fmean(output.stats.codes_per_forward for output in self.outputs)
         passes = sum(report.forwards for report in reports)
         codes = sum(report.tokens - 1 for report in reports)
         return float(codes / max(1, passes))

@@ -9,7 +9,10 @@ import typer
 
 SetOption = Annotated[
     str | None,
-    typer.Option("--set", help="A bundled set: emoji (prompts), tiles or latent-tiles (classes)."),
+    typer.Option(
+        "--set",
+        help="A bundled set: emoji (prompts), tiles, latent-tiles or masked-tiles (classes).",
+    ),
 ]
 
 
@@ -30,6 +33,32 @@ RadiusOption = Annotated[
 
 HorizonOption = Annotated[
     int | None, typer.Option("--s", min=1, help="Denoising steps that horizon couples.")
+]
+
+
+StepsOption = Annotated[
+    int | None, typer.Option(min=1, help="Denoising steps of a latent; its model's own without.")
+]
+
+
+FloorOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        help="Least noise of a denoising step of latents; of masked ones, of the last step alone.",
+    ),
+]
+
+
+PrefillOption = Annotated[
+    float,
+    typer.Option(min=0.0, help="Share of masked latents that are drawn before drafting begins."),
+]
+
+
+IterationsOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="Forwards of a masked model without drafts, 64 or one a latent."),
 ]
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 SETS = ("emoji", "tiles")
 LATENT_SETS = ("latent-tiles",)
+MASKED_SETS = ("masked-tiles",)
 BUNDLED = STARTER / "images"
 _CONFIG = "config.json"
 _OURS = "llamagen"  # the model_type of a LlamaGenModel
@@ -68,7 +69,7 @@ def find_folder(name: str | Path, offline: bool = False) -> ImageFolder:
 
     offline: never ask the hub. Raises ModelNotFoundError with what was tried.
     """
-    bundled = str(name) in (*SETS, *LATENT_SETS)
+    bundled = str(name) in (*SETS, *LATENT_SETS, *MASKED_SETS)
     root = BUNDLED / str(name) if bundled else Path(name).expanduser()
     if not _is_model(root) and not _is_model(root / "target"):
         root = _elsewhere(str(name), root, offline)
@@ -176,12 +177,21 @@ def check_loading(settings: dict[str, Any], device: str | torch.device) -> str |
 
 
 def of_latents(folder: Path) -> bool:
-    """Tell whether a folder says that it holds a model of continuous latents."""
+    """Tell whether a folder says that it holds a causal model of continuous latents."""
+    return _kind_of(folder) == _LATENTS
+
+
+def of_masked(folder: Path) -> bool:
+    """Tell whether a folder says that it holds a masked model of continuous latents."""
+    return _kind_of(folder) == _MASKED
+
+
+def _kind_of(folder: Path) -> Any:
     try:
         told = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
-    return isinstance(told, dict) and told.get("model_type") == _LATENTS
+        return None
+    return told.get("model_type") if isinstance(told, dict) else None
 
 
 def load_tokenizer(folder: ImageFolder, device: torch.device) -> VQTokenizer:

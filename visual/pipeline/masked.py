@@ -55,6 +55,7 @@ from ragspec.visual.pipeline.pipeline import OUTPUTS
 from ragspec.visual.pipeline.request import checked_callback, seeds_of, some
 
 TENSORS = ("latents",)  # what a callback may ask for
+PLAIN = "plain"  # the name of drawing without drafts
 _DECODED = 64  # images that the autoencoder decodes at once
 
 Autoencoder = VQTokenizer | KLAutoencoder
@@ -115,9 +116,10 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
         self.autoencoder = autoencoder
         self.side = int(model.config.grid_size)
         self.schedule = LearnedSchedule(steps, floor)
-        self.rule, self.rule_name = latent_rule(rule, settings)
+        self.rule, name = latent_rule(rule, settings)
         source = masked_source(drafter, model, folder)
         self.drafts = None if source is None else MaskedDrafts(source, self.rule, window, prefill)
+        self.rule_name = PLAIN if self.drafts is None else name
         if self.drafts is not None:
             self.drafts.check(self.schedule, 1.0)
         self.iterations = _iterations(iterations, self.side**2, self.drafts is not None)
@@ -187,6 +189,21 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
         """The model whose conditions and grid these are."""
         return self.model
 
+    @property
+    def drafter_name(self) -> str | None:
+        """Who drafts, "jacobi" or "model"; None where nothing does."""
+        return None if self.drafts is None else self.drafts.name
+
+    def bare(self) -> Self:
+        """Return what draws plainly under the law of drafts: one latent an iteration."""
+        return type(self)(
+            **self.components,
+            iterations=self.side**2,
+            steps=self.schedule.steps,
+            floor=self.schedule.floor,
+            batch_size=self.batch_size,
+        )
+
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
         """Write model, autoencoder and draft model to a folder that `from_pretrained` reads."""
         root = Path(save_directory)
@@ -204,6 +221,7 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         num_images_per_prompt: int = 1,
         temperature: float = 1.0,
+        top_k: int = 0,
         output_type: str = "pil",
         return_dict: bool = True,
         callback_on_step_end: Callable[..., Any] | None = None,
@@ -213,7 +231,8 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
 
         class_labels: numbers or names. num_images_per_prompt: images of each, next to each other.
         generator: see `ImagePipeline`. guidance_scale: at the end, to which it rises from 1 (the
-        published base model was measured at 2.9). temperature: of the noise of denoising.
+        published base model was measured at 2.9). temperature: of the noise of denoising. top_k: 0,
+        as latents are drawn from densities.
         callback_on_step_end(pipeline, iteration, latents, {"latents": f32 [b, N, D]}): called after
         each, for the b images of a batch; `latents` counts those that stand (of the image that is
         furthest behind), the others are 0; it may set pipeline._interrupt, which leaves them so.
@@ -222,6 +241,11 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
         if output_type not in OUTPUTS:
             raise InputError(
                 f"got output_type {output_type!r}; expected one of {', '.join(OUTPUTS)}."
+            )
+        if top_k:
+            raise InputError(
+                f"got top_k={top_k}; latents are drawn from densities, which have none of it. "
+                "Leave it out, or set guidance_scale."
             )
         callback = checked_callback(
             callback_on_step_end, callback_on_step_end_tensor_inputs, TENSORS

@@ -60,6 +60,11 @@ class MaskedDrafts:
                 "such as 0.05."
             )
 
+    @property
+    def name(self) -> str:
+        """Who drafts: "jacobi" or "model"."""
+        return self.source if isinstance(self.source, str) else "model"
+
     def check(self, schedule: LearnedSchedule, temperature: float) -> None:
         """Raise InputError where the rule compares densities and there are none."""
         if isinstance(self.rule, Near) or (schedule.floor and temperature):
@@ -124,6 +129,23 @@ class MaskedDrafts:
         prompts = [target.prompt(picture) for picture in range(count)]
         drawn: list[Generation] = engine.generate(prompts, sampling, on_step=on_step, **options)
         return drawn
+
+
+def window_of(budget: Any) -> int:
+    """Return the window that a budget of draft nodes stands for: a number, or "auto".
+
+    Raises InputError for another one.
+    """
+    if budget == "auto":
+        return WINDOW
+    try:
+        return checked_count(int(budget), "budget")
+    except (TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"got the budget {budget!r}; expected auto, or the latents of a draft."
+        ) from error
 
 
 class MaskedProgress(Progress):
