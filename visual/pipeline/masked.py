@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.image_processor import VaeImageProcessor
@@ -22,18 +21,15 @@ from diffusers.utils import BaseOutput
 from numpy.typing import NDArray
 
 from ragspec.acceptance.base import Rule
-from ragspec.engine.output import Generation
-from ragspec.errors import InputError, ModelNotFoundError, UnsupportedModelError
+from ragspec.errors import InputError
 from ragspec.models.device import pick_device, pick_dtype
-from ragspec.sampling.noise import NoiseStream
 from ragspec.visual.checks import checked_count, class_number
 from ragspec.visual.latents.rules.by_name import latent_rule
 from ragspec.visual.masked.checkpoint import load_mar
 from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.sampler import MaskedSampler
-from ragspec.visual.masked.schedule import LearnedSchedule, masked_counts
+from ragspec.visual.masked.schedule import LearnedSchedule
 from ragspec.visual.models.kl import KLAutoencoder
-from ragspec.visual.models.vq import VQTokenizer
 from ragspec.visual.pipeline.folder import (
     ImageFolder,
     class_names,
@@ -41,24 +37,22 @@ from ragspec.visual.pipeline.folder import (
     load_masked,
     load_tokenizer,
 )
-from ragspec.visual.pipeline.latent_stats import fates
-from ragspec.visual.pipeline.masked_drafts import (
-    WINDOW,
-    MaskedDrafts,
-    MaskedProgress,
-    latents_of,
-    masked_source,
+from ragspec.visual.pipeline.masked_drafts import WINDOW, MaskedDrafts, masked_source
+from ragspec.visual.pipeline.masked_parts import (
+    Autoencoder,
+    autoencoder_of,
+    check_parts,
+    iterations_of,
 )
+from ragspec.visual.pipeline.masked_run import Batch, DrawnLatents, joined
 from ragspec.visual.pipeline.masked_stats import MaskedStats, placed
-from ragspec.visual.pipeline.output import acceptance_of, label_for
+from ragspec.visual.pipeline.output import label_for
 from ragspec.visual.pipeline.pipeline import OUTPUTS
 from ragspec.visual.pipeline.request import checked_callback, seeds_of, some
 
 TENSORS = ("latents",)  # what a callback may ask for
 PLAIN = "plain"  # the name of drawing without drafts
 _DECODED = 64  # images that the autoencoder decodes at once
-
-Autoencoder = VQTokenizer | KLAutoencoder
 
 
 @dataclass
@@ -112,7 +106,7 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
         **settings: Any,
     ) -> None:
         super().__init__()
-        _check(model, autoencoder)
+        check_parts(model, autoencoder)
         self.autoencoder = autoencoder
         self.side = int(model.config.grid_size)
         self.schedule = LearnedSchedule(steps, floor)
@@ -122,7 +116,7 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
         self.rule_name = PLAIN if self.drafts is None else name
         if self.drafts is not None:
             self.drafts.check(self.schedule, 1.0)
-        self.iterations = _iterations(iterations, self.side**2, self.drafts is not None)
+        self.iterations = iterations_of(iterations, self.side**2, self.drafts is not None)
         self.batch_size = checked_count(batch_size, "batch_size")
         self.folder = folder
         self.class_names = class_names(model)
@@ -175,7 +169,7 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
                 there = (kl / "config.json").is_file()
                 autoencoder = kl if there else load_tokenizer(folder, place)
         if isinstance(autoencoder, str | Path):
-            autoencoder = _autoencoder(Path(autoencoder), allow_namespace)
+            autoencoder = autoencoder_of(Path(autoencoder), allow_namespace)
         autoencoder.model.to(place)
         return cls(model, autoencoder, **settings)
 
@@ -281,55 +275,20 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
         labels: torch.Tensor,
         seeds: Sequence[int],
         callback: Callable[..., Any] | None,
-    ) -> _Drawn:
+    ) -> DrawnLatents:
         """Draw all images, by batches."""
-        self._interrupt, parts = False, list[_Drawn]()
+        self._interrupt, parts = False, list[DrawnLatents]()
         with closing(self.progress_bar(total=len(labels) * self.side**2)) as bar:
             for first in range(0, len(labels), self.batch_size):
                 here = slice(first, first + self.batch_size)
-                draw = self._plain if self.drafts is None else self._speculative
-                parts.append(draw(sampler, labels[here], seeds[here], bar, callback))
+                batch = Batch(self, sampler, labels[here], seeds[here], bar, callback)
+                parts.append(batch.plain() if self.drafts is None else batch.speculative())
                 if self._interrupt:
                     break
-        return _joined(parts, len(labels))
-
-    def _plain(
-        self,
-        sampler: MaskedSampler,
-        labels: torch.Tensor,
-        seeds: Sequence[int],
-        bar: Any,
-        callback: Callable[..., Any] | None,
-    ) -> _Drawn:
-        follow = _Follower(self, bar, len(labels), callback)
-        latents = sampler.draw(labels, [NoiseStream(seed) for seed in seeds], follow)
-        sizes = -np.diff(np.array([self.side**2, *sampler.left]))
-        maps = np.tile(np.repeat(sizes, sizes), (len(seeds), 1))
-        none = np.zeros_like(maps), np.full(maps.shape, np.nan)
-        return _Drawn(latents, maps, *none, len(seeds) * self.iterations)
-
-    def _speculative(
-        self,
-        sampler: MaskedSampler,
-        labels: torch.Tensor,
-        seeds: Sequence[int],
-        bar: Any,
-        callback: Callable[..., Any] | None,
-    ) -> _Drawn:
-        assert self.drafts is not None
-        settings = (sampler.scale, sampler.temperature)
-        target = self.drafts.target(self.model, self.schedule, labels, seeds, *settings)
-        count, places = len(labels), self.side**2
-        follow = MaskedProgress(target, self, bar, count, places, count, callback)
-        found = self.drafts.draw(target, follow.step, lambda: self._interrupt)
-        follow.finish()
-        latents = latents_of(target, [torch.tensor(each.tokens) for each in found])
-        maps = acceptance_of(found, self.side).reshape(count, -1)
-        told = fates(found, target, self.rule, places)
-        return _Drawn(latents, maps, *told, target.prefixes, found)
+        return joined(parts, len(labels))
 
     def _output(
-        self, drawn: _Drawn, seeds: Sequence[int], seconds: float, output_type: str
+        self, drawn: DrawnLatents, seeds: Sequence[int], seconds: float, output_type: str
     ) -> MaskedOutput:
         latents = self.model.restored(drawn.latents).unflatten(1, (self.side, self.side))
         outcomes, distances, counts = (
@@ -353,98 +312,4 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
             acceptance_map=counts,
             label=label_for(drawn.generations, self.side) if drawn.generations else "exact",
             latents=latents,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    """Standardised latents [B, N, D] by place; the rest [B, N] by index, see `MaskedStats`."""
-
-    latents: torch.Tensor
-    maps: NDArray[np.int64]
-    outcomes: NDArray[np.int64]
-    distances: NDArray[np.float64]
-    prefixes: int
-    generations: Sequence[Generation] = ()
-
-
-def _joined(parts: Sequence[_Drawn], count: int) -> _Drawn:
-    """Return batches as one; images of batches that were not drawn are 0, and have no drafts."""
-    latents = torch.cat([part.latents for part in parts])
-    lacking = count - len(latents)
-    rows = [np.concatenate(each) for each in zip(*map(_rows, parts), strict=True)]
-    fills: tuple[float, ...] = (0, -1, np.nan)
-    maps, outcomes, distances = (
-        np.concatenate([row, np.full((lacking, row.shape[1]), fill, row.dtype)])
-        for row, fill in zip(rows, fills, strict=True)
-    )
-    latents = torch.cat([latents, latents.new_zeros(lacking, *latents.shape[1:])])
-    drawn = [each for part in parts for each in part.generations]
-    return _Drawn(latents, maps, outcomes, distances, sum(part.prefixes for part in parts), drawn)
-
-
-def _rows(part: _Drawn) -> tuple[NDArray[Any], ...]:
-    return part.maps, part.outcomes, part.distances
-
-
-class _Follower:
-    """The progress bar of a batch, and the callback after each of its iterations."""
-
-    def __init__(
-        self, pipeline: Any, bar: Any, rows: int, callback: Callable[..., Any] | None
-    ) -> None:
-        self._pipeline, self._bar, self._rows, self._callback = pipeline, bar, rows, callback
-        self._iteration = self._done = 0
-
-    def __call__(self, done: int, latents: torch.Tensor) -> bool:
-        self._bar.update(self._rows * (done - self._done))
-        self._done = done
-        if self._callback is not None:
-            told = {"latents": latents.clone()}
-            self._callback(self._pipeline, self._iteration, done, told)
-        self._iteration += 1
-        return not self._pipeline._interrupt
-
-
-def _iterations(given: int | None, places: int, drafted: bool) -> int:
-    """Return the iterations of a picture; raises InputError for a number that cannot be."""
-    if given is None:
-        return places if drafted else min(64, places)
-    masked_counts(places, given)  # which checks it
-    if drafted and given != places:
-        raise InputError(
-            f"got {given} iterations with a drafter; expected {places}, one a latent: drafts are "
-            "judged under the law of one after the other. Leave iterations out, or the drafter."
-        )
-    return given
-
-
-def _autoencoder(path: Path, allow_namespace: bool) -> Autoencoder:
-    """Return the autoencoder of a folder or file, by what the folder says that it holds."""
-    config = path / "config.json"
-    if config.is_file() and '"VQModel"' in config.read_text(encoding="utf-8"):
-        return VQTokenizer.from_pretrained(path)
-    if not path.exists():
-        raise ModelNotFoundError(
-            f"got the autoencoder {str(path)!r}, which does not exist; expected a folder or a file "
-            "such as kl16.ckpt."
-        )
-    return KLAutoencoder.from_pretrained(path, allow_namespace=allow_namespace)
-
-
-def _check(model: Any, autoencoder: Any) -> None:
-    if not isinstance(model, MaskedModel):
-        raise UnsupportedModelError(
-            f"got a {type(model).__name__}; expected a MaskedModel. Causal models of latents are "
-            "drawn with by LatentPipeline, models of codes by ImagePipeline."
-        )
-    if not isinstance(autoencoder, VQTokenizer | KLAutoencoder):
-        raise UnsupportedModelError(
-            f"got a {type(autoencoder).__name__} as autoencoder; expected a KLAutoencoder or a "
-            "VQTokenizer. Wrap a diffusers model in one of them."
-        )
-    if autoencoder.width != model.config.latent_dim:
-        raise InputError(
-            f"got an autoencoder with latents of {autoencoder.width} numbers for a model of "
-            f"{model.config.latent_dim}; expected the one that the model was trained on."
         )

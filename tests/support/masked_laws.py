@@ -1,0 +1,93 @@
+"""Whole pictures of a tiny masked model, plain and under rules, for tests of their law."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ragspec.engine.engine import Engine
+from ragspec.engine.output import Generation
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
+from ragspec.visual.drafting import LatentDrafter, MaskedJacobiDrafter
+from ragspec.visual.masked import LearnedSchedule, MaskedConfig, MaskedModel, MaskedSampler
+from ragspec.visual.masked.target import MaskedTarget
+from ragspec.visual.pipeline.masked_drafts import latents_of
+
+SIDE, WIDTH, STEPS, FLOOR, SCALE = 2, 2, 3, 0.3, 2.0
+PLACES = SIDE * SIDE
+OTHER_SEEDS = 10**6  # those of pictures that share no noise with what is tested
+
+
+def model(apart: float = 0.0, seed: int = 0, side: int = SIDE) -> MaskedModel:
+    """Return a model in float64 whose latents hang on each other; apart: from that of apart 0."""
+    config = MaskedConfig(WIDTH, 12, 1, 1, 3, None, side, 3, 2, 10, 1, clip=2.0)
+    dice = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        made = MaskedModel(config).double().eval()
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.copy_(0.5 * torch.randn(weight.shape, generator=dice, dtype=torch.float64))
+        for weight in made.parameters():
+            weight += apart * torch.randn(weight.shape, generator=dice, dtype=torch.float64)
+        for weight in made.head.final_layer.linear.parameters():
+            weight[WIDTH:] *= 0.1  # variances near their bounds, as trained heads tell them
+    return made
+
+
+def drawn(
+    rule: Any,
+    drafts: str | None,
+    count: int,
+    *,
+    made_by: type[MaskedTarget] = MaskedTarget,
+    apart: float = 0.05,
+    spread: float = 1.0,
+    side: int = SIDE,
+    window: int = 3,
+    first: int = 0,
+    begin: int = 0,
+    **engine: Any,
+) -> tuple[torch.Tensor, list[Generation]]:
+    """Return pictures f64 [count, N, D] of seeds from `first` on, and what the engine tells.
+
+    drafts: "jacobi", "model" (whose weights are `apart`, and last deviation `spread` times the
+    target's) or None.
+    """
+    made, schedule = model(side=side), LearnedSchedule(STEPS, FLOOR)
+    labels = (torch.arange(count) + first) % 3
+    noises = [NoiseStream(seed) for seed in range(first, first + count)]
+    ahead = window if drafts == "jacobi" else 0
+    target = made_by(made, schedule, labels, noises, SCALE, ahead=ahead)
+    drafter: Any = None
+    if drafts == "jacobi":
+        drafter = MaskedJacobiDrafter(target, window, 0.0, begin)
+    if drafts == "model":
+        other = LearnedSchedule(STEPS, spread * FLOOR)
+        parts = (model(apart, side=side), other, labels, noises, SCALE)
+        smaller = made_by(*parts, table=target.table)
+        drafter = LatentDrafter(smaller, target, window, 0.0, begin)
+    given = {"batch_size": count} | engine
+    running = Engine(target, None, drafter, budget=window, rule=rule, **given)
+    found = running.generate(
+        [target.prompt(picture) for picture in range(count)],
+        Sampling(temperature=1.0, seed=[noise.seed for noise in noises]),
+        max_new_tokens=made.places,
+        ignore_eos=True,
+    )
+    return latents_of(target, [torch.tensor(each.tokens) for each in found]), found
+
+
+def plain(count: int, first: int = OTHER_SEEDS, side: int = SIDE) -> torch.Tensor:
+    """Return pictures f64 [count, N, D] of one place an iteration, without the engine."""
+    made, schedule = model(side=side), LearnedSchedule(STEPS, FLOOR)
+    noises = [NoiseStream(seed) for seed in range(first, first + count)]
+    labels = (torch.arange(count) + first) % 3
+    return MaskedSampler(made, schedule, made.places, SCALE).draw(labels, noises)
+
+
+def kept(found: list[Generation]) -> float:
+    """Return the share of drafted latents that stand in the pictures."""
+    drafted = sum(each.report.drafted for each in found)
+    return sum(each.report.accepted for each in found) / max(1, drafted)

@@ -1,0 +1,60 @@
+"""What a pipeline over masked latents is made of: its autoencoder, its iterations, and checks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ragspec.errors import InputError, ModelNotFoundError, UnsupportedModelError
+from ragspec.visual.masked.model import MaskedModel
+from ragspec.visual.masked.schedule import masked_counts
+from ragspec.visual.models.kl import KLAutoencoder
+from ragspec.visual.models.vq import VQTokenizer
+
+Autoencoder = VQTokenizer | KLAutoencoder
+ITERATIONS = 64  # where nothing is said, and there are as many latents
+
+
+def iterations_of(given: int | None, places: int, drafted: bool) -> int:
+    """Return the iterations of a picture; raises InputError for a number that cannot be."""
+    if given is None:
+        return places if drafted else min(ITERATIONS, places)
+    masked_counts(places, given)  # which checks it
+    if drafted and given != places:
+        raise InputError(
+            f"got {given} iterations with a drafter; expected {places}, one a latent: drafts are "
+            "judged under the law of one after the other. Leave iterations out, or the drafter."
+        )
+    return given
+
+
+def autoencoder_of(path: Path, allow_namespace: bool) -> Autoencoder:
+    """Return the autoencoder of a folder or file, by what the folder says that it holds."""
+    config = path / "config.json"
+    if config.is_file() and '"VQModel"' in config.read_text(encoding="utf-8"):
+        return VQTokenizer.from_pretrained(path)
+    if not path.exists():
+        raise ModelNotFoundError(
+            f"got the autoencoder {str(path)!r}, which does not exist; expected a folder or a file "
+            "such as kl16.ckpt."
+        )
+    return KLAutoencoder.from_pretrained(path, allow_namespace=allow_namespace)
+
+
+def check_parts(model: Any, autoencoder: Any) -> None:
+    """Raise UnsupportedModelError or InputError for parts that do not belong together."""
+    if not isinstance(model, MaskedModel):
+        raise UnsupportedModelError(
+            f"got a {type(model).__name__}; expected a MaskedModel. Causal models of latents are "
+            "drawn with by LatentPipeline, models of codes by ImagePipeline."
+        )
+    if not isinstance(autoencoder, VQTokenizer | KLAutoencoder):
+        raise UnsupportedModelError(
+            f"got a {type(autoencoder).__name__} as autoencoder; expected a KLAutoencoder or a "
+            "VQTokenizer. Wrap a diffusers model in one of them."
+        )
+    if autoencoder.width != model.config.latent_dim:
+        raise InputError(
+            f"got an autoencoder with latents of {autoencoder.width} numbers for a model of "
+            f"{model.config.latent_dim}; expected the one that the model was trained on."
+        )
