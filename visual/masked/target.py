@@ -264,7 +264,7 @@ class MaskedReader:
 
     def room(self, tokens: Sequence[int]) -> int:
         """Return how many latents may follow this text."""
-        return self._target.model.places + 1 - len(tokens)
+        return int(self._target.model.places) + 1 - len(tokens)
 
     def read(self, tokens: Sequence[int]) -> torch.Tensor:
         """Read a text; return the states of what follows [1, C * H]."""

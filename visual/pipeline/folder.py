@@ -178,12 +178,12 @@ def check_loading(settings: dict[str, Any], device: str | torch.device) -> str |
 
 def of_latents(folder: Path) -> bool:
     """Tell whether a folder says that it holds a causal model of continuous latents."""
-    return _kind_of(folder) == _LATENTS
+    return bool(_kind_of(folder) == _LATENTS)
 
 
 def of_masked(folder: Path) -> bool:
     """Tell whether a folder says that it holds a masked model of continuous latents."""
-    return _kind_of(folder) == _MASKED
+    return bool(_kind_of(folder) == _MASKED)
 
 
 def _kind_of(folder: Path) -> Any:

@@ -9,9 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.errors import InputError, ModelNotFoundError, UnsupportedModelError
+from ragspec.errors import (
+    InputError,
+    ModelNotFoundError,
+    UnknownNameError,
+    UnsupportedModelError,
+)
+from ragspec.sampling.noise import NoiseStream
 from ragspec.visual import KLAutoencoder, LatentPipeline, MaskedLatentPipeline
 from ragspec.visual.masked import MaskedConfig, MaskedModel
+from ragspec.visual.masked.sampler import order_of
 from tests.support import plain_mar, tiny_images, tiny_masked
 
 SIDE, CLASSES = plain_mar.SIDE, plain_mar.CLASSES
@@ -146,11 +153,93 @@ def test_half_precision_draws(folder: Path) -> None:
         ({"iterations": 0}, "0 iterations"),
         ({"steps": 0}, "0 denoising steps"),
         ({"batch_size": 0}, "batch_size is 0"),
+        ({"floor": 1.0}, "expected a deviation from 0"),
+        ({"drafter": "jacobi"}, "rule 'aligned' with floor 0; expected noise"),
+        ({"drafter": "jacobi", "floor": 0.1, "iterations": 4}, "4 iterations with a drafter"),
+        ({"drafter": "jacobi", "rule": "near", "s": 2}, "'near' has no s"),
+        ({"drafter": "jacobi", "floor": 0.1, "window": 0}, "window is 0"),
+        ({"drafter": "jacobi", "floor": 0.1, "prefill": 1.0}, "prefill 1.0"),
+        ({"drafter": ["jacobi", "model"]}, "2 drafters of latents"),
+        ({"drafter": 3}, "got a int as drafter"),
     ],
 )
 def test_bad_settings_are_refused(folder: Path, given: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):
-        pipeline(folder, **given)
+        pipeline(folder, **({"iterations": None} | given))
+
+
+DRAFTED: dict[str, Any] = {"iterations": None, "floor": 0.1, "drafter": "jacobi"}
+
+
+def smaller(folder: Path) -> MaskedModel:
+    """Return a draft model: the target with other weights."""
+    model = pipeline(folder).model
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+    return model
+
+
+def test_drafts_are_judged_by_rules_of_latents(folder: Path) -> None:
+    plain = drawn(pipeline(folder, iterations=9, floor=0.1))
+    for drafter in ("jacobi", smaller(folder)):
+        near = drawn(pipeline(folder, **DRAFTED | {"drafter": drafter}, rule="near", r=0.0))
+        assert torch.allclose(near.latents, plain.latents, atol=1e-3) and near.label == "exact"
+        exact = drawn(pipeline(folder, **DRAFTED | {"drafter": drafter}))
+        again = drawn(pipeline(folder, **DRAFTED | {"drafter": drafter}, batch_size=3))
+        assert torch.allclose(exact.latents, again.latents, atol=1e-3)
+        assert exact.label == "exact-for(law)" and exact.stats.acceptance > 0.0
+        assert exact.stats.forwards < plain.stats.forwards == 36
+        assert exact.stats.prefixes > exact.stats.forwards
+    close = drawn(pipeline(folder, **DRAFTED, rule="near", r=0.5))
+    assert close.label == "approximate" and 0.0 < close.stats.distance_most <= 0.5
+    assert (
+        "masked prefixes a pass" in close.stats.summary() and "% of drafts" in close.stats.summary()
+    )
+    assert not torch.allclose(drawn(pipeline(folder, iterations=9)).latents, plain.latents)
+
+
+def test_what_came_of_drafts_is_told_by_place(folder: Path) -> None:
+    out = drawn(pipeline(folder, **DRAFTED, rule="near", r=9.0, prefill=0.3, window=3), 2)
+    for row, seed in enumerate(out.stats.seeds):
+        order = order_of(NoiseStream(seed), 9)
+        kept = out.stats.outcomes[row].reshape(-1)[order]
+        # Three come alone, then the chance to be kept rules how many are drafted.
+        assert kept[:3].tolist() == [0, 0, 0] and 1 in kept[3:]
+        assert out.acceptance_map[row].reshape(-1)[order][:3].tolist() == [1, 1, 1]
+
+
+def test_half_precision_and_callbacks_go_with_drafts(folder: Path) -> None:
+    half = drawn(pipeline(folder, **DRAFTED, torch_dtype=torch.float16), output_type="pt")
+    assert bool(half.images.isfinite().all())
+    told: list[tuple[int, int]] = []
+
+    def note(pipe: Any, iteration: int, latents: int, tensors: dict[str, torch.Tensor]) -> None:
+        assert int((tensors["latents"] != 0).all(-1).sum(1).min()) == latents
+        told.append((iteration, latents))
+        pipe._interrupt = iteration == 1
+
+    pipe = pipeline(folder, **DRAFTED, batch_size=2)
+    ended = drawn(pipe, 3, callback_on_step_end=note)
+    assert [each[0] for each in told] == [0, 1] and 0 < told[0][1] < told[1][1] < 9
+    assert ended.label == "unfinished" and not bool(ended.latents[2].any())
+    assert drawn(pipe, 3).label == "exact-for(law)"
+
+
+def test_a_draft_model_is_saved_and_found(folder: Path, tmp_path: Path) -> None:
+    pipe = pipeline(folder, **DRAFTED | {"drafter": smaller(folder)})
+    pipe.save_pretrained(tmp_path / "both")
+    again = pipeline(tmp_path / "both", **DRAFTED | {"drafter": "model"})
+    assert torch.allclose(drawn(pipe).latents, drawn(again).latents, atol=1e-3)
+    with pytest.raises(ModelNotFoundError, match="no draft model lies with"):
+        pipeline(folder, **DRAFTED | {"drafter": "model"})
+    with pytest.raises(UnknownNameError, match="Did you mean 'jacobi'"):
+        pipeline(folder, **DRAFTED | {"drafter": "jacoby"})
+    other = MaskedModel(MaskedConfig(4, 12, 1, 1, 3, None, 3, 3, 2, 10, 2, mean=1.0))
+    with pytest.raises(InputError, match="draft model with mean 1.0; expected 0.0"):
+        pipeline(folder, **DRAFTED | {"drafter": other})
+    with pytest.raises(InputError, match="with temperature 0; expected noise"):
+        drawn(pipe, temperature=0.0)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +249,7 @@ def test_bad_settings_are_refused(folder: Path, given: dict[str, Any], told: str
         (["purple"], {}, "expected one of red, green/leaf, blue"),
         ([], {}, "got an empty list"),
         ([0], {"output_type": "jpeg"}, "output_type 'jpeg'"),
+        ([0], {"top_k": 5}, "got top_k=5"),
         ([0], {"guidance_scale": -2.0}, "guidance_scale"),
         ([0], {"num_images_per_prompt": 0}, "num_images_per_prompt is 0"),
         ([0, 1], {"generator": [torch.Generator()]}, "1 generators for 2 images"),

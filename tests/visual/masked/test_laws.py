@@ -1,0 +1,91 @@
+"""Pictures of a masked model under rules: their law, by Kolmogorov and Smirnov; broken ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.sampling.noise import NoiseStream
+from ragspec.visual.latents import Horizon
+from ragspec.visual.latents.rules import Aligned, CspdPaper, Path
+from ragspec.visual.latents.target import LatentView
+from ragspec.visual.masked.target import MaskedTarget
+from tests.support.latent_laws import differs
+from tests.support.masked_laws import OTHER_SEEDS, drawn, kept, plain
+
+SAMPLES = 240
+SAME, OTHER = 1e-4, 1e-5  # p-values above which two laws pass for one, and below which they differ
+
+
+@pytest.fixture(scope="module")
+def wanted() -> torch.Tensor:
+    return plain(6 * SAMPLES, OTHER_SEEDS - OTHER_SEEDS % 3).flatten(1)
+
+
+@pytest.mark.parametrize(
+    ("rule", "drafts", "given"),
+    [
+        (Aligned(), "jacobi", {}),
+        (Aligned(), "model", {"spread": 1.5}),  # unequal deviations, which tries settle
+        (Horizon(2), "jacobi", {}),
+        (Path(), "jacobi", {}),
+        (Path(), "model", {"apart": 0.1}),
+    ],
+    ids=["aligned", "aligned-unequal", "horizon", "path", "path-model"],
+)
+def test_pictures_follow_the_targets_law(
+    rule: Any, drafts: str, given: dict[str, Any], wanted: torch.Tensor
+) -> None:
+    found, generations = drawn(rule, drafts, SAMPLES, **given)
+    assert differs(found.flatten(1), wanted) > SAME
+    assert 0.1 < kept(generations) < 0.99 and generations[0].label == "exact-for(law)"
+
+
+class FreshDraw(Horizon):
+    """A mutant: after a rejection the target's own latent, whose noise the draft shares."""
+
+    def left(self, view: LatentView, index: int, drafted: int, own: int) -> torch.Tensor:
+        return view.target.table.latents[own]
+
+
+class Mirrored(Aligned):
+    """A mutant: reflects whatever the deviations are."""
+
+    def left(self, view: LatentView, index: int, drafted: int, own: int) -> torch.Tensor:
+        return self.mirrored(view, drafted, own)
+
+
+class TwiceUsed(MaskedTarget):
+    """A mutant: the noise of the first index is that of all."""
+
+    def noise(self, noise: NoiseStream, indices: Sequence[int]) -> torch.Tensor:
+        return super().noise(noise, [0] * len(indices))
+
+
+class Unmasked(MaskedTarget):
+    """A mutant: every prefix of a forward is as long as its longest."""
+
+    def read(self, pictures: Sequence[int], known: Sequence[Sequence[int]]) -> torch.Tensor:
+        longest = {picture: each for picture, each in zip(pictures, known, strict=True)}
+        return super().read(pictures, [longest[picture] for picture in pictures])
+
+
+@pytest.mark.parametrize(
+    ("rule", "drafts", "given"),
+    [
+        (FreshDraw(1), "model", {"apart": 0.3}),
+        (Mirrored(), "model", {"spread": 2.0}),
+        (CspdPaper(), "model", {}),  # keeps the factor of the deviations
+        (Aligned(), None, {"made_by": TwiceUsed}),
+        (Aligned(), "jacobi", {"made_by": Unmasked}),
+    ],
+    ids=["fresh", "mirrored", "sigma", "twice", "unmasked"],
+)
+def test_what_breaks_the_law_is_found(
+    rule: Any, drafts: str | None, given: dict[str, Any], wanted: torch.Tensor
+) -> None:
+    found, _ = drawn(rule, drafts, SAMPLES, **given)
+    assert differs(found.flatten(1), wanted) < OTHER

@@ -1,0 +1,123 @@
+"""A masked model as a target: its prefixes, and pictures whatever is drawn beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.errors import InputError
+from ragspec.sampling.noise import NoiseStream
+from ragspec.visual.drafting import LatentDrafter, MaskedJacobiDrafter
+from ragspec.visual.latents import Horizon, Near
+from ragspec.visual.latents.rules import Aligned, CspdPaper, CspdRepo, Path
+from ragspec.visual.masked import LearnedSchedule, MaskedModel
+from ragspec.visual.masked.target import MaskedTarget
+from tests.support import plain_mar, tiny_masked
+from tests.support.masked_laws import FLOOR, SCALE, STEPS, drawn, kept, model, plain
+
+RULES = (Near(0.3), Aligned(), Horizon(2), Path(), CspdPaper(), CspdRepo())
+
+
+@torch.no_grad()
+def test_prefixes_of_unequal_length_are_those_that_are_read_alone(tmp_path: Any) -> None:
+    made: MaskedModel = tiny_masked.model(tmp_path)
+    dice = torch.Generator().manual_seed(0)
+    latents = torch.randn(4, made.places, plain_mar.WIDTH, generator=dice, dtype=torch.float64)
+    order = torch.rand(4, made.places, generator=dice).argsort(-1)
+    condition, counts = made.condition(torch.tensor([0, 1, 2, 1])), torch.tensor([5, 0, 8, 3])
+    found = made.states(latents, order[:, :8], condition, counts)
+    for row, count in enumerate(counts.tolist()):
+        one = slice(row, row + 1)
+        alone = made.states(latents[one], order[one, :count], condition[one])
+        assert torch.allclose(found[one], alone, atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1.0, SCALE])
+def test_the_engine_draws_what_the_sampler_draws(
+    scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for where in ("tests.support.masked_laws.SCALE", f"{__name__}.SCALE"):
+        monkeypatch.setattr(where, scale)
+    expected = plain(3, first=0, side=3)
+    found, told = drawn("walk", None, 3, side=3)
+    assert torch.allclose(found, expected, atol=1e-12)
+    assert [each.report.forward_passes for each in told] == [9, 9, 9]
+    for drafts in ("jacobi", "model"):
+        same, told = drawn(Near(0.0), drafts, 3, side=3)
+        assert torch.allclose(same, expected, atol=1e-9) and told[0].label == "exact"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.name))
+@pytest.mark.parametrize("drafts", ["jacobi", "model"])
+def test_a_seed_fixes_a_picture_whatever_is_beside_it(rule: Any, drafts: str) -> None:
+    together, told = drawn(rule, drafts, 3, side=3)
+    again, _ = drawn(rule, drafts, 3, side=3)
+    one_by_one, _ = drawn(rule, drafts, 3, side=3, batch_size=1)
+    alone, _ = drawn(rule, drafts, 1, side=3, first=1)
+    assert torch.equal(together, again)
+    assert torch.allclose(together, one_by_one, atol=1e-9)
+    assert torch.allclose(together[1:2], alone, atol=1e-9)
+    assert kept(told) > 0.0 and told[0].label == rule.label
+
+
+def test_nothing_is_drafted_before_drafting_begins() -> None:
+    _, told = drawn(Near(10.0), "jacobi", 2, side=3, begin=4)
+    assert [len(step.tree) for step in told[0].steps[:5]] == [0, 0, 0, 0, 3]
+    _, at_once = drawn(Near(10.0), "model", 2, side=3)
+    assert len(at_once[0].steps[1].tree) == 3 < len(told[0].steps)
+
+
+def test_what_was_foreseen_is_drawn_under_the_deepest_prefix() -> None:
+    made, noises = model(side=3), [NoiseStream(5)]
+    schedule = LearnedSchedule(STEPS, FLOOR)
+    target = MaskedTarget(made, schedule, torch.tensor([1]), noises, SCALE, ahead=3)
+    drafter = MaskedJacobiDrafter(target, 3, 0.0)
+    with target.open(1, 0) as session:
+        states = session.verify([target.prompt(0)], [_empty()])
+        view = target.open_view(states[0], _empty(), _law(noises[0]), _stop(), target.prompt(0))
+        target.draw([view])
+    assert [target.guess(0, index) for index in range(5)] == [*range(1, 5), None]
+    whole = target.read([0], [[]])[0]
+    expected = target.at(whole, 0, [2])
+    noise = target.noise(noises[0], [2])
+    again = target.add(expected, noise, [2])[0]
+    assert torch.allclose(target.table.latents[again], target.table.latents[3], atol=1e-12)
+    assert drafter.name == "jacobi"
+
+
+def _empty() -> Any:
+    from ragspec.trees.draft_tree import DraftTree
+
+    return DraftTree.empty()
+
+
+def _law(noise: NoiseStream) -> Any:
+    from ragspec.sampling.distribution import TokenLaw
+    from ragspec.sampling.settings import Sampling
+
+    return TokenLaw(Sampling(temperature=1.0), noise, 1)
+
+
+def _stop() -> Any:
+    from ragspec.sampling.stopping import StopRule
+
+    return StopRule(frozenset(), 9).open(None)
+
+
+def test_bad_input_is_refused() -> None:
+    made, noises = model(), [NoiseStream(1)]
+    schedule, labels = LearnedSchedule(STEPS, FLOOR), torch.tensor([0])
+    target = MaskedTarget(made, schedule, labels, noises)
+    with pytest.raises(InputError, match=r"expected one of target\.prompt"):
+        target.check_prompt([3])
+    with pytest.raises(InputError, match="in 4 steps; expected 2 in 3"):
+        MaskedTarget(made, LearnedSchedule(4), labels, noises, table=target.table)
+    with pytest.raises(InputError, match="window 0"):
+        MaskedJacobiDrafter(target, 0)
+    with pytest.raises(InputError, match="MaskedTarget over the smaller model"):
+        LatentDrafter(MaskedTarget(made, schedule, labels, noises), target)
+    for floor in (-0.1, 1.0, "much"):
+        with pytest.raises(InputError, match="expected a deviation from 0"):
+            LearnedSchedule(4, floor)  # type: ignore[arg-type]
