@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ragspec.visual.masked import MaskedModel, load_mar
-from tests.support import plain_mar, plain_vq
+from ragspec.visual.masked import MaskedConfig, MaskedModel, load_mar
+from tests.support import plain_mar, plain_vq, tiny_images
 
 DIM = plain_mar.WIDTH
 
@@ -66,3 +66,17 @@ def kl_file(path: Path, weights: dict[str, Any] | None = None) -> Path:
     made = kl_published() if weights is None else weights
     torch.save({"model": made | {"loss.logvar": torch.zeros(())}}, path)
     return path
+
+
+def save(root: Path) -> Path:
+    """Write a model over a tokenizer's latents and the tokenizer to a folder, as training does."""
+    names = dict(enumerate(tiny_images.CLASSES))
+    config = MaskedConfig(DIM, 12, 1, 1, 3, None, 3, 3, 2, 10, 2, clip=2.0, id2label=names)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        made = MaskedModel(config)
+        for weight in made.parameters():
+            weight.data.normal_(0.0, 0.3)
+    made.save_pretrained(root / "target")
+    tiny_images.tokenizer().save_pretrained(root / "tokenizer", dtype=torch.float32)
+    return root
