@@ -196,8 +196,8 @@ def _told(
 
     title = f"{asked.source}, guidance {asked.guidance:g}: seconds against plain, one image a time"
     if ready.masked:
-        schedule: Any = ready.base.schedule  # type: ignore[attr-defined]
-        title += f"; {schedule.steps} steps, floor {schedule.floor:g}"
+        base: Any = ready.base
+        title += f"; {base.schedule.steps} steps, floor {base.schedule.floor:g}"
     if not ready.latents:
         rows = make_rows(timed, quality)
         return rows, make_table(rows, title)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ragspec.errors import InputError
 from ragspec.pipelines.cli.draw_compare import (
@@ -41,8 +41,7 @@ def load_pipeline(asked: Asked) -> ImagePipeline:
     if of_masked(target):
         from ragspec.pipelines.cli.draw_masked import load_masked_pipeline
 
-        masked: Any = load_masked_pipeline(asked)
-        return masked
+        return cast("ImagePipeline", load_masked_pipeline(asked))
     latents = of_latents(target)
     made = LatentPipeline if latents else ImagePipeline
     return made.from_pretrained(

@@ -53,7 +53,7 @@ def model(apart: float = 0.0, side: int = SIDE) -> MaskedModel:
     with torch.no_grad():
         for weight in made.double().eval().parameters():
             weight.copy_(0.5 * torch.randn(weight.shape, generator=dice, dtype=torch.float64))
-        made.head.cond_embed.bias += apart
+        made.head.cond_embed.bias.add_(apart)
     return made
 
 

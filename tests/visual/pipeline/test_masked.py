@@ -163,7 +163,7 @@ DRAFTED: dict[str, Any] = {"iterations": None, "floor": 0.1, "drafter": "jacobi"
 
 def smaller(folder: Path) -> MaskedModel:
     """Return a draft model: the target with other weights."""
-    model = pipeline(folder).model
+    model: MaskedModel = pipeline(folder).model
     with torch.no_grad():
         for weight in model.parameters():
             weight += 0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
