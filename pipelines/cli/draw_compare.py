@@ -79,7 +79,7 @@ def comparison_picture(asked: Asked, drawn: Drawn, plain: Drawn, seed: int) -> I
     """Return plain and speculative images side by side, and what was accepted."""
     from ragspec.visual.evaluation import pictures
 
-    count, shape = len(drawn.images), drawn.codes.shape[1:]
+    count, shape = len(drawn.images), drawn.shape
     rows, relaxed, parted = shown_rows(count), _relaxed(drawn), parted_places(drawn, plain)
     together = [each for output in drawn.outputs for each in output.acceptance_map]
     maps = [

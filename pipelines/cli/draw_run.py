@@ -231,8 +231,7 @@ def _tell(found: Mapping[str, Any], drawn: Drawn, out: Path, terminal: Terminal)
             f"{found['ratio']:.2f} times as fast, {found['equal_images']} of {count} the same"
             + (f", {found['psnr']:.1f} dB to plain" if found["psnr"] is not None else "")
         )
-        shape = () if drawn.latents is not None else drawn.codes.shape[1:]
-        _tell_parted(found["parted"], shape, terminal)
+        _tell_parted(found["parted"], drawn.shape, terminal)
 
 
 def _tell_parted(

@@ -163,6 +163,11 @@ class Drawn:
         return [image for output in self.outputs for image in output.images]
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows and columns (h, w) of the codes or latents of an image."""
+        return tuple(self.outputs[0].acceptance_map.shape[1:])
+
+    @property
     def codes(self) -> torch.Tensor:
         """The codes i64 [B, h, w]."""
         import torch

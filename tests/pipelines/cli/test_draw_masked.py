@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def asked(folder: Path, **given: Any) -> Asked:
     denoising = {name: given.pop(name, None) for name in ("iterations", "steps", "floor")}
     made = Asked(
-        prompt=None,
+        prompts=(),
         classes=("red", "2"),
         image_set=None,
         model=str(folder),
