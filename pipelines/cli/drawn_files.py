@@ -46,6 +46,8 @@ def records(asked: Asked, seed: int, dtype: str) -> list[dict[str, Any]]:
         "top_k": asked.top_k,
         "dtype": dtype,
     }
+    if denoising := {name: value for name, value in asked.denoising.items() if value is not None}:
+        common["denoising"] = denoising
     if asked.rule != "exact":  # drafts show in the picture
         common |= {"drafter": "+".join(asked.drafter), "budget": asked.budget}
     if asked.kept is not None:
