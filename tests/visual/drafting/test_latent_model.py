@@ -108,7 +108,9 @@ def test_bad_drafts_are_refused() -> None:
         models.target(smaller(width=3), table=target.table)
     with pytest.raises(InputError, match="made with table="):
         LatentDrafter(models.target(smaller()), target)
-    with pytest.raises(InputError, match="expected LatentTarget or a MaskedTarget over the smaller model"):
+    with pytest.raises(
+        InputError, match="expected a LatentTarget or a MaskedTarget over the smaller model"
+    ):
         LatentDrafter(smaller(), target)
     for window, worth in ((0, 0.1), (4, -0.1), (4, 1.0)):
         with pytest.raises(InputError, match=f"got window {window} and worth {worth}"):
