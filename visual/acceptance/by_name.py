@@ -8,6 +8,7 @@ at 256 codes delta 0.1 accepts nearly every draft. The defaults for V codes are
                delta = 0.1 sqrt(V / 16384) (0.1; 0.025; 0.0125)
     lantern++  k = V / 25, at most 10;  lam = 1 + 4 (V / 16384)^(1/4) (5; 3; 2.4)
     gsd        V / 8 clusters (2,048; 128; 32)
+    even       k = V / 6 (2,731; 171; 43), of which the balance picks;  band = 4 nats
 
 They are where to start: what a setting costs is measured in every run (`tv_excess`), and a budget
 keeps it.
@@ -44,8 +45,8 @@ def settings_of(rule: Any) -> set[str]:
 
 
 def default_neighbours(codes: int, rule: str = "lantern") -> int:
-    """Return k for a code-book of so many codes; LANTERN++ looks at 10 at most."""
-    k = max(1, min(codes - 1, round(codes / 25)))
+    """Return k for a code-book of so many codes; LANTERN++ looks at 10 at most, `even` at V / 6."""
+    k = max(1, min(codes - 1, round(codes / (6 if rule == "even" else 25))))
     return min(k, 10) if rule.startswith("lantern++") else k
 
 
@@ -97,9 +98,9 @@ def make_rule(
         )
     if "neighbours" in known:
         given["neighbours"] = _table(name, codebook, neighbours)
-        scaled = "lam" if "lam" in known else "delta"
-        default = default_lam if scaled == "lam" else default_delta
-        given.setdefault(scaled, default(len(codebook)))
+        for setting, default in (("lam", default_lam), ("delta", default_delta)):
+            if setting in known:
+                given.setdefault(setting, default(len(codebook)))
     if "partition" in known:
         given["partition"] = _partition(codebook, partition)
     if isinstance(tv_budget, Real):
