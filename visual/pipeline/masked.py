@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from diffusers import DiffusionPipeline
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.utils import BaseOutput
 from numpy.typing import NDArray
@@ -30,12 +29,19 @@ from ragspec.visual.masked.sampler import MaskedSampler, order_of
 from ragspec.visual.masked.schedule import LearnedSchedule
 from ragspec.visual.models.kl import KLAutoencoder
 from ragspec.visual.models.vq import VQTokenizer
-from ragspec.visual.pipeline.folder import class_names, find_folder, load_masked, load_tokenizer
+from ragspec.visual.pipeline.folder import (
+    class_names,
+    find_folder,
+    load_masked,
+    load_tokenizer,
+)
+from ragspec.visual.pipeline.loading import check_loading, saving
+from ragspec.visual.pipeline.manners import Manners, frees
+from ragspec.visual.pipeline.model_index import more_of, write_index
 from ragspec.visual.pipeline.pipeline import OUTPUTS
 from ragspec.visual.pipeline.request import checked_callback, seeds_of, some
 
 TENSORS = ("latents",)  # what a callback may ask for
-_DECODED = 64  # images that the autoencoder decodes at once
 
 Autoencoder = VQTokenizer | KLAutoencoder
 
@@ -89,7 +95,7 @@ class MaskedOutput(BaseOutput):  # type: ignore[misc, unused-ignore]
     latents: torch.Tensor
 
 
-class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
+class MaskedLatentPipeline(Manners):
     """Draws images of classes with a masked model of continuous latents.
 
     model: a `MaskedModel`. autoencoder: of its latents. iterations: forwards of the model, no more
@@ -141,8 +147,9 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
         file. num_attention_heads, allow_namespace: of files, see `load_mar`. settings: see
         `MaskedLatentPipeline`. Raises what those do.
         """
-        place, path = pick_device(device), Path(name).expanduser()
         dtype = settings.pop("torch_dtype", None) or dtype
+        device, offline = check_loading(settings, device)
+        place, path = pick_device(device), Path(name).expanduser()
         if path.is_file():
             kind = pick_dtype(dtype, place)
             model = load_mar(
@@ -157,7 +164,8 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
                     "autoencoder=PATH, the kl16.ckpt that was published beside it."
                 )
         else:
-            folder = find_folder(name)
+            folder = find_folder(name, offline)
+            settings = {**more_of(folder.index), **settings}
             model = load_masked(folder.target, place, dtype)
             if autoencoder is None:
                 kl = folder.target.parent / "vae"
@@ -176,10 +184,14 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
         """Write model and autoencoder to a folder that `from_pretrained` reads."""
         root = Path(save_directory)
-        self.model.save_pretrained(root / "target", **kwargs)
+        self.model.save_pretrained(root / "target", **saving(kwargs))
         part = "vae" if isinstance(self.autoencoder, KLAutoencoder) else "tokenizer"
         self.autoencoder.save_pretrained(root / part, dtype=torch.float32)
+        parts = {"target": "MaskedModel", part: type(self.autoencoder.model).__name__}
+        told = {"iterations": self.iterations, "steps": self.schedule.steps}
+        write_index(root, "SavedMaskedPipeline", parts, {**told, "batch_size": self.batch_size})
 
+    @frees
     def __call__(
         self,
         class_labels: int | str | Sequence[int | str],
@@ -216,6 +228,7 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
         sampler = MaskedSampler(
             self.model, self.schedule, self.iterations, guidance_scale, temperature
         )
+        self._bring("model")
         began = time.perf_counter()
         drawn = self._draw(sampler, labels, seeds, callback)
         seconds = time.perf_counter() - began
@@ -238,8 +251,8 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
         """Return the images of latents f32 [B, h, w, D]; output_type as for a call."""
         if output_type == "latent":
             return latents
-        parts = [self.autoencoder.decode_latents(part) for part in torch.split(latents, _DECODED)]
-        return self.image_processor.postprocess(torch.cat(parts).cpu(), output_type)
+        images = self._decoded(self.autoencoder.decode_latents, latents)
+        return self.image_processor.postprocess(images, output_type)
 
     def _draw(
         self,
