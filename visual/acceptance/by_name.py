@@ -23,8 +23,9 @@ from typing import Any
 from ragspec.acceptance.base import Rule
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import names, resolve, unknown
-from ragspec.visual.acceptance.codebook import CodeNeighbours, CodePartition
+from ragspec.visual.acceptance.codebook import CodeNeighbours, CodePartition, building_bytes
 from ragspec.visual.acceptance.tv_budget import TVBudget
+from ragspec.visual.checks import whole
 
 PUBLISHED_CODES = 16_384
 EXACT = "exact"  # what the walk is called where images are drawn
@@ -109,6 +110,16 @@ def make_rule(
         raise InputError(f"got tv_budget={tv_budget!r}; expected a number, a TVBudget or None.")
     rule: Rule = made(**given)
     return rule
+
+
+def table_bytes(name: str, codes: int, wanted: int | CodeNeighbours | None = None) -> int:
+    """Return the bytes of the table that a rule by this name builds for so many codes."""
+    if name == EXACT or name not in names("rule") or isinstance(wanted, CodeNeighbours):
+        return 0
+    if "neighbours" not in settings_of(resolve("rule", name)):
+        return 0
+    k = default_neighbours(codes, name) if wanted is None else whole(wanted) or 0
+    return building_bytes(codes, k)
 
 
 def _table(name: str, codebook: Any, wanted: int | CodeNeighbours | None) -> CodeNeighbours:

@@ -22,6 +22,7 @@ from ragspec.errors import (
     UnsupportedModelError,
 )
 from ragspec.models.device import pick_device, pick_dtype
+from ragspec.models.memory import Memory, expect_room, weight_bytes
 from ragspec.models.resolve import STARTER, resolve_model
 from ragspec.registry import did_you_mean
 from ragspec.visual.pipeline.model_index import INDEX
@@ -48,6 +49,7 @@ _TARGETS = {
     "chameleon": "ChameleonTarget",
     "imagegpt": "ImageGPTTarget",
 }
+SMALLER = "load it in smaller numbers (dtype=torch.bfloat16), or where there is room (device=)."
 _UNNAMED = "LABEL_"  # what transformers calls classes that nobody named
 
 
@@ -133,6 +135,8 @@ def _loaded(
         raise ModelNotFoundError(f"{folder} holds no {_CONFIG}; expected a saved {name}.")
     _expect_ours(folder, kind, name)
     place = pick_device(device)
+    needed = Memory({"weights": weight_bytes(folder, pick_dtype(dtype, place))})
+    expect_room(needed, place, f"{folder.name} of {folder.parent}", SMALLER)
     try:
         model, info = made.from_pretrained(
             folder,

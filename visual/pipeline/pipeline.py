@@ -26,7 +26,8 @@ from ragspec.budget.policy import FixedBudget, make_budget
 from ragspec.engine.engine import Engine
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError
-from ragspec.models.device import pick_device
+from ragspec.models.device import pick_device, pick_dtype
+from ragspec.models.memory import Memory, expect_room
 from ragspec.sampling.settings import Sampling
 from ragspec.visual.acceptance.by_name import make_rule
 from ragspec.visual.acceptance.surprise import Surprising
@@ -46,6 +47,7 @@ from ragspec.visual.pipeline.folder import (
 )
 from ragspec.visual.pipeline.loading import check_loading, saving
 from ragspec.visual.pipeline.manners import Manners, frees
+from ragspec.visual.pipeline.memory import ADVICE, drawing_memory
 from ragspec.visual.pipeline.model_index import as_saved, told_of, write_index
 from ragspec.visual.pipeline.output import ImageStats, acceptance_of, codes_of, label_for, stats_of
 from ragspec.visual.pipeline.progress import Progress
@@ -168,6 +170,8 @@ class ImagePipeline(Manners):
         folder = find_folder(name, offline)
         drafter, rule, settings = as_saved(folder.index, cls._default_rule, drafter, rule, settings)
         place = pick_device(device)
+        needed = cls._needed(folder, pick_dtype(dtype, place), drafter, rule, settings)
+        expect_room(needed, place, f"drawing with {folder.name}", ADVICE)
         model = cls._load(folder.target, place, dtype)
         if tokenizer is None:
             tokenizer = load_tokenizer(folder, place)
@@ -175,6 +179,33 @@ class ImagePipeline(Manners):
             tokenizer = VQTokenizer.from_pretrained(tokenizer)
             tokenizer.model.to(place)
         return cls(model, tokenizer, drafter, rule, folder=folder, **settings)
+
+    @classmethod
+    def memory(
+        cls,
+        name: str | Path = "tiles",
+        drafter: Any = "auto",
+        rule: str | Rule = "auto",
+        *,
+        device: str | torch.device = "auto",
+        dtype: str | torch.dtype = "auto",
+        **settings: Any,
+    ) -> Memory:
+        """Return what `from_pretrained` with these arguments will take, without loading anything.
+
+        Weights, the keys and values of batch_size pictures, the table of neighbours: see
+        `drawing_memory`. More than is free is refused there (InputError).
+        """
+        folder, place = find_folder(name), pick_device(device)
+        drafter, rule, settings = as_saved(folder.index, cls._default_rule, drafter, rule, settings)
+        return cls._needed(folder, pick_dtype(dtype, place), drafter, rule, settings)
+
+    @staticmethod
+    def _needed(
+        folder: ImageFolder, dtype: Any, drafter: Any, rule: Any, settings: dict[str, Any]
+    ) -> Memory:
+        told = {key: settings[key] for key in ("batch_size", "neighbours") if key in settings}
+        return drawing_memory(folder, dtype, drafter=drafter, rule=rule, **told)
 
     @staticmethod
     def _load(folder: Path, device: torch.device, dtype: str | torch.dtype) -> Any:
