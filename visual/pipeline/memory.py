@@ -43,8 +43,8 @@ def drawing_memory(
 
     Weights of target, tokenizer and, where it drafts, the draft model; keys and values of the
     pictures; the table of neighbours that the rule reads, while it is built. Packed copies of
-    weights, which a CPU makes where they fit well, are not counted. What cannot be read counts nothing:
-    loading tells of it.
+    weights, which a CPU makes where they fit well, are not counted. What cannot be read counts
+    nothing: loading tells of it.
     """
     spare = 1 if drafter is None else MOST_NODES
     rows = batch_size if isinstance(batch_size, int) else 0
