@@ -40,9 +40,11 @@ def free_on(device: torch.device) -> int:
     """Return the free bytes of a device; 0 where it does not tell."""
     if device.type == "cpu":
         return free_memory()
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return 0
+    ask = getattr(torch.accelerator, "get_memory_info", None)  # of newer releases
+    try:
+        return 0 if ask is None else int(ask(device)[0])
+    except (RuntimeError, ValueError):  # a device that does not tell
+        return 0
 
 
 def expect_room(

@@ -46,6 +46,6 @@ def test_more_than_is_free_is_refused_with_every_part(monkeypatch: pytest.Monkey
 
 def test_a_device_tells_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     assert abs(free_on(CPU) - free_memory()) < free_memory() / 2
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5, 9))
-    assert free_on(torch.device("cuda:0")) == 5
     assert free_on(torch.device("meta")) == 0
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda device: (5, 9))
+    assert free_on(torch.device("cuda:0")) == 5
