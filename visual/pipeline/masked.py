@@ -39,6 +39,7 @@ from ragspec.visual.pipeline.loading import check_loading, saving
 from ragspec.visual.pipeline.manners import Manners, frees
 from ragspec.visual.pipeline.model_index import more_of, write_index
 from ragspec.visual.pipeline.pipeline import OUTPUTS
+from ragspec.visual.pipeline.progress import check_returned
 from ragspec.visual.pipeline.request import checked_callback, seeds_of, some
 
 TENSORS = ("latents",)  # what a callback may ask for
@@ -290,7 +291,8 @@ class _Follower:
         self._done = done
         if self._callback is not None:
             told = {"latents": latents.clone()}
-            self._callback(self._pipeline, self._iteration, done, told)
+            returned = self._callback(self._pipeline, self._iteration, done, told)
+            check_returned(returned, "latents", latents)
         self._iteration += 1
         return not self._pipeline._interrupt
 

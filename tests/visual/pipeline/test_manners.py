@@ -222,3 +222,18 @@ def test_the_bar_can_be_named_and_turned_off(
 def test_every_pipeline_has_them() -> None:
     for kind in (ImagePipeline, LatentPipeline, MaskedLatentPipeline):
         assert issubclass(kind, Manners)
+
+
+@every
+def test_what_a_callback_returns_is_not_ignored(make: Maker, tmp_path: Path) -> None:
+    pipe = make(tmp_path)
+    (name,) = pipe._callback_tensor_inputs
+    before = drawn(pipe)
+    same = drawn(pipe, callback_on_step_end=lambda pipe, step, count, told: told)
+    assert (same == before).all()
+
+    def change(pipe: Any, step: int, count: int, told: dict[str, Any]) -> dict[str, Any]:
+        return {name: told[name] + 1}
+
+    with pytest.raises(InputError, match=f"other {name} than it was told"):
+        drawn(pipe, callback_on_step_end=change)
