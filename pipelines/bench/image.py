@@ -54,7 +54,9 @@ def image(
     ] = None,
     tune: Annotated[
         str | None,
-        typer.Option(help="Find the settings of lantern or lantern++ and keep them in the folder."),
+        typer.Option(
+            help="Find the settings of lantern, lantern++ or even and keep them in the folder."
+        ),
     ] = None,
     json: Annotated[Path | None, typer.Option("--json", help="Write the rows here.")] = None,
     picture: Annotated[

@@ -25,6 +25,7 @@ MOST_EXCESS = 0.05
 GRIDS: dict[str, dict[str, Sequence[float]]] = {
     "lantern": {"neighbours": (10, 40, 160), "delta": (0.1, 0.2, 0.3, 0.4, 0.5)},
     "lantern++": {"neighbours": (5, 10), "lam": (1.5, 2.0, 3.0, 5.0)},
+    "even": {"neighbours": (10, 40, 160, 640), "band": (2.0, 4.0, 8.0)},
 }
 
 

@@ -19,7 +19,7 @@ SetOption = Annotated[
 RuleOption = Annotated[
     str | None,
     typer.Option(
-        help="exact, lantern, lantern++, gsd, cool, rejection, lantern-rejection, ...; of "
+        help="exact, lantern, lantern++, even, gsd, cool, rejection, lantern-rejection, ...; of "
         "latents near, aligned, horizon, path, cspd-paper, cspd-repo. Without it exact, of latents "
         "aligned."
     ),

@@ -20,7 +20,7 @@ from ragspec.engine.kept import KeptContext
 from ragspec.engine.options import refuse_unknown
 from ragspec.engine.prefixes import PrefixCache
 from ragspec.errors import InputError, PromptTooLongError
-from ragspec.models.packed import free_memory
+from ragspec.models.memory import Memory, expect_room
 from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer, answer_of, drain
 from ragspec.pipelines.docqa.prompt import Prompt, laid_out, led_by, placed, plain_ids
 from ragspec.pipelines.docqa.wording import Wording, suited, wording
@@ -329,12 +329,9 @@ def _check_room(engine: Engine, prefix: Prompt, part: Part | None) -> None:
     if needs_hidden([engine.drafter]):
         width = engine.target.copies * config.get_text_config().hidden_size
         needed += length * width * dtype.itemsize
-    free = free_memory()
-    if engine.target.device.type == "cpu" and free and needed > MOST_SHARE * free:
-        raise InputError(
-            f"keys and values of {length:,} tokens take {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB "
-            "are free; read a part of the document (part=), or load the model in a smaller type."
-        )
+    keys = Memory({f"keys and values of {length:,} tokens": needed})
+    advice = "read a part of the document (part=), or load the model in a smaller type."
+    expect_room(keys, engine.target.device, "the document", advice, MOST_SHARE)
 
 
 def _document_tokens(prefix: Prompt) -> int:

@@ -283,3 +283,16 @@ def test_latent_curves(latents: Path, tmp_path: Path) -> None:
     plain = [row for row in rows if row["way"] == "plain"]
     assert all(row["codes_per_forward"] == row["ratio"] == 1.0 for row in plain)
     assert all(row["codes_per_forward"] > 1.0 for row in rows if row["way"] == "near@0.2")
+
+
+def test_image_sizes(tmp_path: Path) -> None:
+    run("image_sizes.py", "--small", "--draw", "--repeats", "1", "--json", tmp_path / "out.json")
+    found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    assert found["label"] == "random weights" and found["size"] == "small"
+    assert found["memory_MB"]["weights"] == 4 * found["parameters"] / 1e6
+    assert found["table"]["table_MB"] == 4 * found["table"]["codes"] * found["table"]["k"] / 1e6
+    plain, *others = found["pictures"]
+    assert plain["forwards"] == 16 and len(others) == 3
+    for row in others:
+        assert row["forwards"] < 16
+        assert row["label"] != "exact" or row["the plain codes"] == 1.0

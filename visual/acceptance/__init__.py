@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ragspec.visual.acceptance.codebook import CodeNeighbours as CodeNeighbours
     from ragspec.visual.acceptance.codebook import CodePartition as CodePartition
     from ragspec.visual.acceptance.cool_sd import Cool as Cool
+    from ragspec.visual.acceptance.even import Even as Even
     from ragspec.visual.acceptance.lantern import GSD as GSD
     from ragspec.visual.acceptance.lantern import Lantern as Lantern
     from ragspec.visual.acceptance.lantern import LanternPlus as LanternPlus
@@ -24,6 +25,7 @@ _WHERE = {
     "CodeNeighbours": "ragspec.visual.acceptance.codebook",
     "CodePartition": "ragspec.visual.acceptance.codebook",
     "Cool": "ragspec.visual.acceptance.cool_sd",
+    "Even": "ragspec.visual.acceptance.even",
     "GSD": "ragspec.visual.acceptance.lantern",
     "Lantern": "ragspec.visual.acceptance.lantern",
     "LanternPlus": "ragspec.visual.acceptance.lantern",

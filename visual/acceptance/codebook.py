@@ -23,7 +23,9 @@ from ragspec.visual.checks import whole
 
 KIND = "code-neighbours"
 FILE = "neighbours.npy"
-_BLOCK = 512
+_BLOCK = 512  # most codes that are compared with all others at once
+_BLOCK_BYTES = 1 << 24  # of the distances of such a block
+_COPIES = 2  # of those distances that are held at one time: themselves, and parted
 _ROUNDS = 25
 
 Codes = NDArray[np.int32]
@@ -74,8 +76,9 @@ class CodeNeighbours:
                 f"{len(codes) - 1}, a whole number."
             )
         rows = np.empty((len(codes), k), dtype=np.int32)
-        for start in range(0, len(codes), _BLOCK):
-            near = codes[start : start + _BLOCK] @ codes.T
+        block = _block(len(codes))
+        for start in range(0, len(codes), block):
+            near = codes[start : start + block] @ codes.T
             own = np.arange(start, start + len(near))
             near[np.arange(len(near)), own] = -np.inf  # by id: a twin of the code stays in
             rows[own] = _largest(near, k)
@@ -162,7 +165,7 @@ class CodePartition:
         start = np.random.default_rng(seed).choice(len(codes), clusters, replace=False)
         centres, belongs = codes[start], np.full(len(codes), -1)
         for _ in range(_ROUNDS):
-            before, belongs = belongs, (codes @ centres.T).argmax(1)
+            before, belongs = belongs, _nearest(codes, centres)
             if np.array_equal(before, belongs):
                 break
             sums = np.zeros_like(centres)
@@ -185,6 +188,13 @@ class CodePartition:
                     others = others[np.argsort(-near, kind="stable")]
                 mates[code] = others
         return mates
+
+
+def building_bytes(codes: int, k: int) -> int:
+    """Return the bytes that `CodeNeighbours.build` takes for k neighbours of so many codes."""
+    itemsize = np.dtype(np.float64).itemsize
+    block = min(_block(codes), codes)
+    return codes * k * np.dtype(np.int32).itemsize + _COPIES * block * codes * itemsize
 
 
 def unit_codes(codebook: Any) -> NDArray[np.float64]:
@@ -210,6 +220,18 @@ def codebook_fingerprint(codebook: Any) -> str:
     """Return the SHA-256 of a code-book's shape and rows, taken as float32."""
     rows = torch.as_tensor(codebook).detach().float().cpu().contiguous().numpy()
     return hashlib.sha256(f"{rows.shape}".encode() + rows.tobytes()).hexdigest()
+
+
+def _block(codes: int) -> int:
+    """Return how many codes are compared with so many others at once."""
+    return max(1, min(_BLOCK, _BLOCK_BYTES // (np.dtype(np.float64).itemsize * codes)))
+
+
+def _nearest(codes: NDArray[np.float64], centres: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the number of the centre [C, d] that is nearest to each code: i64 [V]."""
+    block = _block(len(centres))
+    starts = range(0, len(codes), block)
+    return np.concatenate([(codes[i : i + block] @ centres.T).argmax(1) for i in starts])
 
 
 def _largest(near: NDArray[np.float64], k: int) -> Codes:

@@ -22,7 +22,7 @@ promises below it, so it is only done where at least so many further codes are e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import TypeVar
 
@@ -59,6 +59,7 @@ class RelaxedWalk:
 
     name = "relaxed-walk"
     accepts = ALL_KINDS
+    weighs = False  # whether a row asks what a draft promises, however little is wanted of it
 
     def __init__(
         self,
@@ -100,6 +101,7 @@ class RelaxedRow:
         self.relation = rule.relation
         self.relaxes = rule.relaxes
         self.least_gain = rule.least_gain
+        self.weighs = rule.weighs or rule.least_gain > 0.0
         self.spending = Spending(rule.tv_budget)
 
     @property
@@ -120,15 +122,15 @@ class RelaxedRow:
             self.spending.meet(tree.kind)
             check_size(self.relation, max(self.relation.size, int(tree.tokens.max()) + 1))
         tokens, children = tree.tokens.tolist(), children_of(tree)
-        below = promised(tree) if self.least_gain else [0.0] * len(tree)
+        below = promised(tree) if self.weighs else [0.0] * len(tree)
         path: list[int] = []
         excess: list[float] = []
         node = ROOT
         while True:
             code = target.token(node)
             offered = {tokens[child]: child for child in children[node]}
-            worth = [c for c, child in offered.items() if below[child] >= self.least_gain]
-            following, spent = self._decide(offered, worth, code, target, node, tree.kind)
+            gains = {each: below[child] for each, child in offered.items()}
+            following, spent = self._decide(offered, gains, code, target, node, tree.kind)
             excess.append(spent)
             if following is None:
                 return Verdict(tuple(path), code, tuple(excess))
@@ -139,8 +141,8 @@ class RelaxedRow:
 
     def _decide(
         self,
-        offered: dict[int, int],
-        worth: Sequence[int],
+        offered: Mapping[int, int],
+        gains: Mapping[int, float],
         code: int,
         target: TargetView,
         node: int,
@@ -148,8 +150,9 @@ class RelaxedRow:
     ) -> tuple[int | None, float]:
         """Return the child to go on with, or None, and the position's excess.
 
-        offered: the drafted codes and their nodes. worth: those that may stand for other codes.
+        offered: the drafted codes and their nodes. gains: what the draft promises below them.
         """
+        worth = [each for each, gain in gains.items() if gain >= self.least_gain]
         if not worth:
             return offered.get(code), 0.0
         left = self.spending.left(target.index(node))

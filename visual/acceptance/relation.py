@@ -50,8 +50,11 @@ class Relation(Protocol):
         ...
 
 
-class _Nearest:
-    """The k nearest codes; k defaults to all that the table holds, 0 relates nothing."""
+class Nearest:
+    """The k nearest codes, whatever their mass; k defaults to all of the table, 0 relates nothing.
+
+    Raises InputError for a k beyond the table.
+    """
 
     def __init__(self, neighbours: CodeNeighbours, k: int | None = None) -> None:
         wanted = neighbours.k if k is None else whole(k)
@@ -69,12 +72,21 @@ class _Nearest:
         """The number of codes V of the code-book."""
         return self.neighbours.size
 
+    @property
+    def nothing(self) -> bool:
+        """Whether k is 0."""
+        return self.k == 0
+
     def near(self, code: int) -> Codes:
         """Return the k nearest codes, nearest first."""
         return cast(Codes, self._rows[code])
 
+    def bound(self, code: int, p: Law) -> float:
+        """Return infinity: all of them are related."""
+        return inf
 
-class NearestWithin(_Nearest):
+
+class NearestWithin(Nearest):
     """LANTERN: the nearest codes, as far as their mass is at most delta.
 
     Raises InputError for a delta outside [0, 1) or a k beyond the table.
@@ -99,7 +111,7 @@ class NearestWithin(_Nearest):
         return self.delta
 
 
-class NearestByRatio(_Nearest):
+class NearestByRatio(Nearest):
     """LANTERN++: the nearest codes, as far as the code becomes at most lam times as likely.
 
     Raises InputError for a lam below 1 or not finite, or a k beyond the table.

@@ -20,6 +20,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from ragspec.errors import InputError
+from ragspec.models.device import input_device
 from ragspec.visual.models.rotary import GridRotary, rotate
 
 
@@ -168,7 +169,9 @@ class _Caption(nn.Module):
         self.fc2 = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         self.unconditional = nn.Parameter(torch.zeros(config.condition_length, config.caption_dim))
 
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
+    def forward(self, features: torch.Tensor | None = None) -> torch.Tensor:
+        # Read in here, as hooks bring the weights of an offloaded module for its own forward.
+        features = self.unconditional if features is None else features
         out: torch.Tensor = self.fc2(functional.gelu(self.fc1(features), approximate="tanh"))
         return out
 
@@ -218,6 +221,11 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         """Return the head."""
         return self.lm_head
 
+    @property
+    def _place(self) -> torch.device:
+        """Where inputs go; the weights of an offloaded model wait elsewhere."""
+        return input_device(self.embed_tokens)
+
     def condition(self, given: torch.Tensor) -> torch.Tensor:
         """Return condition embeddings [B, L, hidden].
 
@@ -232,7 +240,7 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
                     f"got class labels {_told(given)}; expected whole numbers [B] from 0 to "
                     f"{known - 1}, or {known} for no class."
                 )
-            labelled: torch.Tensor = self.class_embedding(given.to(self.device))[:, None]
+            labelled: torch.Tensor = self.class_embedding(given.to(self._place))[:, None]
             return labelled
         wanted = (config.condition_length, config.caption_dim)
         if not given.is_floating_point() or given.ndim != 3 or given.shape[1:] != wanted:
@@ -240,15 +248,15 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
                 f"got caption features of {given.dtype} with shape {list(given.shape)}; expected "
                 f"floats [B, {wanted[0]}, {wanted[1]}]. Pad or cut the caption."
             )
-        captioned: torch.Tensor = self.caption(given.to(self.device, self.dtype))
+        captioned: torch.Tensor = self.caption(given.to(self._place, self.dtype))
         return captioned
 
     def unconditional(self, rows: int) -> torch.Tensor:
         """Return the embeddings of no condition for B rows: [B, L, hidden]."""
         if self.config.condition == "class":
-            labels = torch.full((rows,), self.config.num_classes, device=self.device)
+            labels = torch.full((rows,), self.config.num_classes, device=self._place)
             return self.condition(labels)
-        none: torch.Tensor = self.caption(self.caption.unconditional)
+        none: torch.Tensor = self.caption()
         return none.expand(rows, -1, -1)
 
     def forward(

@@ -16,7 +16,7 @@ import torch
 
 from ragspec.acceptance.base import Rule
 from ragspec.drafters.base import Drafter, expect_drafter
-from ragspec.drafters.eagle.head import CONFIG, KIND
+from ragspec.drafters.eagle.head import CONFIG, KIND, FeatureHead
 from ragspec.errors import InputError, ModelNotFoundError, RuleError, UnknownNameError
 from ragspec.registry import unknown
 from ragspec.trees.draft_tree import DraftKind
@@ -146,10 +146,10 @@ def draft_source(
 
     drafter: "starter" (the draft model that lies with the target, else its head), "model", "head",
     "jacobi", "auto" (jacobi, or starter for a rule with a budget of total variation), a folder of
-    a draft model or of a head, a `LlamaGenModel`, a Drafter, a list of such (fused into one tree),
-    or None. mode: how a model or a head drafts, see `HeadDrafter`; None takes the first that the
-    rule accepts, or "deterministic" for a rule with such a budget. worth: the accepted codes that
-    its next forward must promise, see there.
+    a draft model or of a head, a `LlamaGenModel`, a `FeatureHead`, a Drafter, a list of such (fused
+    into one tree), or None. mode: how a model or a head drafts, see `HeadDrafter`; None takes the
+    first that the rule accepts, or "deterministic" for a rule with such a budget. worth: the
+    accepted codes that its next forward must promise, see there.
     Raises UnknownNameError, ModelNotFoundError, TokenizerMismatchError, InputError.
     """
     if drafter is None:
@@ -164,6 +164,8 @@ def draft_source(
         return FixedSource(_jacobi(model, mode))
     if isinstance(drafter, str | Path):
         return _from_folder(_where(drafter, folder), model, mode, worth)
+    if isinstance(drafter, FeatureHead):
+        return HeadSource(drafter, mode, worth=worth)
     if hasattr(drafter, "config") and hasattr(drafter, "condition"):
         check_draft(model, drafter)
         return ModelSource(drafter, mode, worth=worth)
@@ -237,8 +239,6 @@ def _from_folder(path: Path, model: Any, mode: str, worth: float | None) -> Draf
     except (OSError, ValueError, AttributeError) as error:
         raise InputError(f"{path / CONFIG} cannot be read ({error}); expected JSON.") from error
     if kind == KIND:
-        from ragspec.drafters.eagle.head import FeatureHead
-
         return HeadSource(FeatureHead.load(path), mode, worth=worth)
     draft = load_model(path, model.device, model.dtype)
     check_draft(model, draft)

@@ -22,8 +22,10 @@ from ragspec.errors import (
     UnsupportedModelError,
 )
 from ragspec.models.device import pick_device, pick_dtype
+from ragspec.models.memory import Memory, expect_room, weight_bytes
 from ragspec.models.resolve import STARTER, resolve_model
 from ragspec.registry import did_you_mean
+from ragspec.visual.pipeline.model_index import INDEX
 from ragspec.visual.pipeline.relaxation import FILE
 
 if TYPE_CHECKING:
@@ -48,13 +50,16 @@ _TARGETS = {
     "chameleon": "ChameleonTarget",
     "imagegpt": "ImageGPTTarget",
 }
-_SPREAD = ("balanced", "balanced_low_0", "sequential")  # placements over several devices
+SMALLER = "load it in smaller numbers (dtype=torch.bfloat16), or where there is room (device=)."
 _UNNAMED = "LABEL_"  # what transformers calls classes that nobody named
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFolder:
-    """The folders of the parts, and what relaxed rules are set to; None for what is not there."""
+    """The folders of the parts, what relaxed rules are set to, how the saved pipeline draws.
+
+    None for what is not there.
+    """
 
     name: str
     target: Path
@@ -62,6 +67,7 @@ class ImageFolder:
     draft: Path | None
     head: Path | None
     relaxation: Path | None = None
+    index: Path | None = None
 
 
 def find_folder(name: str | Path, offline: bool = False) -> ImageFolder:
@@ -82,6 +88,7 @@ def find_folder(name: str | Path, offline: bool = False) -> ImageFolder:
         draft=_if_model(root / "draft"),
         head=_if_model(root / "head"),
         relaxation=root / FILE if (root / FILE).is_file() else None,
+        index=root / INDEX if (root / INDEX).is_file() else None,
     )
 
 
@@ -129,6 +136,8 @@ def _loaded(
         raise ModelNotFoundError(f"{folder} holds no {_CONFIG}; expected a saved {name}.")
     _expect_ours(folder, kind, name)
     place = pick_device(device)
+    needed = Memory({"weights": weight_bytes(folder, pick_dtype(dtype, place))})
+    expect_room(needed, place, f"{folder.name} of {folder.parent}", SMALLER)
     try:
         model, info = made.from_pretrained(
             folder,
@@ -148,32 +157,6 @@ def _loaded(
         lacking = ", ".join(sorted(info["missing_keys"])[:3])
         raise ModelError(f"{folder} lacks the weights {lacking}; expected all. Copy it again.")
     return model.to(place).eval()
-
-
-def check_loading(settings: dict[str, Any], device: str | torch.device) -> str | torch.device:
-    """Take what loaders of diffusers are told out of the settings; returns the device.
-
-    Raises InputError for several devices, and for what folders of image generators have not.
-    """
-    for name in ("use_safetensors", "low_cpu_mem_usage"):
-        settings.pop(name, None)  # it is always so
-    for name in ("variant", "revision", "subfolder", "cache_dir", "token", "custom_pipeline"):
-        if (given := settings.pop(name, None)) is not None:
-            raise InputError(
-                f"got {name}={given!r}; a folder of an image generator holds one set of weights. "
-                "Leave it out: dtype asks for other numbers, HF_HOME names the cache."
-            )
-    where = settings.pop("device_map", None)
-    if isinstance(where, dict) and len(set(where.values())) == 1:
-        where = next(iter(where.values()))
-    if where is None:
-        return device
-    if isinstance(where, str | int | torch.device) and where not in _SPREAD:
-        return where if where == "auto" else torch.device(where)
-    raise InputError(
-        f"got device_map={where!r}; expected one device: image models are not spread over several. "
-        "Give device='cuda', or leave it out."
-    )
 
 
 def of_latents(folder: Path) -> bool:

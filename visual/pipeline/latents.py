@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from diffusers import DiffusionPipeline
@@ -51,6 +51,8 @@ class LatentPipeline(ImagePipeline):
     TokenizerMismatchError.
     """
 
+    _default_rule: ClassVar[str] = "aligned"
+
     def __init__(
         self,
         model: Any,
@@ -73,6 +75,7 @@ class LatentPipeline(ImagePipeline):
         )
         self.tokenizer = tokenizer
         self.side = int(model.trunk.config.grid_size)
+        self.rule_is_named, self.settings = isinstance(rule, str), settings
         self.rule, self.rule_name = latent_rule(rule, settings)
         self.budget = make_budget(budget)
         self.source = latent_source(drafter, model, folder, getattr(self.budget, "nodes", NODES))
@@ -90,7 +93,7 @@ class LatentPipeline(ImagePipeline):
         cls,
         name: str | Path = "latent-tiles",
         drafter: Any = "auto",
-        rule: str | Rule = "aligned",
+        rule: str | Rule = "auto",
         *,
         tokenizer: VQTokenizer | str | Path | None = None,
         device: str | torch.device = "auto",
@@ -99,7 +102,8 @@ class LatentPipeline(ImagePipeline):
     ) -> Self:
         """Return a pipeline over a bundled set ("latent-tiles") or a folder; see `ImagePipeline`.
 
-        Numbers are float32 where nothing is said: laws are compared by their densities.
+        rule: "auto" takes the one that the folder was saved with, else "aligned". Numbers are
+        float32 where nothing is said: laws are compared by their densities.
         """
         return super().from_pretrained(
             name, drafter, rule, tokenizer=tokenizer, device=device, dtype=dtype, **settings
@@ -133,8 +137,11 @@ class LatentPipeline(ImagePipeline):
         """Return the images of latents f32 [B, h, w, D]; output_type as for a call."""
         if output_type == "latent":
             return codes
-        images = self.tokenizer.decode_latents(codes)
-        return self.image_processor.postprocess(images.cpu(), output_type)
+        images = self._decoded(self.tokenizer.decode_latents, codes)
+        return self.image_processor.postprocess(images, output_type)
+
+    def _told(self) -> dict[str, Any]:
+        return {**super()._told(), "steps": self.schedule.steps, "floor": self.schedule.floor}
 
     def _judging(self) -> Rule:
         return Watched(self.rule)

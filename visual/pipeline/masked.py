@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-from diffusers import DiffusionPipeline
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.utils import BaseOutput
 from numpy.typing import NDArray
@@ -37,6 +36,8 @@ from ragspec.visual.pipeline.folder import (
     load_masked,
     load_tokenizer,
 )
+from ragspec.visual.pipeline.loading import check_loading, saving
+from ragspec.visual.pipeline.manners import Manners, frees
 from ragspec.visual.pipeline.masked_drafts import WINDOW, MaskedDrafts, masked_source
 from ragspec.visual.pipeline.masked_parts import (
     Autoencoder,
@@ -46,13 +47,13 @@ from ragspec.visual.pipeline.masked_parts import (
 )
 from ragspec.visual.pipeline.masked_run import Batch, DrawnLatents, joined
 from ragspec.visual.pipeline.masked_stats import MaskedStats, placed
+from ragspec.visual.pipeline.model_index import more_of, write_index
 from ragspec.visual.pipeline.output import label_for
 from ragspec.visual.pipeline.pipeline import OUTPUTS
 from ragspec.visual.pipeline.request import checked_callback, seeds_of, some
 
 TENSORS = ("latents",)  # what a callback may ask for
 PLAIN = "plain"  # the name of drawing without drafts
-_DECODED = 64  # images that the autoencoder decodes at once
 
 
 @dataclass
@@ -72,7 +73,7 @@ class MaskedOutput(BaseOutput):  # type: ignore[misc, unused-ignore]
     latents: torch.Tensor
 
 
-class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
+class MaskedLatentPipeline(Manners):
     """Draws images of classes with a masked model of continuous latents.
 
     model: a `MaskedModel`. autoencoder: of its latents. iterations: forwards of the model, no more
@@ -145,8 +146,9 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
         file. num_attention_heads, allow_namespace: of files, see `load_mar`. settings: see
         `MaskedLatentPipeline`. Raises what those do.
         """
-        place, path = pick_device(device), Path(name).expanduser()
         dtype = settings.pop("torch_dtype", None) or dtype
+        device, offline = check_loading(settings, device)
+        place, path = pick_device(device), Path(name).expanduser()
         if path.is_file():
             kind = pick_dtype(dtype, place)
             model = load_mar(
@@ -161,8 +163,11 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
                     "autoencoder=PATH, the kl16.ckpt that was published beside it."
                 )
         else:
-            folder = find_folder(name)
-            settings["folder"] = folder
+            folder = find_folder(name, offline)
+            saved = more_of(folder.index)
+            if settings.get("drafter") is not None:
+                saved.pop("iterations", None)  # those of plain drawing
+            settings = {**saved, **settings, "folder": folder}
             model = load_masked(folder.target, place, dtype)
             if autoencoder is None:
                 kl = folder.target.parent / "vae"
@@ -201,12 +206,17 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
         """Write model, autoencoder and draft model to a folder that `from_pretrained` reads."""
         root = Path(save_directory)
-        self.model.save_pretrained(root / "target", **kwargs)
+        self.model.save_pretrained(root / "target", **saving(kwargs))
         if self.draft is not None:
-            self.draft.save_pretrained(root / "draft", **kwargs)
+            self.draft.save_pretrained(root / "draft", **saving(kwargs))
         part = "vae" if isinstance(self.autoencoder, KLAutoencoder) else "tokenizer"
         self.autoencoder.save_pretrained(root / part, dtype=torch.float32)
+        parts = {"target": "MaskedModel", part: type(self.autoencoder.model).__name__}
+        told: dict[str, Any] = {"iterations": self.iterations, "steps": self.schedule.steps}
+        told |= {"floor": self.schedule.floor}
+        write_index(root, "SavedMaskedPipeline", parts, {**told, "batch_size": self.batch_size})
 
+    @frees
     def __call__(
         self,
         class_labels: int | str | Sequence[int | str],
@@ -253,6 +263,7 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
         )
         if self.drafts is not None:
             self.drafts.check(self.schedule, temperature)
+        self._bring("model", "draft")
         began = time.perf_counter()
         drawn = self._drawn(sampler, labels, seeds, callback)
         made = self._output(drawn, seeds, time.perf_counter() - began, output_type)
@@ -266,8 +277,8 @@ class MaskedLatentPipeline(DiffusionPipeline):  # type: ignore[misc, unused-igno
         """Return the images of latents f32 [B, h, w, D]; output_type as for a call."""
         if output_type == "latent":
             return latents
-        parts = [self.autoencoder.decode_latents(part) for part in torch.split(latents, _DECODED)]
-        return self.image_processor.postprocess(torch.cat(parts).cpu(), output_type)
+        images = self._decoded(self.autoencoder.decode_latents, latents)
+        return self.image_processor.postprocess(images, output_type)
 
     def _drawn(
         self,

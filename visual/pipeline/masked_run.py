@@ -16,6 +16,7 @@ from ragspec.visual.masked.sampler import MaskedSampler
 from ragspec.visual.pipeline.latent_stats import fates
 from ragspec.visual.pipeline.masked_drafts import MaskedProgress, latents_of
 from ragspec.visual.pipeline.output import acceptance_of
+from ragspec.visual.pipeline.progress import check_returned
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,7 @@ class _Follower:
         self._done = done
         if self._callback is not None:
             told = {"latents": latents.clone()}
-            self._callback(self._pipeline, self._iteration, done, told)
+            returned = self._callback(self._pipeline, self._iteration, done, told)
+            check_returned(returned, "latents", latents)
         self._iteration += 1
         return not self._pipeline._interrupt

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-from diffusers import DiffusionPipeline
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.utils import BaseOutput
 from numpy.typing import NDArray
@@ -27,18 +26,18 @@ from ragspec.budget.policy import FixedBudget, make_budget
 from ragspec.engine.engine import Engine
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError
-from ragspec.models.device import pick_device
+from ragspec.models.device import pick_device, pick_dtype
+from ragspec.models.memory import Memory, expect_room
 from ragspec.sampling.settings import Sampling
 from ragspec.visual.acceptance.by_name import make_rule
 from ragspec.visual.acceptance.surprise import Surprising
 from ragspec.visual.checks import checked_count, class_number
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.models.vq import VQTokenizer
-from ragspec.visual.pipeline.drafter_choice import Conditions, draft_source
+from ragspec.visual.pipeline.drafter_choice import Conditions, draft_source, source_name
 from ragspec.visual.pipeline.folder import (
     ImageFolder,
     caption_encoder,
-    check_loading,
     check_model,
     check_tokenizer,
     class_names,
@@ -46,6 +45,10 @@ from ragspec.visual.pipeline.folder import (
     load_model,
     load_tokenizer,
 )
+from ragspec.visual.pipeline.loading import check_loading, saving
+from ragspec.visual.pipeline.manners import Manners, frees
+from ragspec.visual.pipeline.memory import ADVICE, drawing_memory
+from ragspec.visual.pipeline.model_index import as_saved, told_of, write_index
 from ragspec.visual.pipeline.output import ImageStats, acceptance_of, codes_of, label_for, stats_of
 from ragspec.visual.pipeline.progress import Progress
 from ragspec.visual.pipeline.relaxation import settings_of
@@ -61,7 +64,6 @@ from ragspec.visual.pipeline.request import (
 
 NODES = 12  # of a draft, where nothing is said
 OUTPUTS = ("pil", "np", "pt", "latent")
-_DECODED = 64  # images that the tokenizer decodes at once
 
 
 @dataclass
@@ -82,7 +84,7 @@ class ImageOutput(BaseOutput):  # type: ignore[misc, unused-ignore]
     codes: torch.Tensor
 
 
-class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
+class ImagePipeline(Manners):
     """Draws images with a model of image codes, with or without speculation.
 
     model: a `LlamaGenModel`. tokenizer: of its codes. drafter: see `draft_source`. rule: a Rule, or
@@ -100,6 +102,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
 
     # Where diffusers tells what a callback may ask for.
     _callback_tensor_inputs: ClassVar[list[str]] = list(TENSORS)
+    _default_rule: ClassVar[str] = "exact"
 
     def __init__(
         self,
@@ -129,7 +132,8 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         elif settings:
             raise InputError(f"got a Rule and {', '.join(settings)}; expected settings by a name.")
         self.rule: Rule = expect_rule(rule)
-        self.rule_name = named or self.rule.name
+        self.rule_name, self.rule_is_named = named or self.rule.name, named is not None
+        self.settings = settings
         self.source = draft_source(drafter, self.rule, model, folder, draft_mode, draft_worth)
         self.budget = make_budget(budget)
         self.batch_size = batch_size
@@ -146,7 +150,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         cls,
         name: str | Path = "tiles",
         drafter: Any = "auto",
-        rule: str | Rule = "exact",
+        rule: str | Rule = "auto",
         *,
         tokenizer: VQTokenizer | str | Path | None = None,
         device: str | torch.device = "auto",
@@ -155,15 +159,19 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
     ) -> Self:
         """Return a pipeline over a bundled set ("tiles", "emoji") or a folder.
 
-        tokenizer: where the folder has none. dtype: also as torch_dtype. settings: see
-        `ImagePipeline`; device_map, where it names one device, and local_files_only are taken as
-        diffusers means them. Raises what `ImagePipeline` does, ModelError for a model that does not
+        rule: "auto" takes the one that the folder was saved with, and its drafter and budget where
+        none are named; else "exact". tokenizer: where the folder has none. dtype: also as
+        torch_dtype. settings: see `ImagePipeline`; what loaders of diffusers are told, see
+        `check_loading`. Raises what `ImagePipeline` does, ModelError for a model that does not
         load, InputError for what a folder of this kind has not.
         """
         dtype = settings.pop("torch_dtype", None) or dtype
-        device = check_loading(settings, device)
-        folder = find_folder(name, bool(settings.pop("local_files_only", False)))
+        device, offline = check_loading(settings, device)
+        folder = find_folder(name, offline)
+        drafter, rule, settings = as_saved(folder.index, cls._default_rule, drafter, rule, settings)
         place = pick_device(device)
+        needed = cls._needed(folder, pick_dtype(dtype, place), drafter, rule, settings)
+        expect_room(needed, place, f"drawing with {folder.name}", ADVICE)
         model = cls._load(folder.target, place, dtype)
         if tokenizer is None:
             tokenizer = load_tokenizer(folder, place)
@@ -171,6 +179,33 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
             tokenizer = VQTokenizer.from_pretrained(tokenizer)
             tokenizer.model.to(place)
         return cls(model, tokenizer, drafter, rule, folder=folder, **settings)
+
+    @classmethod
+    def memory(
+        cls,
+        name: str | Path = "tiles",
+        drafter: Any = "auto",
+        rule: str | Rule = "auto",
+        *,
+        device: str | torch.device = "auto",
+        dtype: str | torch.dtype = "auto",
+        **settings: Any,
+    ) -> Memory:
+        """Return what `from_pretrained` with these arguments will take, without loading anything.
+
+        Weights, the keys and values of batch_size pictures, the table of neighbours: see
+        `drawing_memory`. More than is free is refused there (InputError).
+        """
+        folder, place = find_folder(name), pick_device(device)
+        drafter, rule, settings = as_saved(folder.index, cls._default_rule, drafter, rule, settings)
+        return cls._needed(folder, pick_dtype(dtype, place), drafter, rule, settings)
+
+    @staticmethod
+    def _needed(
+        folder: ImageFolder, dtype: Any, drafter: Any, rule: Any, settings: dict[str, Any]
+    ) -> Memory:
+        told = {key: settings[key] for key in ("batch_size", "neighbours") if key in settings}
+        return drawing_memory(folder, dtype, drafter=drafter, rule=rule, **told)
 
     @staticmethod
     def _load(folder: Path, device: torch.device, dtype: str | torch.dtype) -> Any:
@@ -182,24 +217,16 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         """The parts that further pipelines may share: `ImagePipeline(**pipe.components)`."""
         return {"model": self.model, "tokenizer": self.tokenizer, "folder": self.folder}
 
-    def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move all models to a device, and target and draft model to a dtype."""
-        super().to(*args, **kwargs)
-        self.vq.to(self.model.device)
-        if self.draft is not None:
-            self.draft.to(self.model.device, self.model.dtype)
-        return self
-
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
         """Write target, tokenizer, draft model and head to a folder that `from_pretrained` reads.
 
         A draft model and a head that lie with the target are copied where no others draft.
         """
         root = Path(save_directory)
-        self.model.save_pretrained(root / "target", **kwargs)
+        self.model.save_pretrained(root / "target", **saving(kwargs))
         self.tokenizer.save_pretrained(root / "tokenizer", dtype=torch.float32)
         if self.draft is not None:
-            self.draft.save_pretrained(root / "draft", **kwargs)
+            self.draft.save_pretrained(root / "draft", **saving(kwargs))
         head = getattr(self.source, "head", None)
         if head is not None:
             head.save(root / "head")
@@ -209,7 +236,22 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
             kept = getattr(self.folder, name, None)
             if kept is not None and not (root / name).exists():
                 shutil.copytree(kept, root / name)
+        self._write_index(root)
 
+    def _write_index(self, root: Path) -> None:
+        """Write what diffusers reads of the folder."""
+        kind = type(self.model).__name__
+        drafts = {"draft": kind if self.draft is not None else None}
+        drafts["head"] = "HeadFolder" if getattr(self.source, "head", None) is not None else None
+        parts = {"target": kind, "tokenizer": "VQModel"}
+        parts |= {part: name for part, name in drafts.items() if name is not None}
+        write_index(root, f"Saved{type(self).__name__}", parts, self._told())
+
+    def _told(self) -> dict[str, Any]:
+        """Return what a loader must be told so that the same is drawn."""
+        return told_of(self, source_name(self.source))
+
+    @frees
     def __call__(
         self,
         prompt: str | Sequence[str] | None = None,
@@ -253,6 +295,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
             )
         callback = checked_callback(callback_on_step_end, callback_on_step_end_tensor_inputs)
         conditions = self._conditions(prompt, class_labels, prompt_embeds, prompt_attention_mask)
+        self._bring("model", "draft")
         count = checked_count(num_images_per_prompt, "num_images_per_prompt")
         rows = [row for row in range(len(conditions.given)) for _ in range(count)]
         seeds = seeds_of(generator, len(rows))
@@ -276,13 +319,28 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         made = self._output(drawn, time.perf_counter() - began, output_type, target)
         return made if return_dict else made.to_tuple()
 
+    def encode_prompt(
+        self, prompt: str | Sequence[str], num_images_per_prompt: int = 1
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return prompt_embeds [R, L, d] and prompt_attention_mask i64 [R, L] of prompts.
+
+        They draw what the prompts draw. R counts each prompt num_images_per_prompt times. Raises
+        InputError for a model of classes, and as a call does.
+        """
+        if self.trunk.config.condition == "class":
+            raise InputError("got a prompt for a model of classes; expected class_labels.")
+        count = checked_count(num_images_per_prompt, "num_images_per_prompt")
+        found = self._told_by(prompt)
+        padding = torch.tensor(found.padding or [0] * len(found.given))
+        mask = (torch.arange(found.given.shape[1]) >= padding[:, None]).long()
+        return found.given.repeat_interleave(count, 0), mask.repeat_interleave(count, 0)
+
     def decode(self, codes: torch.Tensor, output_type: str = "pil") -> Any:
         """Return the images of codes i64 [B, h, w]; output_type as for a call."""
         if output_type == "latent":
             return codes
-        starts = range(0, len(codes), _DECODED)
-        parts = [self.tokenizer.decode(codes[start : start + _DECODED]) for start in starts]
-        return self.image_processor.postprocess(torch.cat(parts).cpu(), output_type)
+        images = self._decoded(self.tokenizer.decode, codes)
+        return self.image_processor.postprocess(images, output_type)
 
     @property
     def _repeatable(self) -> bool:
@@ -358,11 +416,17 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
             return Conditions(*checked_features(embeds, mask, length))
         if classes:
             return Conditions(torch.tensor([self.label_of(label) for label in some(labels)]))
+        return self._told_by(prompt)
+
+    def _told_by(self, prompt: str | Sequence[str]) -> Conditions:
+        """Return the features of prompts; raises InputError where nothing makes them."""
         if self.captions is None:
             raise InputError(
                 "got a prompt, but this model reads the features of a text encoder that is not "
                 "bundled; expected text_encoder=NAME_OR_FOLDER for the pipeline, or features as "
                 "prompt_embeds [R, L, d]."
             )
+        self._bring("text_encoder")
         told = self.captions(checked_texts(some(prompt)))
-        return Conditions(*checked_features(told, None, length))
+        self._send_away("text_encoder")
+        return Conditions(*checked_features(told, None, int(self.trunk.config.condition_length)))

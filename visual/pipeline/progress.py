@@ -62,15 +62,17 @@ class Progress:
             least = min(self._counts[first : first + self._side_by_side])
             told = self.told(first)
             returned = self._callback(self._pipeline, self._passes, least, told)
-            self._check(returned)
+            for name, stands in self.told(first).items():
+                check_returned(returned, name, stands)
         self._passes += 1
 
-    def _check(self, returned: Any) -> None:
-        """Raise InputError where a callback would have other codes: what stands was verified."""
-        codes = returned.get("codes") if isinstance(returned, dict) else None
-        if codes is not None and not torch.equal(torch.as_tensor(codes).cpu(), self._codes):
-            raise InputError(
-                "callback_on_step_end returned other codes than it was told; codes that stand "
-                "cannot be changed. Return them as they are, or nothing, and set "
-                "pipe._interrupt = True to end."
-            )
+
+def check_returned(returned: Any, name: str, stands: torch.Tensor) -> None:
+    """Raise InputError where a callback would have other codes or latents than it was told."""
+    found = returned.get(name) if isinstance(returned, dict) else None
+    if found is not None and not torch.equal(torch.as_tensor(found).cpu(), stands.cpu()):
+        raise InputError(
+            f"callback_on_step_end returned other {name} than it was told; {name} that stand "
+            "cannot be changed. Return them as they are, or nothing, and set "
+            "pipe._interrupt = True to end."
+        )

@@ -16,7 +16,6 @@ from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, PromptTooLongError, RagspecError, StoreError
 from ragspec.pipelines import LongDocument
 from ragspec.pipelines.cli.compare import plain_engine
-from ragspec.pipelines.long import document as module
 from ragspec.pipelines.long.chunks import room_of
 from ragspec.retrievers import Document, Rapid
 from ragspec.sampling.settings import Sampling
@@ -171,8 +170,10 @@ def test_bad_questions_are_refused(kept: Path) -> None:
 def test_memory_is_stated_before_it_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "free_memory", lambda: 1000)
-    with pytest.raises(InputError, match=r"take 0\.\d GB, 0\.0 GB are free"):
+    monkeypatch.setattr("ragspec.models.memory.free_memory", lambda: 1000)
+    with pytest.raises(
+        InputError, match=r"keys and values of [\d,]+ tokens 0\.\d+\); 0\.00 GB are"
+    ):
         LongDocument.open(text_file(tmp_path), engine())
 
 

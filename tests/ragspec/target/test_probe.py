@@ -199,7 +199,7 @@ def test_rounding_with_one_scale_for_all_tokens_is_named_as_a_cause() -> None:
 
 
 def test_an_offloaded_model_is_probed_where_it_runs(tmp_path: Path) -> None:
-    from accelerate import cpu_offload  # type: ignore[import-untyped]
+    from accelerate import cpu_offload
 
     model = changed()
     cpu_offload(model, torch.device("cpu"))
@@ -335,7 +335,7 @@ def test_hooks_that_only_look_do_not_make_a_model_another() -> None:
 
 
 def test_what_brings_weights_to_their_device_is_known_by_its_class() -> None:
-    from accelerate.hooks import (  # type: ignore[import-untyped]
+    from accelerate.hooks import (
         ModelHook,
         add_hook_to_module,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +180,19 @@ def test_wrong_partitions_are_refused() -> None:
         CodePartition.build(codebook(8), 0)
     with pytest.raises(InputError, match="code-book that was partitioned"):
         CodePartition(np.zeros(4, np.int32), codebook(5))
+
+
+def test_a_large_book_is_never_compared_with_itself_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What building takes stays near what is told, far below V x V; blocks change no row."""
+    book = torch.randn(1500, 4, generator=torch.Generator().manual_seed(1))
+    whole, clusters = CodeNeighbours.build(book, 9), CodePartition.build(book, 40)
+    monkeypatch.setattr(module, "_BLOCK_BYTES", 1 << 18)
+    tracemalloc.start()
+    small = CodeNeighbours.build(book, 9)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.5 * module.building_bytes(1500, 9) < 8 * 1500**2 / 10
+    assert np.array_equal(small.rows, whole.rows) and small.rows.dtype == np.int32
+    assert np.array_equal(CodePartition.build(book, 40).clusters, clusters.clusters)

@@ -304,7 +304,7 @@ def test_sizes_of_a_picture_are_counts(wrong: Any) -> None:
 
 
 def test_the_prompts_of_an_offloaded_model_are_read_where_it_runs() -> None:
-    from accelerate import cpu_offload  # type: ignore[import-untyped]
+    from accelerate import cpu_offload
 
     offloaded = copy.deepcopy(model("chameleon"))
     cpu_offload(offloaded, torch.device("cpu"))

@@ -1,0 +1,214 @@
+"""What drawing costs at LlamaGen's published sizes, with random weights: the pictures mean nothing.
+
+    OMP_NUM_THREADS=1 python benchmarks/image_sizes.py --size B --draw --json b.json
+    OMP_NUM_THREADS=1 python benchmarks/image_sizes.py --size XL --dtype bfloat16 --json xl.json
+
+Bytes of weights, of keys and values and of the table of neighbours over 16,384 codes; seconds of a
+forward over one position and over a tree; with --draw a whole picture, plain and speculative, whose
+codes must be the same. Random laws are none that a model learns: codes a forward say nothing here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import tempfile
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ragspec.models.device import pick_device, pick_dtype
+from ragspec.models.memory import Memory
+from ragspec.visual.acceptance.by_name import default_neighbours
+from ragspec.visual.acceptance.codebook import CodeNeighbours, building_bytes
+from ragspec.visual.models.llamagen import LlamaGenConfig, LlamaGenModel
+from ragspec.visual.models.target import ConditionTable, ImageTarget
+from ragspec.visual.models.vq import VQTokenizer
+from ragspec.visual.pipeline.pipeline import ImagePipeline
+
+LABEL = "random weights"
+SIZES = {  # arXiv 2406.06525, table 1: layers, width, heads
+    "B": (12, 768, 12),
+    "L": (24, 1024, 16),
+    "XL": (36, 1280, 20),
+    "small": (2, 64, 2),
+}
+NODES = (0, 4, 12, 32, 64)
+CODES, LATENT = 16_384, 8
+SPREAD = 0.3  # of the head's weights: laws that a table of neighbours can matter to
+MEGABYTE = 1e6
+
+
+def config_of(size: str, layers: int | None = None) -> LlamaGenConfig:
+    """Return the class-conditional configuration of a size, for 256 pixels."""
+    depth, width, heads = SIZES[size]
+    small = size == "small"
+    return LlamaGenConfig(
+        vocab_size=256 if small else CODES,
+        hidden_size=width,
+        num_hidden_layers=layers or depth,
+        num_attention_heads=heads,
+        grid_size=4 if small else 16,
+        num_classes=10 if small else 1000,
+    )
+
+
+def make_model(config: LlamaGenConfig, dtype: torch.dtype, device: torch.device) -> Any:
+    """Return a model whose random weights were drawn in this dtype, on the device."""
+    with torch.device("meta"):
+        model = LlamaGenModel(config)
+    model = model.to(dtype).to_empty(device=device).eval()
+    torch.manual_seed(0)
+    for name, weight in model.named_parameters():
+        if "norm" in name:
+            weight.data.fill_(1.0)
+        else:
+            weight.data.normal_(0.0, SPREAD if name.startswith("lm_head") else 0.02)
+    model.config.dtype = dtype
+    return model
+
+
+def make_tokenizer(config: LlamaGenConfig) -> VQTokenizer:
+    """Return a tokenizer with a random book of flat codes; its decoder is a toy."""
+    from diffusers import VQModel
+
+    torch.manual_seed(1)
+    vq = VQModel(
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        block_out_channels=(8, 8),
+        layers_per_block=1,
+        latent_channels=LATENT,
+        vq_embed_dim=LATENT,
+        num_vq_embeddings=config.vocab_size,
+        norm_num_groups=4,
+        sample_size=2 * config.grid_size,
+    )
+    return VQTokenizer(vq)
+
+
+def table_figures(codebook: torch.Tensor, k: int) -> dict[str, Any]:
+    """Return what a table of k neighbours takes to build: bytes, at most at once, and seconds."""
+    tracemalloc.start()
+    began = time.process_time()
+    table = CodeNeighbours.build(codebook, k)
+    seconds, (_, peak) = time.process_time() - began, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return {
+        "codes": len(codebook),
+        "k": k,
+        "table_MB": table.rows.nbytes / MEGABYTE,
+        "peak_MB": peak / MEGABYTE,
+        "told_MB": building_bytes(len(codebook), k) / MEGABYTE,
+        "all_pairs_MB": 8 * len(codebook) ** 2 / MEGABYTE,
+        "cpu_seconds": seconds,
+    }
+
+
+def forward_figures(model: Any, repeats: int) -> list[dict[str, float]]:
+    """Return the least seconds of a guided forward over a root and so many drafted codes."""
+    labels = torch.tensor([0])
+    with torch.no_grad():
+        table = ConditionTable.of_rows(model.condition(labels), model.unconditional(1)[0])
+    target = ImageTarget(model, table, 2.0)
+    length = int(model.config.grid_size**2) // 2
+    rows = []
+    for nodes in [n for n in NODES if length + n < target.max_length]:
+        seconds = min(target.time_forward(nodes + 1, length) for _ in range(repeats))
+        rows.append({"drafted": nodes, "seconds": seconds})
+    return rows
+
+
+def draw_figures(model: Any, tokenizer: VQTokenizer, k: int) -> list[dict[str, Any]]:
+    """Return a row for every way of drawing one picture; exact ones must draw the plain one."""
+    draft = make_model(config_like(model.config, 1), model.dtype, model.device)
+    table = CodeNeighbours.build(tokenizer.codebook(), k)
+    relaxed = {"neighbours": table, "delta": 0.1}
+    ways = {
+        "plain": (None, "exact", {}),
+        "exact, own forward in branches": ("jacobi", "exact", {}),
+        "exact, tree of a one-layer draft": (draft, "exact", {"draft_worth": 0.0}),
+        "lantern, own forward": ("jacobi", "lantern", relaxed),
+    }
+    plain, rows = None, []
+    for name, (drafter, rule, settings) in ways.items():
+        pipe = ImagePipeline(model, tokenizer, drafter, rule, **settings)
+        pipe.set_progress_bar_config(disable=True)
+        dice = torch.Generator().manual_seed(0)
+        out = pipe(class_labels=0, generator=dice, output_type="latent")
+        plain = out.codes if plain is None else plain
+        rows.append(
+            {
+                "way": name,
+                "label": out.label,
+                "forwards": out.stats.forwards,
+                "the plain codes": float((out.codes == plain).float().mean()),
+                "seconds": out.stats.seconds,
+            }
+        )
+    return rows
+
+
+def config_like(config: LlamaGenConfig, layers: int) -> LlamaGenConfig:
+    """Return the configuration with fewer layers."""
+    return LlamaGenConfig(**{**config.to_dict(), "num_hidden_layers": layers})
+
+
+def stated(model: Any, tokenizer: VQTokenizer, dtype: torch.dtype, batch: int) -> Memory:
+    """Return what `ImagePipeline.memory` says of the folder of a model, none of it loaded."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(Path(folder) / "target")
+        tokenizer.save_pretrained(Path(folder) / "tokenizer", dtype=torch.float32)
+        return ImagePipeline.memory(
+            folder, "jacobi", "lantern", dtype=dtype, batch_size=batch, neighbours=batch_k(model)
+        )
+
+
+def batch_k(model: Any) -> int:
+    """Return LANTERN's k for a model's codes: 1,000 of 16,384 as published."""
+    codes = int(model.config.vocab_size)
+    return 1000 if codes == CODES else default_neighbours(codes)
+
+
+def main() -> None:
+    """Run the probe and print what it found."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", choices=sorted(SIZES), default="B")
+    parser.add_argument("--small", action="store_true", help="a toy size, to try the script")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--batch", type=int, default=16, help="pictures side by side, for memory")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--draw", action="store_true", help="also draw a whole picture, four ways")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    size = "small" if options.small else options.size
+    device = pick_device(options.device)
+    dtype = pick_dtype(options.dtype, device)
+    assert isinstance(dtype, torch.dtype), "name a dtype, not auto"
+    model = make_model(config_of(size), dtype, device)
+    tokenizer = make_tokenizer(model.config)
+    memory = stated(model, tokenizer, dtype, options.batch)
+    found: dict[str, Any] = {
+        "label": LABEL,
+        "size": size,
+        "dtype": str(dtype),
+        "device": str(device),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "memory_MB": {name: count / MEGABYTE for name, count in memory.parts.items()},
+        "table": table_figures(tokenizer.codebook(), batch_k(model)),
+        "forwards": forward_figures(model, options.repeats),
+        "pictures": draw_figures(model, tokenizer, batch_k(model)) if options.draw else [],
+        "highest_resident_MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000,
+    }
+    print(json.dumps(found, indent=1))
+    if options.json:
+        options.json.write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

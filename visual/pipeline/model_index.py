@@ -1,0 +1,142 @@
+"""`model_index.json`: what diffusers reads of a saved pipeline, and how it was set up to draw.
+
+`DiffusionPipeline.from_pretrained(folder, trust_remote_code=True)` is diffusers' way to pipelines
+of other packages: it imports the classes from a file that lies in the folder. That file names
+classes of this package and does nothing else; our own loaders never run it.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ragspec.budget.policy import AutoBudget, FixedBudget
+from ragspec.errors import ModelError
+
+INDEX = "model_index.json"
+PARTS = "ragspec_parts"  # the module beside it; one text everywhere, as diffusers caches by name
+_MODULE = '''"""Where diffusers finds the classes of this folder; written by ragspec."""
+
+from ragspec.visual.pipeline.from_diffusers import *
+'''
+_NAMED = ("model", "head", "jacobi")  # drafters that can be told by a word
+_DRAFTING: dict[str, str] = {"draft_mode": "mode", "draft_worth": "worth"}  # names of a source's
+_PLAIN = (bool, int, float, str, type(None))
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How a saved pipeline draws.
+
+    rule: its name and settings; "" where nothing was saved. drafter: a word, or several joined by
+    "+", "auto" where it could not be told by a word. more: other arguments of the constructor.
+    """
+
+    rule: str
+    settings: dict[str, Any]
+    drafter: str | None
+    drafting: dict[str, Any]
+    more: dict[str, Any]
+
+
+def write_index(root: Path, kind: str, parts: dict[str, str], told: dict[str, Any]) -> None:
+    """Write the index of a pipeline of class `kind` whose folders hold parts of these classes."""
+    import diffusers
+
+    index: dict[str, Any] = {
+        "_class_name": [PARTS, kind],
+        "_diffusers_version": diffusers.__version__,
+        **{part: [PARTS, name] for part, name in parts.items()},
+        **told,
+    }
+    for place in (root, *(root / part for part in parts)):
+        (place / f"{PARTS}.py").write_text(_MODULE, encoding="utf-8")
+    text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+    (root / INDEX).write_text(text, encoding="utf-8")
+
+
+def told_of(pipe: Any, drafter: str | None) -> dict[str, Any]:
+    """Return what an image pipeline's index says of how it draws; warns of what it cannot say."""
+    told: dict[str, Any] = {"batch_size": pipe.batch_size}
+    if all(isinstance(value, _PLAIN) for value in pipe.settings.values()) and pipe.rule_is_named:
+        told["rule"] = {"name": pipe.rule_name, **pipe.settings}
+    else:
+        warnings.warn(
+            f"the rule {pipe.rule_name!r} was given as an object, which is not saved: what is "
+            "loaded will draw by the default rule. Name the rule and its numbers to keep them.",
+            UserWarning,
+            stacklevel=3,
+        )
+    if isinstance(pipe.budget, FixedBudget):
+        told["budget"] = pipe.budget.nodes
+    elif isinstance(pipe.budget, AutoBudget):
+        told["budget"] = AUTO
+    if drafter is None or all(name in _NAMED for name in drafter.split("+")):
+        told["drafter"] = drafter or "none"
+    for key, name in _DRAFTING.items():
+        if (value := getattr(pipe.source, name, None)) is not None:
+            told[key] = value
+    return told
+
+
+def read_setup(path: Path | None) -> Setup | None:
+    """Return how the pipeline that an index is of draws; None where there is no index of ours.
+
+    Raises ModelError for one that cannot be read.
+    """
+    if path is None:
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["_class_name"][0] != PARTS:
+            return None  # of a pipeline of diffusers
+        told = {key: value for key, value in found.items() if not key.startswith("_")}
+        told = {key: value for key, value in told.items() if not isinstance(value, list)}
+        return setup_of(told)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ModelError(
+            f"{path} cannot be read ({error!r}); expected what save_pretrained wrote. Save the "
+            "pipeline again, or remove the file."
+        ) from error
+
+
+def more_of(path: Path | None) -> dict[str, Any]:
+    """Return the arguments of a constructor that an index tells; see `read_setup`."""
+    found = read_setup(path)
+    return {} if found is None else found.more
+
+
+def setup_of(told: dict[str, Any]) -> Setup:
+    """Return the setup that an index tells."""
+    told = dict(told)
+    rule = dict(told.pop("rule", None) or {"name": ""})
+    drafting = {key: told.pop(key) for key in _DRAFTING if key in told}
+    drafter = told.pop("drafter", AUTO)
+    if not isinstance(drafter, str) or not isinstance(rule["name"], str):
+        raise TypeError(f"drafter {drafter!r}, rule {rule!r}")
+    name = str(rule.pop("name"))
+    return Setup(name, rule, None if drafter == "none" else drafter, drafting, told)
+
+
+def as_saved(
+    path: Path | None, default: str, drafter: Any, rule: Any, settings: dict[str, Any]
+) -> tuple[Any, Any, dict[str, Any]]:
+    """Return drafter, rule and settings with what was saved in the place of "auto".
+
+    path: of the index. Where a rule is named, nothing that was saved is taken.
+    """
+    if not (isinstance(rule, str) and rule == AUTO):
+        return drafter, rule, settings
+    found = read_setup(path)
+    if found is None or not found.rule:
+        return drafter, default, settings
+    kept = {**found.settings, **found.more}
+    if isinstance(drafter, str) and drafter == AUTO:
+        drafter, kept = found.drafter, {**kept, **found.drafting}
+        if drafter is not None and "+" in drafter:
+            drafter = drafter.split("+")
+    return drafter, found.rule, {**kept, **settings}
