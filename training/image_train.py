@@ -88,10 +88,13 @@ class Rows:
 
 
 def misread(codes: Tensor, most: float, rng: torch.Generator) -> Tensor:
-    """Replace codes [B, n] by those of the next row; the share, up to `most`, differs by row."""
+    """Replace codes [B, n], or latents [B, n, D], by those of the next row.
+
+    The share, up to `most`, differs by row.
+    """
     share = most * torch.rand(len(codes), 1, generator=rng)
-    wrong = torch.rand(codes.shape, generator=rng) < share
-    return torch.where(wrong, codes.roll(1, 0), codes)
+    wrong = torch.rand(codes.shape[:2], generator=rng) < share
+    return torch.where(wrong if codes.ndim == 2 else wrong[..., None], codes.roll(1, 0), codes)
 
 
 class Student:

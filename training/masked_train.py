@@ -31,8 +31,8 @@ from ragspec.visual.masked.schedule import TRAINED, LearnedSchedule
 from ragspec.visual.models.vq import VQTokenizer
 
 SIZES = {
-    **{"hidden_size": 96, "encoder_layers": 2, "decoder_layers": 3, "num_attention_heads": 3},
-    **{"intermediate_size": 288, "buffer_size": 4, "head_width": 128, "head_layers": 3},
+    **{"hidden_size": 64, "encoder_layers": 2, "decoder_layers": 2, "num_attention_heads": 4},
+    **{"intermediate_size": 192, "buffer_size": 4, "head_width": 80, "head_layers": 2},
 }
 TIMES = 2  # of each latent in a step
 EMBEDDER = Path("ragspec/starter/embedder")  # of captions, which tiles have not

@@ -95,3 +95,27 @@ def test_the_latents_are_as_their_card_says() -> None:
     assert float(apart.max()) < 0.2 < float(drawn["plain"].latents.std())
     spread = drawn["plain"].latents.flatten(0, 2).std(0)
     assert float(spread.min()) > 0.05, "neither a constant nor one colour"
+
+
+def test_the_masked_model_is_as_its_card_says() -> None:
+    from ragspec.visual import MaskedLatentPipeline
+
+    folder = IMAGES / "masked-tiles"
+    card = (folder / "README.md").read_text()
+    sums = module("image_export").checksums(folder)
+    assert len(sums) == 2 and all(f"{sha}  {name}" in card for name, sha in sums.items())
+    pipe = MaskedLatentPipeline.from_pretrained("masked-tiles", steps=8, iterations=16)
+    pipe.set_progress_bar_config(disable=True)
+    assert f"{sum(each.numel() for each in pipe.model.parameters()):,} parameters" in card
+    dice = [torch.Generator().manual_seed(seed) for seed in range(4)]
+    pictures = pipe(class_labels=["dngn/water", "dngn/wall"] * 2, generator=dice, output_type="pt")
+    water, wall = pictures.images[::2], pictures.images[1::2]
+    assert float(wall.mean()) != pytest.approx(float(water.mean()), abs=0.02), "classes are told"
+    spread = pictures.latents.flatten(0, 2).std(0)
+    assert float(spread.min()) > 0.05, "neither a constant nor one colour"
+
+
+def test_the_starter_models_stay_small() -> None:
+    files = [path for path in (IMAGES.parent).rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 40 * 2**20
+    assert max(path.stat().st_size for path in files) <= 15 * 2**20
