@@ -25,31 +25,39 @@ if TYPE_CHECKING:
     from ragspec.visual.models.transformers_targets import ImageGPTTarget as ImageGPTTarget
     from ragspec.visual.models.transformers_targets import JanusTarget as JanusTarget
     from ragspec.visual.models.vq import VQTokenizer as VQTokenizer
+    from ragspec.visual.pipeline.base import ImageOutput as ImageOutput
+    from ragspec.visual.pipeline.chameleon import ChameleonPipeline as ChameleonPipeline
+    from ragspec.visual.pipeline.emu3 import Emu3Pipeline as Emu3Pipeline
+    from ragspec.visual.pipeline.janus import JanusPipeline as JanusPipeline
     from ragspec.visual.pipeline.latents import LatentPipeline as LatentPipeline
+    from ragspec.visual.pipeline.llamagen import LlamaGenPipeline as LlamaGenPipeline
     from ragspec.visual.pipeline.masked import MaskedLatentPipeline as MaskedLatentPipeline
-    from ragspec.visual.pipeline.pipeline import ImageOutput as ImageOutput
     from ragspec.visual.pipeline.pipeline import ImagePipeline as ImagePipeline
 
 _WHERE = {
+    "ChameleonPipeline": "ragspec.visual.pipeline.chameleon",
     "ChameleonTarget": "ragspec.visual.models.transformers_targets",
     "CodeNeighbours": "ragspec.visual.acceptance.codebook",
     "CodePartition": "ragspec.visual.acceptance.codebook",
     "ConditionTable": "ragspec.visual.models.target",
+    "Emu3Pipeline": "ragspec.visual.pipeline.emu3",
     "Emu3Target": "ragspec.visual.models.transformers_targets",
     "ImageGPTTarget": "ragspec.visual.models.transformers_targets",
-    "ImageOutput": "ragspec.visual.pipeline.pipeline",
+    "ImageOutput": "ragspec.visual.pipeline.base",
     "ImagePipeline": "ragspec.visual.pipeline.pipeline",
-    "LatentPipeline": "ragspec.visual.pipeline.latents",
     "ImageTarget": "ragspec.visual.models.target",
     "JacobiDrafter": "ragspec.visual.drafting.jacobi",
+    "JanusPipeline": "ragspec.visual.pipeline.janus",
     "JanusTarget": "ragspec.visual.models.transformers_targets",
     "KLAutoencoder": "ragspec.visual.models.kl",
+    "LatentPipeline": "ragspec.visual.pipeline.latents",
     "LlamaGenConfig": "ragspec.visual.models.llamagen",
     "LlamaGenModel": "ragspec.visual.models.llamagen",
+    "LlamaGenPipeline": "ragspec.visual.pipeline.llamagen",
     "MaskedLatentPipeline": "ragspec.visual.pipeline.masked",
     "VQTokenizer": "ragspec.visual.models.vq",
-    "load_mar": "ragspec.visual.masked.checkpoint",
     "load_llamagen": "ragspec.visual.models.llamagen_checkpoint",
+    "load_mar": "ragspec.visual.masked.checkpoint",
 }
 
 __all__ = sorted(_WHERE)

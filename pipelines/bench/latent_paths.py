@@ -13,6 +13,7 @@ from ragspec.pipelines.bench.image_ways import Way
 from ragspec.pipelines.bench.latent_ways import build_latent_way
 from ragspec.visual.latents.judged import steps_of
 from ragspec.visual.latents.paths import PathMoments, PathTarget
+from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.pipeline.latents import LatentOutput, LatentPipeline
 
@@ -41,6 +42,7 @@ class PathPipeline(LatentPipeline):
         scale: float,
         interval: tuple[int, int] | None,
         fixed: torch.Tensor | None,
+        raster: Raster,
     ) -> ImageTarget:
         return PathTarget(self.model, table, scale, self.schedule)
 

@@ -29,7 +29,8 @@ class SlotBook:
         self.pending = 0
         self.capacity = capacity
         self.copies = copies
-        self.hidden = [0] * rows  # first slots of each row that they alone see: a prompt's padding
+        # First slots of each row, by copy, that they alone see: a prompt's padding.
+        self.hidden: list[tuple[int, ...]] = [(0,) * copies] * rows
         self.block = 1  # keys are read in whole blocks of so many slots, after the prompt
         self._columns: tuple[int, torch.Tensor] | None = None
 

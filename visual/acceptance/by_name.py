@@ -74,6 +74,8 @@ def make_rule(
     partition: int | CodePartition | None = None,
     tv_budget: TVBudget | float | None = None,
     positions: int | None = None,
+    normalised: bool = True,
+    marks: int = 0,
     **settings: Any,
 ) -> Rule:
     """Return a rule by its name, for a target that chooses among the codes of `codebook` [V, d].
@@ -81,9 +83,10 @@ def make_rule(
     name: "exact" (the walk), a name of `relaxed`, or any other rule's. neighbours: k, or a table
     that was built before; partition: a number of clusters, or a partition. tv_budget: see
     `TVBudget`; with `positions`, the codes of a picture, a number is spread evenly over them.
-    settings: delta, lam, least_gain, residual, nu, mu or length, of the rules that have them; None
-    stands for the default. Raises InputError for a setting that the rule has not, or a table of
-    another code-book; UnknownNameError.
+    normalised: see `CodeNeighbours.build`. marks: as many ids behind those of the codes are none,
+    such as the end of a row. settings: delta, lam, least_gain, residual, nu, mu or length, of the
+    rules that have them; None stands for the default. Raises InputError for a setting that the rule
+    has not, or a table of another code-book; UnknownNameError.
     """
     given = {**settings, "neighbours": neighbours, "partition": partition, "tv_budget": tv_budget}
     given = {key: value for key, value in given.items() if value is not None}
@@ -98,12 +101,14 @@ def make_rule(
             f"{', '.join(sorted(known)) or 'no settings'}."
         )
     if "neighbours" in known:
-        given["neighbours"] = _table(name, codebook, neighbours)
+        table = _table(name, codebook, neighbours, normalised)
+        given["neighbours"] = table.with_marks(marks) if marks else table
         for setting, default in (("lam", default_lam), ("delta", default_delta)):
             if setting in known:
                 given.setdefault(setting, default(len(codebook)))
     if "partition" in known:
-        given["partition"] = _partition(codebook, partition)
+        clusters = _partition(codebook, partition, normalised)
+        given["partition"] = clusters.with_marks(marks) if marks else clusters
     if isinstance(tv_budget, Real):
         given["tv_budget"] = TVBudget(float(tv_budget), positions)
     elif tv_budget is not None and not isinstance(tv_budget, TVBudget):
@@ -122,15 +127,19 @@ def table_bytes(name: str, codes: int, wanted: int | CodeNeighbours | None = Non
     return building_bytes(codes, k)
 
 
-def _table(name: str, codebook: Any, wanted: int | CodeNeighbours | None) -> CodeNeighbours:
+def _table(
+    name: str, codebook: Any, wanted: int | CodeNeighbours | None, normalised: bool
+) -> CodeNeighbours:
     if isinstance(wanted, CodeNeighbours):
         wanted.check(codebook)
         return wanted
     k = default_neighbours(len(codebook), name) if wanted is None else wanted
-    return CodeNeighbours.build(codebook, k)
+    return CodeNeighbours.build(codebook, k, normalised)
 
 
-def _partition(codebook: Any, wanted: int | CodePartition | None) -> CodePartition:
+def _partition(
+    codebook: Any, wanted: int | CodePartition | None, normalised: bool
+) -> CodePartition:
     if isinstance(wanted, CodePartition):
         if wanted.size != len(codebook):
             raise InputError(
@@ -138,6 +147,5 @@ def _partition(codebook: Any, wanted: int | CodePartition | None) -> CodePartiti
                 "expected one made from it."
             )
         return wanted
-    return CodePartition.build(
-        codebook, default_clusters(len(codebook)) if wanted is None else wanted
-    )
+    clusters = default_clusters(len(codebook)) if wanted is None else wanted
+    return CodePartition.build(codebook, clusters, normalised=normalised)

@@ -63,13 +63,15 @@ class CodeNeighbours:
         return int(self.rows.shape[1])
 
     @classmethod
-    def build(cls, codebook: Any, k: int) -> CodeNeighbours:
+    def build(cls, codebook: Any, k: int, normalised: bool = True) -> CodeNeighbours:
         """Return the k nearest codes of each row of a code-book [V, d] (tensor or array).
 
-        Of codes at one distance the lower id comes first. Raises InputError for k outside
-        1 .. V - 1 and for rows that cannot be normalised.
+        normalised: whether the tokenizer looks codes up by their directions alone; False compares
+        them by plain distance. Of codes at one distance the lower id comes first. Raises InputError
+        for k outside 1 .. V - 1 and for rows that cannot be normalised.
         """
-        codes, k = unit_codes(codebook), whole(given := k) or 0
+        codes, k = _compared(codebook, normalised), whole(given := k) or 0
+        lengths = np.zeros(len(codes)) if normalised else np.square(codes).sum(1) / 2
         if not 1 <= k < len(codes):
             raise InputError(
                 f"got k={given!r} neighbours for {len(codes)} codes; expected 1 to "
@@ -79,10 +81,17 @@ class CodeNeighbours:
         block = _block(len(codes))
         for start in range(0, len(codes), block):
             near = codes[start : start + block] @ codes.T
+            near -= lengths
             own = np.arange(start, start + len(near))
             near[np.arange(len(near)), own] = -np.inf  # by id: a twin of the code stays in
             rows[own] = _largest(near, k)
         return cls(rows, codebook_fingerprint(codebook))
+
+    def with_marks(self, count: int) -> CodeNeighbours:
+        """Return the table with as many ids behind it that are no codes and near none."""
+        marks = np.arange(self.size, self.size + count, dtype=np.int32)
+        alone = np.repeat(marks[:, None], self.k, axis=1)  # each its own neighbour, and no other's
+        return CodeNeighbours(np.concatenate([self.rows, alone]), self.fingerprint)
 
     def check(self, codebook: Any) -> None:
         """Raise InputError unless the table is of this code-book [V, d]."""
@@ -151,13 +160,16 @@ class CodePartition:
         return len(self.clusters)
 
     @classmethod
-    def build(cls, codebook: Any, clusters: int, seed: int = 0) -> CodePartition:
-        """Return the partition of a code-book [V, d] by k-means on its normalised rows.
+    def build(
+        cls, codebook: Any, clusters: int, seed: int = 0, normalised: bool = True
+    ) -> CodePartition:
+        """Return the partition of a code-book [V, d] by k-means on its rows.
 
-        The seed picks the codes that the centres start from. Raises InputError for a number of
-        clusters outside 1 .. V and for rows that cannot be normalised.
+        normalised: see `CodeNeighbours.build`. The seed picks the codes that the centres start
+        from. Raises InputError for a number of clusters outside 1 .. V and for rows that cannot be
+        normalised.
         """
-        codes, clusters = unit_codes(codebook), whole(given := clusters) or 0
+        codes, clusters = _compared(codebook, normalised), whole(given := clusters) or 0
         if not 1 <= clusters <= len(codes):
             raise InputError(
                 f"got {given!r} clusters of {len(codes)} codes; expected 1 to that, a whole number."
@@ -165,14 +177,24 @@ class CodePartition:
         start = np.random.default_rng(seed).choice(len(codes), clusters, replace=False)
         centres, belongs = codes[start], np.full(len(codes), -1)
         for _ in range(_ROUNDS):
-            before, belongs = belongs, _nearest(codes, centres)
+            before, belongs = belongs, _nearest(codes, centres, normalised)
             if np.array_equal(before, belongs):
                 break
             sums = np.zeros_like(centres)
             np.add.at(sums, belongs, codes)
-            lengths = np.linalg.norm(sums, axis=1, keepdims=True)
+            sizes = np.bincount(belongs, minlength=clusters)[:, None].astype(np.float64)
+            lengths = np.linalg.norm(sums, axis=1, keepdims=True) if normalised else sizes
             centres = np.where(lengths > 0.0, sums / np.maximum(lengths, 1e-12), centres)
         return cls(belongs.astype(np.int32), codebook)
+
+    def with_marks(self, count: int) -> CodePartition:
+        """Return the partition with as many ids behind it that are no codes, each by itself."""
+        marks = np.arange(count, dtype=np.int32) + self.clusters.max() + np.int32(1)
+        made = CodePartition(np.concatenate([self.clusters, marks]).astype(np.int32))
+        if self._units is not None:
+            rows = np.zeros((count, self._units.shape[1]))
+            made._units = np.concatenate([self._units, rows])
+        return made
 
     @cached_property
     def mates(self) -> list[Codes]:
@@ -188,6 +210,15 @@ class CodePartition:
                     others = others[np.argsort(-near, kind="stable")]
                 mates[code] = others
         return mates
+
+
+def _compared(codebook: Any, normalised: bool) -> NDArray[np.float64]:
+    """Return what is compared of a code-book [V, d]: its rows, at length 1 or as they are."""
+    units = unit_codes(codebook)
+    if normalised:
+        return units
+    plain: NDArray[np.float64] = torch.as_tensor(codebook).detach().double().cpu().numpy()
+    return plain
 
 
 def building_bytes(codes: int, k: int) -> int:
@@ -227,11 +258,14 @@ def _block(codes: int) -> int:
     return max(1, min(_BLOCK, _BLOCK_BYTES // (np.dtype(np.float64).itemsize * codes)))
 
 
-def _nearest(codes: NDArray[np.float64], centres: NDArray[np.float64]) -> NDArray[np.int64]:
+def _nearest(
+    codes: NDArray[np.float64], centres: NDArray[np.float64], normalised: bool = True
+) -> NDArray[np.int64]:
     """Return the number of the centre [C, d] that is nearest to each code: i64 [V]."""
     block = _block(len(centres))
     starts = range(0, len(codes), block)
-    return np.concatenate([(codes[i : i + block] @ centres.T).argmax(1) for i in starts])
+    lengths = np.zeros(len(centres)) if normalised else np.square(centres).sum(1) / 2
+    return np.concatenate([(codes[i : i + block] @ centres.T - lengths).argmax(1) for i in starts])
 
 
 def _largest(near: NDArray[np.float64], k: int) -> Codes:

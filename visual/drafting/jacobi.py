@@ -47,7 +47,8 @@ class JacobiDrafter:
     window: the most codes of a draft. form: "coupled" (SCD, for `walk`) or "sampled" (SJD, for
     `rejection`). width: codes in a row of the picture; None for one endless row, as in text.
     start: a fresh position takes the code on its "left" or "above" it, whichever there is.
-    branches: codes beside each of the chain, of the coupled form alone; 0 makes a chain.
+    branches: codes beside each of the chain, of the coupled form alone; 0 makes a chain. end: the
+    code that stands at the end of every row, where the model has one.
     Raises InputError for other settings.
     """
 
@@ -62,6 +63,7 @@ class JacobiDrafter:
         width: int | None = None,
         start: Start = "left",
         branches: int = 0,
+        end: int | None = None,
     ) -> None:
         if form not in _KINDS or start not in ("left", "above"):
             raise InputError(
@@ -76,6 +78,7 @@ class JacobiDrafter:
                 "'coupled', and 0 in any other."
             )
         self.branches = branches
+        self.end = end
         self.window = window
         self.form = form
         self.width = width
@@ -180,7 +183,9 @@ class JacobiSession:
 
     def _fresh(self, codes: Sequence[int], index: int, last: int) -> int:
         """Return the code beside a position that no forward has reached."""
-        width = self._drafter.width
+        width, end = self._drafter.width, self._drafter.end
+        if end is not None and width is not None and index % width == width - 1:
+            return end
         left = index - 1 if width is None or index % width else -1
         above = -1 if width is None else index - width
         wanted = (left, above) if self._drafter.start == "left" else (above, left)

@@ -20,6 +20,7 @@ from ragspec.errors import InputError
 from ragspec.target.causal import CausalTarget
 from ragspec.target.kv_cache import SlotBook, SlotCache
 from ragspec.target.tree_attention import TreeView, hiding, tree_view
+from ragspec.visual.models.raster import Raster
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,14 +29,15 @@ class ConditionTable:
 
     embeddings [M, hidden]: of each id. partners i64 [M]: the number (0 .. M - 1) of each one's
     unconditional partner. length: L, the ids that a prompt begins with. padding: how many of them
-    are padding, which comes first and is not seen, in the prompt of each condition; the last id
-    stands for it.
+    are padding, in the prompt of each condition, for which the last id stands. hides bool [M]:
+    which ids stand for padding, which comes first and is not seen; None where there is none.
     """
 
     embeddings: torch.Tensor
     partners: torch.Tensor
     length: int
     padding: tuple[int, ...] = ()
+    hides: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.embeddings)
@@ -60,12 +62,30 @@ class ConditionTable:
         if any(padding):
             embeddings = torch.cat([embeddings, torch.zeros_like(embeddings[:1])])
             partners = torch.cat([partners, partners.new_tensor([len(partners)])])
-        return cls(embeddings, partners, length, (*padding,) if any(padding) else ())
+            hides = torch.arange(len(partners), device=partners.device) == len(partners) - 1
+            return cls(embeddings, partners, length, (*padding,), hides)
+        return cls(embeddings, partners, length)
 
-    @property
-    def pad(self) -> int | None:
-        """The number of the id that stands for padding, where there is any."""
-        return len(self) - 1 if self.padding else None
+    @classmethod
+    def of_pairs(
+        cls,
+        conditions: torch.Tensor,
+        unconditional: torch.Tensor,
+        padding: Sequence[int],
+        unconditional_padding: Sequence[int],
+    ) -> ConditionTable:
+        """Return the table of R conditions [R, L, hidden], each with a partner [R, L, hidden].
+
+        padding, unconditional_padding: of each row of the two, as many of its first embeddings are
+        not seen. Condition r has the ids from r * L on, its partner those from (R + r) * L on.
+        """
+        rows, length, hidden = conditions.shape
+        embeddings = torch.cat([conditions, unconditional.to(conditions)]).reshape(-1, hidden)
+        own = torch.arange(rows * length, device=conditions.device)
+        partners = torch.cat([own + rows * length] * 2)
+        counts = torch.tensor([*padding, *unconditional_padding], device=conditions.device)
+        hides = torch.arange(length, device=conditions.device) < counts[:, None]
+        return cls(embeddings, partners, length, (), hides.reshape(-1) if any(counts) else None)
 
     def ids(self, row: int) -> list[int]:
         """Return the numbers of the L ids of condition `row`, counted from 0."""
@@ -81,7 +101,8 @@ class ImageTarget(CausalTarget):
     its prompts may hold. guidance_scale: s; 1 runs the conditional row alone. guidance_interval:
     (first, last) indices of the codes for which guidance is on, last excluded; None for all.
     codes: V, where the model's configuration says something else. fixed i64 [n]: the codes that
-    must stand at the first n indices, -1 where the model chooses.
+    must stand at the first n indices, -1 where the model chooses. raster: how the codes lie; None
+    for the model's whole square, of which a smaller one keeps the left of the first rows.
     Subclasses say for other models what stands for a code (`code_embeddings`), how the model runs
     (`run`) and which codes may stand where (`allowed`). Raises InputError for settings outside
     their range and conditions of another model.
@@ -98,6 +119,7 @@ class ImageTarget(CausalTarget):
         *,
         codes: int | None = None,
         fixed: torch.Tensor | None = None,
+        raster: Raster | None = None,
     ) -> None:
         super().__init__(model)
         _check(model, conditions, guidance_scale, guidance_interval)
@@ -115,7 +137,13 @@ class ImageTarget(CausalTarget):
         self.piece = None  # conditions are short
         self._conditions = conditions.embeddings.detach().to(self.device, self.dtype)
         self._partners = conditions.partners.to(self.device)
+        self._hides = None if conditions.hides is None else conditions.hides.to(self.device)
         self._table = conditions
+        self.raster = raster
+        side = getattr(model.config, "grid_size", None)
+        self._side = side if raster is not None and side != raster.line else None
+        if self._side is not None and raster is not None and self.max_length is not None:
+            self.max_length = conditions.length + raster.tokens
         self._fixed = None if fixed is None else fixed.to(self.device)
 
     def prompt(self, row: int) -> list[int]:
@@ -169,24 +197,43 @@ class ImageTarget(CausalTarget):
                 embedded = self.code_embeddings(tokens)
                 embedded = embedded if self.copies == 1 else embedded.repeat(2, 1, 1)
             positions = view.positions
-            seen = hiding(view, book.hidden) if any(book.hidden) else view
-            if self.copies == 2 and len(tokens) > 1:  # what one sequence sees fits both of its rows
-                seen = _doubled(seen)
-            shifted = seen.positions + self._shift if self._shift else seen.positions
+            hidden = [row[copy] for copy in range(self.copies) for row in book.hidden]
+            apart = any(len(set(row)) > 1 for row in book.hidden)
+            # What one sequence sees fits both of its rows, unless their padding differs.
+            seen = _doubled(view) if self.copies == 2 and (len(tokens) > 1 or apart) else view
+            if any(hidden):
+                hidden = hidden[: len(seen.positions)]
+                seen = hiding(seen, hidden)
             with tree_view(seen):
-                logits = self.run(embedded, shifted, cache, keep)
+                logits = self.run(embedded, self.placed(seen.positions, hidden), cache, keep)
         cache.advance(tokens.shape[1])
         return self._guided(
             logits, positions[:, -keep:] if isinstance(keep, int) else positions[:, keep]
         )
 
+    def placed(self, positions: torch.Tensor, hidden: Sequence[int]) -> torch.Tensor:
+        """Return where the model reads what stands at positions i64 [R, n] of the cache.
+
+        hidden: the padding of each of the R rows. LlamaGen's codes have places of their own.
+        """
+        places = positions + self._shift if self._shift else positions
+        if self._side is None or self.raster is None:
+            return places
+        index = positions - self.condition_length
+        row, column = index // self.raster.line, index % self.raster.line
+        start = self.condition_length + self._shift
+        codes = (start + row * self._side + column).clamp(max=start + self._side**2)
+        return torch.where(index < 0, places, codes)
+
     def _note_padding(self, tokens: torch.Tensor, book: SlotBook) -> None:
         """Have the cache hide the padding of the prompts that are read, ids i64 [B, n]."""
-        pad = self._table.pad
-        if pad is not None:
-            counts = (tokens == self.vocab_size + pad).sum(1).tolist()
-            starts = zip(book.lengths, counts, book.hidden, strict=True)
-            book.hidden = [before if length else count for length, count, before in starts]
+        if self._hides is None:
+            return
+        which, code = (tokens - self.vocab_size).clamp(min=0), tokens < self.vocab_size
+        pads = [self._hides[each] & ~code for each in (which, self._partners[which])]
+        counts = torch.stack([pad.sum(1) for pad in pads[: self.copies]], dim=1).tolist()
+        starts = zip(book.lengths, counts, book.hidden, strict=True)
+        book.hidden = [before if length else tuple(count) for length, count, before in starts]
 
     def code_embeddings(self, codes: torch.Tensor) -> torch.Tensor:
         """Return what the first layer reads for codes i64 [B, n]: [B, n, hidden]."""

@@ -2,14 +2,16 @@
 
 The models are used as they are: each class here says what stands for a code, which part of the
 model runs, which head speaks of codes and which codes may stand where. Prompts are token ids of the
-model's own tokenizer, given when the target is made, all of one length L; `prompt(row)` gives their
-ids here. With guidance `unconditional` is the prompt of the second row, of the same length.
+model's own tokenizer, given when the target is made, of any lengths: shorter ones are padded on the
+left, and the padding is not seen and has no positions. `prompt(row)` gives their ids here. With
+guidance `unconditional` is the prompt of the second row, one for all or one for each.
 Tokens that come out are codes 0 .. V - 1, the numbers that the model's own VQ decoder takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isqrt
 from typing import Any
 
 import torch
@@ -21,15 +23,17 @@ from ragspec.target.kv_cache import SlotCache
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_best
 from ragspec.visual.checks import checked_count, whole
+from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 
 Ids = Sequence[int]
+Unconditional = Ids | Sequence[Ids] | None
 
 
 class _Foreign(ImageTarget):
     """What the models here have in common: an inner model and a head over (more than) the codes.
 
-    inner: gives the last hidden states. codes: V. count: codes of a picture, line ends included.
+    inner: gives the last hidden states. codes: V. raster, fixed: see `ImageTarget`.
     """
 
     def __init__(
@@ -37,24 +41,40 @@ class _Foreign(ImageTarget):
         model: Any,
         inner: Any,
         prompts: Sequence[Ids],
-        unconditional: Ids | None,
+        unconditional: Unconditional,
         guidance_scale: float,
         guidance_interval: tuple[int, int] | None,
         *,
         codes: int,
-        count: int,
+        raster: Raster,
+        fixed: torch.Tensor | None = None,
     ) -> None:
         if guidance_scale != 1.0 and unconditional is None:
             raise InputError(
                 f"got guidance_scale {guidance_scale} without an unconditional prompt; expected "
-                "the token ids of one. Pass unconditional=[...], as long as the prompts."
+                "the token ids of one. Pass unconditional=[...]."
             )
-        table = _conditions(model, prompts, unconditional)
-        super().__init__(model, table, guidance_scale, guidance_interval, codes=codes)
+        table = prompt_table(model, prompts, unconditional)
+        super().__init__(
+            model,
+            table,
+            guidance_scale,
+            guidance_interval,
+            codes=codes,
+            fixed=fixed,
+            raster=raster,
+        )
         self.inner = inner
         self.keeps_logits = True  # here, whatever the model's own forward does
-        longest = table.length + count
+        longest = table.length + raster.tokens
         self.max_length = min(longest, self.max_length or longest)
+
+    def placed(self, positions: torch.Tensor, hidden: Sequence[int]) -> torch.Tensor:
+        """Return positions i64 [R, n] counted from the first token that is no padding."""
+        if not any(hidden):
+            return positions
+        padding = torch.tensor(hidden, device=positions.device)[:, None]
+        return (positions - padding).clamp(min=0)
 
     def run(
         self,
@@ -74,16 +94,20 @@ class JanusTarget(_Foreign):
     """Janus or Janus-Pro (`JanusForConditionalGeneration`) drawing a picture.
 
     prompts: token ids that end with the begin-of-image token. unconditional: those ids with every
-    one padded but the first and the last (see `janus_unconditional`).
+    one padded but the first and the last (see `janus_unconditional`). raster: None for the square
+    that the model was trained on.
     """
 
     def __init__(
         self,
         model: Any,
         prompts: Sequence[Ids],
-        unconditional: Ids | None = None,
+        unconditional: Unconditional = None,
         guidance_scale: float = 5.0,
         guidance_interval: tuple[int, int] | None = None,
+        *,
+        raster: Raster | None = None,
+        fixed: torch.Tensor | None = None,
     ) -> None:
         _expect(model, "janus")
         parts = model.model
@@ -95,7 +119,8 @@ class JanusTarget(_Foreign):
             guidance_scale,
             guidance_interval,
             codes=parts.generation_embeddings.num_embeddings,
-            count=model.config.vision_config.num_image_tokens,
+            raster=raster or janus_raster(model),
+            fixed=fixed,
         )
 
     @property
@@ -108,6 +133,17 @@ class JanusTarget(_Foreign):
         """Return codes i64 [B, n] embedded and brought into the text's space: [B, n, hidden]."""
         embedded: torch.Tensor = self.model.prepare_embeddings_for_image_generation(codes)
         return embedded
+
+
+def janus_raster(model: Any) -> Raster:
+    """Return how the codes of a Janus model's own pictures lie."""
+    return _square(int(model.config.vision_config.num_image_tokens))
+
+
+def _square(count: int) -> Raster:
+    """Return the square of so many codes, or one row of them where they are none."""
+    side = isqrt(count)
+    return Raster(side, side) if side * side == count else Raster(1, count)
 
 
 def janus_unconditional(prompt: Ids, bos: int, boi: int, pad: int) -> list[int]:
@@ -123,12 +159,13 @@ class _InText(_Foreign):
         model: Any,
         inner: Any,
         prompts: Sequence[Ids],
-        unconditional: Ids | None,
+        unconditional: Unconditional,
         guidance_scale: float,
         guidance_interval: tuple[int, int] | None,
         *,
         outputs: Ids,
-        count: int,
+        raster: Raster,
+        fixed: torch.Tensor | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -138,7 +175,8 @@ class _InText(_Foreign):
             guidance_scale,
             guidance_interval,
             codes=len(outputs),
-            count=count,
+            raster=raster,
+            fixed=fixed,
         )
         self.outputs = torch.tensor(list(outputs), device=self.device)
 
@@ -166,9 +204,11 @@ class Emu3Target(_InText):
         prompts: Sequence[Ids],
         height: int,
         width: int,
-        unconditional: Ids | None = None,
+        unconditional: Unconditional = None,
         guidance_scale: float = 3.0,
         guidance_interval: tuple[int, int] | None = None,
+        *,
+        fixed: torch.Tensor | None = None,
     ) -> None:
         _expect(model, "emu3")
         height, width = checked_count(height, "height"), checked_count(width, "width")
@@ -181,14 +221,17 @@ class Emu3Target(_InText):
             guidance_scale,
             guidance_interval,
             outputs=[*_in_order(known.img2bpe), known.eol_token_id],
-            count=height * (width + 1),
+            raster=Raster(height, width, ends=1),
+            fixed=fixed,
         )
         self.width = width
         self._is_end = torch.arange(self.vocab_size, device=self.device) == self.vocab_size - 1
 
     def allowed(self, index: torch.Tensor) -> torch.Tensor:
         """Return which codes may stand at indices i64 [B, k]: bool [B, k, V]."""
-        return (index % (self.width + 1) == self.width)[..., None] == self._is_end
+        fitting = (index % (self.width + 1) == self.width)[..., None] == self._is_end
+        given = super().allowed(index)
+        return fitting if given is None else fitting & given
 
     def picture(self, tokens: Ids) -> list[list[int]]:
         """Return the rows of codes, without their ends, of the tokens of a whole picture."""
@@ -197,7 +240,7 @@ class Emu3Target(_InText):
 
 
 class ChameleonTarget(_InText):
-    """Chameleon or Anole (`ChameleonForConditionalGeneration`) drawing `count` codes.
+    """Chameleon or Anole (`ChameleonForConditionalGeneration`) drawing `count` codes, or a raster.
 
     The model's own forward forbids codes, so its decoder and head are asked. prompts: token ids
     that end with the begin-of-image token.
@@ -207,11 +250,13 @@ class ChameleonTarget(_InText):
         self,
         model: Any,
         prompts: Sequence[Ids],
-        unconditional: Ids | None = None,
+        unconditional: Unconditional = None,
         guidance_scale: float = 1.0,
         guidance_interval: tuple[int, int] | None = None,
         *,
         count: int = 1024,
+        raster: Raster | None = None,
+        fixed: torch.Tensor | None = None,
     ) -> None:
         _expect(model, "chameleon")
         super().__init__(
@@ -222,7 +267,8 @@ class ChameleonTarget(_InText):
             guidance_scale,
             guidance_interval,
             outputs=_in_order(model.model.vocabulary_mapping.img2bpe),
-            count=checked_count(count, "count"),
+            raster=raster or _square(checked_count(count, "count")),
+            fixed=fixed,
         )
 
 
@@ -245,7 +291,7 @@ class ImageGPTTarget(_Foreign):
             1.0,
             None,
             codes=start,
-            count=model.config.n_positions,
+            raster=_square(int(model.config.n_positions)),
         )
         self.max_length = model.config.n_positions + 1  # the last code is drawn and never read
 
@@ -263,28 +309,46 @@ class _Bounded(TreeSession):
         return keep_best(tree, max(room, 0))
 
 
-def _conditions(model: Any, prompts: Sequence[Ids], unconditional: Ids | None) -> ConditionTable:
-    """Return the table of embedded prompts; the first stands in for no unconditional one."""
+def prompt_table(
+    model: Any, prompts: Sequence[Ids], unconditional: Unconditional
+) -> ConditionTable:
+    """Return the table of embedded prompts; without unconditional ones each is its own partner.
+
+    Raises InputError for what is no list of token ids, and ids that the model has not.
+    """
     rows = _ids(prompts)
-    last = _ids([unconditional])[0] if unconditional is not None else rows[0] if rows else []
-    lengths = {len(row) for row in [*rows, last]}
-    if not rows or len(lengths) != 1 or 0 in lengths:
+    beside = rows if unconditional is None else _partners(unconditional, len(rows))
+    if not rows or not all([*rows, *beside]):
         raise InputError(
-            f"got prompts of {sorted(lengths)} tokens (the unconditional one included); expected "
-            "at least one, and all of one length. Make a target for each length, or pad."
+            f"got {len(rows)} prompts, of {[len(row) for row in [*rows, *beside]][:8]} tokens (the "
+            "unconditional ones included); expected at least one, and none that is empty."
         )
     embedding = model.get_input_embeddings()
     size = embedding.weight.shape[0]
-    wrong = [token for row in [*rows, last] for token in row if not 0 <= token < size]
+    wrong = [token for row in [*rows, *beside] for token in row if not 0 <= token < size]
     if wrong:
         raise InputError(
             f"got a prompt with the token id {wrong[0]}; expected ids from 0 to {size - 1}, "
             "made with the model's own tokenizer."
         )
-    ids = torch.tensor([*rows, last], device=input_device(embedding))
+    length = max(map(len, [*rows, *beside]))
+    padding = [length - len(row) for row in [*rows, *beside]]
+    padded = [[row[0]] * pad + row for row, pad in zip([*rows, *beside], padding, strict=True)]
     with torch.no_grad():
-        embedded = embedding(ids)
-    return ConditionTable.of_rows(embedded[:-1], embedded[-1])
+        embedded = embedding(torch.tensor(padded, device=input_device(embedding)))
+    own, none = embedded.split(len(rows))
+    return ConditionTable.of_pairs(own, none, padding[: len(rows)], padding[len(rows) :])
+
+
+def _partners(given: Any, count: int) -> list[list[int]]:
+    """Return the unconditional prompt of each of `count` prompts, given one for all or for each."""
+    each = len(given) > 0 and whole(given[0]) is None
+    rows = _ids(given if each else [given])
+    if len(rows) not in (1, count):
+        raise InputError(
+            f"got {len(rows)} unconditional prompts for {count} prompts; expected one, or one each."
+        )
+    return rows * count if len(rows) == 1 else rows
 
 
 def _ids(prompts: Any) -> list[list[int]]:

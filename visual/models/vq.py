@@ -121,8 +121,9 @@ class VQTokenizer:
         return self.image_size // self.reduction
 
     def codebook(self) -> torch.Tensor:
-        """Return the codes made unit length, f32 [V, d]: what neighbours are searched in."""
-        return functional.normalize(self.model.quantize.embedding.weight.float(), dim=-1)
+        """Return the codes f32 [V, d], made unit length where they are looked up so."""
+        rows: torch.Tensor = self.model.quantize.embedding.weight.float()
+        return functional.normalize(rows, dim=-1) if self.normalised else rows
 
     @torch.no_grad()
     def latents(self, images: torch.Tensor) -> torch.Tensor:

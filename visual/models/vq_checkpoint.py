@@ -28,7 +28,7 @@ JANUS = "janus_vqgan"  # the model_type of transformers' JanusVQVAE
 
 # The running mean first, as in LlamaGen's own script that draws with the tokenizer.
 _PLACES = ("ema", *(place for place in PLACES if place != "ema"))
-_DROPPED = "quantize.codebook_used"  # a count of codes in training
+_DROPPED = ("quantize.codebook_used", "loss.")  # a count of codes, and what trains beside it
 _BOOK = 2  # axes of its weight
 _NEEDED = (
     "encoder.conv_in.weight",
@@ -49,7 +49,9 @@ def load_llamagen_vq(
     found, settings = read_checkpoint(path, allow_namespace, _PLACES)
     pixels = getattr(settings, "image_size", None)
     origin = Path(path).name
-    weights = {name: value.to(dtype) for name, value in found.items() if name != _DROPPED}
+    weights = {
+        name: value.to(dtype) for name, value in found.items() if not name.startswith(_DROPPED)
+    }
     check_finite(weights, origin)
     return _vq_model(weights, origin, pixels if isinstance(pixels, int) and pixels > 0 else PIXELS)
 

@@ -37,24 +37,53 @@ _PREFERENCE = (
 class Conditions:
     """What the images of one call are of: class labels i64 [R], or features [R, L, d].
 
-    padding: as many first features of each row are not seen.
+    padding: as many first features of each row are not seen. negative [1, L, d] or [R, L, d]: what
+    stands in for no condition, with padding of its own; None for what the model learned for that.
     """
 
     given: torch.Tensor
     padding: tuple[int, ...] = ()
+    negative: torch.Tensor | None = None
+    negative_padding: tuple[int, ...] = ()
 
     def table(self, model: Any) -> ConditionTable:
         """Return what the condition ids stand for in a model; raises InputError."""
         with torch.no_grad():
-            made = model.condition(self.given), model.unconditional(1)[0]
-            return ConditionTable.of_rows(*made, self.padding)
+            own = model.condition(self.given)
+            if self.negative is None:
+                return ConditionTable.of_rows(own, model.unconditional(1)[0], self.padding)
+            none = model.condition(self.negative)
+        rows = len(own)
+        padding = self.padding or (0,) * rows
+        beside = self.negative_padding or (0,) * len(none)
+        repeated = none.expand(rows, -1, -1) if len(none) == 1 else none
+        every = beside * rows if len(none) == 1 else beside
+        return ConditionTable.of_pairs(own, repeated, padding, every)
+
+    def target(self, model: Any, like: ImageTarget) -> ImageTarget:
+        """Return a target over another model, guided and laid out as `like`."""
+        table = self.table(model)
+        scale, interval = like.guidance_scale, like.guidance_interval
+        return ImageTarget(model, table, scale, interval, raster=like.raster)
+
+
+class Drawn(Protocol):
+    """What the images of a call are of."""
+
+    def table(self, model: Any) -> ConditionTable:
+        """Return what the condition ids stand for in a model."""
+        ...
+
+    def target(self, model: Any, like: ImageTarget) -> ImageTarget:
+        """Return a target over another model, guided and laid out as `like`."""
+        ...
 
 
 class DraftSource(Protocol):
     """Makes the drafter of one call, or several, which the engine fuses."""
 
     def __call__(
-        self, target: ImageTarget, conditions: Conditions
+        self, target: ImageTarget, conditions: Drawn
     ) -> Drafter | Sequence[Drafter] | None:
         """Return what drafts for a target under these conditions."""
         ...
@@ -70,16 +99,11 @@ class ModelSource:
     depth: int | None = None
     worth: float | None = None
 
-    def __call__(self, target: ImageTarget, conditions: Conditions) -> Drafter:
+    def __call__(self, target: ImageTarget, conditions: Drawn) -> Drafter:
         """Return a `ModelDrafter` over the draft model."""
         from ragspec.drafters.model.drafter import ModelDrafter
 
-        draft = ImageTarget(
-            self.model,
-            conditions.table(self.model),
-            target.guidance_scale,
-            target.guidance_interval,
-        )
+        draft = conditions.target(self.model, target)
         return ModelDrafter(draft, self.depth, self.width, mode=self.mode, worth=self.worth)
 
 
@@ -93,7 +117,7 @@ class HeadSource:
     depth: int | None = None
     worth: float | None = None
 
-    def __call__(self, target: ImageTarget, conditions: Conditions) -> Drafter:
+    def __call__(self, target: ImageTarget, conditions: Drawn) -> Drafter:
         """Return a `HeadDrafter` over the target of this call."""
         from ragspec.drafters.eagle.drafter import HeadDrafter
 
@@ -108,9 +132,27 @@ class FixedSource:
 
     drafter: Drafter | None
 
-    def __call__(self, target: ImageTarget, conditions: Conditions) -> Drafter | None:
+    def __call__(self, target: ImageTarget, conditions: Drawn) -> Drafter | None:
         """Return the drafter."""
         return self.drafter
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JacobiSource:
+    """Drafts from the target's last forward; width: codes of a row, None for the target's own."""
+
+    mode: str
+    width: int | None = None
+
+    def __call__(self, target: ImageTarget, conditions: Drawn) -> Drafter:
+        """Return a `JacobiDrafter` for the rows of the target."""
+        from ragspec.visual.drafting.jacobi import JacobiDrafter
+
+        form: Literal["coupled", "sampled"] = "coupled" if self.mode == "coupled" else "sampled"
+        branches, raster = 1 if form == "coupled" else 0, target.raster
+        width = self.width if raster is None else raster.line
+        end = target.vocab_size - 1 if raster is not None and raster.ends else None
+        return JacobiDrafter(form=form, width=width, branches=branches, end=end)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,7 +171,7 @@ class SeveralSources:
         """The feature head among them, if there is one."""
         return next((each.head for each in self.sources if hasattr(each, "head")), None)
 
-    def __call__(self, target: ImageTarget, conditions: Conditions) -> list[Drafter]:
+    def __call__(self, target: ImageTarget, conditions: Drawn) -> list[Drafter]:
         """Return a drafter of each source."""
         return [source(target, conditions) for source in self.sources]
 
@@ -157,11 +199,11 @@ def draft_source(
     if isinstance(drafter, list | tuple):
         made = tuple(draft_source(each, rule, model, folder, mode, worth) for each in drafter)
         return SeveralSources(made) if len(made) > 1 else [*made, FixedSource(None)][0]
-    mode = mode or _mode_for(rule)
+    mode = mode or mode_for(rule)
     if isinstance(drafter, str) and drafter == "auto":
         drafter = "starter" if mode == DraftKind.DETERMINISTIC.value else "jacobi"
     if isinstance(drafter, str) and drafter == "jacobi":
-        return FixedSource(_jacobi(model, mode))
+        return jacobi_source(mode, int(model.config.grid_size))
     if isinstance(drafter, str | Path):
         return _from_folder(_where(drafter, folder), model, mode, worth)
     if isinstance(drafter, FeatureHead):
@@ -177,12 +219,15 @@ def source_name(source: DraftSource) -> str | None:
     """Return what drafts, in the words of `draft_source`; None where nothing does."""
     if isinstance(source, SeveralSources):
         return "+".join(str(source_name(each)) for each in source.sources)
+    if isinstance(source, JacobiSource):
+        return "jacobi"
     if isinstance(source, FixedSource):
         return None if source.drafter is None else source.drafter.name
     return "head" if hasattr(source, "head") else "model"
 
 
-def _mode_for(rule: Rule) -> str:
+def mode_for(rule: Rule) -> str:
+    """Return how a model or a head drafts for a rule; raises RuleError."""
     if getattr(rule, "tv_budget", None) is not None:
         return DraftKind.DETERMINISTIC.value  # only such drafts let a budget bound
     for kind in _PREFERENCE:
@@ -191,18 +236,15 @@ def _mode_for(rule: Rule) -> str:
     raise RuleError(f"rule {rule.name!r} accepts no kind of draft; expected at least one.")
 
 
-def _jacobi(model: Any, mode: str) -> Drafter:
-    from ragspec.visual.drafting.jacobi import JacobiDrafter
-
+def jacobi_source(mode: str, width: int | None = None) -> JacobiSource:
+    """Return what drafts from the target's last forward; raises InputError for a mode it lacks."""
     if mode == DraftKind.DETERMINISTIC.value:
         raise InputError(
             "got drafter 'jacobi' where deterministic drafts are needed (a budget of total "
             "variation bounds no others); its drafts come of the target's own noise. Use "
             "'starter' or 'head', or leave tv_budget out."
         )
-    form: Literal["coupled", "sampled"] = "coupled" if mode == "coupled" else "sampled"
-    branches = 1 if form == "coupled" else 0
-    return JacobiDrafter(form=form, width=int(model.config.grid_size), branches=branches)
+    return JacobiSource(mode, width)
 
 
 def _where(drafter: str | Path, folder: ImageFolder | None) -> Path:

@@ -18,11 +18,12 @@ from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.models.kl import KLAutoencoder
 from ragspec.visual.models.llamagen import LlamaGenModel
 from ragspec.visual.models.vq import VQTokenizer
+from ragspec.visual.pipeline.base import NODES
 from ragspec.visual.pipeline.latent_source import NODES as LATENTS
 from ragspec.visual.pipeline.latents import LatentPipeline
 from ragspec.visual.pipeline.masked import MaskedLatentPipeline
 from ragspec.visual.pipeline.model_index import AUTO
-from ragspec.visual.pipeline.pipeline import NODES, ImagePipeline
+from ragspec.visual.pipeline.pipeline import ImagePipeline
 
 __all__ = [
     "AutoencoderKL",

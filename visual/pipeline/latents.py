@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-from diffusers import DiffusionPipeline
 from diffusers.image_processor import VaeImageProcessor
 
 from ragspec.acceptance.base import Rule
@@ -18,8 +17,10 @@ from ragspec.visual.latents.judged import Watched, WatchedTarget
 from ragspec.visual.latents.model import LatentModel
 from ragspec.visual.latents.rules.by_name import latent_rule
 from ragspec.visual.latents.schedule import Schedule
+from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.models.vq import VQTokenizer
+from ragspec.visual.pipeline.base import CodePipeline, ImageOutput
 from ragspec.visual.pipeline.folder import (
     ImageFolder,
     caption_encoder,
@@ -28,7 +29,7 @@ from ragspec.visual.pipeline.folder import (
 )
 from ragspec.visual.pipeline.latent_source import NODES, latent_source
 from ragspec.visual.pipeline.latent_stats import latent_stats
-from ragspec.visual.pipeline.pipeline import ImageOutput, ImagePipeline
+from ragspec.visual.pipeline.pipeline import ImagePipeline
 
 
 @dataclass
@@ -52,6 +53,7 @@ class LatentPipeline(ImagePipeline):
     """
 
     _default_rule: ClassVar[str] = "aligned"
+    _saved_as: ClassVar[str] = "SavedLatentPipeline"
 
     def __init__(
         self,
@@ -67,7 +69,7 @@ class LatentPipeline(ImagePipeline):
         batch_size: int = 16,
         **settings: Any,
     ) -> None:
-        DiffusionPipeline.__init__(self)
+        CodePipeline.__init__(self)
         _check(model, tokenizer)
         own = model.config
         self.schedule = Schedule(
@@ -122,10 +124,12 @@ class LatentPipeline(ImagePipeline):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return a `LatentOutput`; see `ImagePipeline`. output_type "latent" gives the latents.
 
-        There is no temperature but 1, no top_k and no guidance interval over latents (InputError).
+        There is no temperature but 1, no top_k, no guidance interval and no other size than the
+        model's own over latents (InputError).
         """
         given = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-        for name, only in (given | {"guidance_interval": None, "codes": None}).items():
+        nothing = dict.fromkeys(("guidance_interval", "codes", "height", "width"))
+        for name, only in (given | nothing).items():
             if (told := kwargs.get(name, only)) is not only and told != only:
                 raise InputError(
                     f"got {name}={kwargs[name]!r}; latents are drawn from densities, which have "
@@ -152,6 +156,7 @@ class LatentPipeline(ImagePipeline):
         scale: float,
         interval: tuple[int, int] | None,
         fixed: torch.Tensor | None,
+        raster: Raster,
     ) -> ImageTarget:
         return WatchedTarget(self.model, table, scale, self.schedule)
 

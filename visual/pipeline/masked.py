@@ -29,6 +29,7 @@ from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.sampler import MaskedSampler
 from ragspec.visual.masked.schedule import LearnedSchedule
 from ragspec.visual.models.kl import KLAutoencoder
+from ragspec.visual.models.raster import Raster
 from ragspec.visual.pipeline.folder import (
     ImageFolder,
     class_names,
@@ -49,8 +50,12 @@ from ragspec.visual.pipeline.masked_run import Batch, DrawnLatents, joined
 from ragspec.visual.pipeline.masked_stats import MaskedStats, placed
 from ragspec.visual.pipeline.model_index import more_of, write_index
 from ragspec.visual.pipeline.output import label_for
-from ragspec.visual.pipeline.pipeline import OUTPUTS
-from ragspec.visual.pipeline.request import checked_callback, seeds_of, some
+from ragspec.visual.pipeline.request import (
+    check_output_type,
+    checked_callback,
+    seeds_of,
+    some,
+)
 
 TENSORS = ("latents",)  # what a callback may ask for
 PLAIN = "plain"  # the name of drawing without drafts
@@ -242,10 +247,7 @@ class MaskedLatentPipeline(Manners):
         furthest behind), the others are 0; it may set pipeline._interrupt, which leaves them so.
         Raises InputError.
         """
-        if output_type not in OUTPUTS:
-            raise InputError(
-                f"got output_type {output_type!r}; expected one of {', '.join(OUTPUTS)}."
-            )
+        check_output_type(output_type)
         if top_k:
             raise InputError(
                 f"got top_k={top_k}; latents are drawn from densities, which have none of it. "
@@ -305,6 +307,7 @@ class MaskedLatentPipeline(Manners):
         outcomes, distances, counts = (
             placed(each, seeds) for each in (drawn.outcomes, drawn.distances, drawn.maps)
         )
+        grid = Raster(self.side, self.side)
         stats = MaskedStats(
             seeds=tuple(seeds),
             places=self.side**2,
@@ -321,6 +324,6 @@ class MaskedLatentPipeline(Manners):
             images=self.decode(latents, output_type),
             stats=stats,
             acceptance_map=counts,
-            label=label_for(drawn.generations, self.side) if drawn.generations else "exact",
+            label=label_for(drawn.generations, grid) if drawn.generations else "exact",
             latents=latents,
         )

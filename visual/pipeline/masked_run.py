@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ragspec.engine.output import Generation
 from ragspec.sampling.noise import NoiseStream
 from ragspec.visual.masked.sampler import MaskedSampler
+from ragspec.visual.models.raster import Raster
 from ragspec.visual.pipeline.latent_stats import fates
 from ragspec.visual.pipeline.masked_drafts import MaskedProgress, latents_of
 from ragspec.visual.pipeline.output import acceptance_of
@@ -71,7 +72,7 @@ class Batch:
         found = pipe.drafts.draw(target, follow.step, lambda: pipe._interrupt)
         follow.finish()
         latents = latents_of(target, [torch.tensor(each.tokens) for each in found])
-        maps = acceptance_of(found, pipe.side).reshape(count, -1)
+        maps = acceptance_of(found, Raster(pipe.side, pipe.side)).reshape(count, -1)
         told = fates(found, target, pipe.rule, places)
         return DrawnLatents(latents, maps, *told, target.prefixes, found)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +14,7 @@ from ragspec.reports.label import kind_of_label
 from ragspec.reports.report import Report
 from ragspec.visual.acceptance.tv_budget import position_excess
 from ragspec.visual.evaluation.pictures import maps_of
+from ragspec.visual.models.raster import Raster
 
 LABELS = (  # from the strongest to the weakest
     "exact",
@@ -96,37 +97,51 @@ class ImageStats:
 
 
 def stats_of(
-    generations: Sequence[Generation], seconds: float, side: int, repeatable: bool = True
+    generations: Sequence[Generation], seconds: float, raster: Raster, repeatable: bool = True
 ) -> ImageStats:
-    """Return the figures of the generations of some images of side * side codes."""
-    excess = np.zeros((len(generations), side * side))
+    """Return the figures of the generations of some images; those of codes leave row ends out."""
+    excess = np.zeros((len(generations), raster.tokens))
+    codes = set(raster.places.tolist())
+    surprises: list[float] = []
     for row, generation in zip(excess, generations, strict=True):
         found = position_excess(generation.steps, generation.label)
         row[: len(found)] = found
+        surprises += _surprises(generation, codes)
     reports = tuple(generation.report for generation in generations)
-    surprises = [value for each in generations for step in each.steps for value in step.surprise]
-    shaped = excess.reshape(-1, side, side)
-    return ImageStats(reports, seconds, shaped, repeatable, np.asarray(surprises))
+    return ImageStats(
+        reports, seconds, raster.grid(excess), repeatable, np.asarray(surprises, dtype=np.float64)
+    )
 
 
-def acceptance_of(generations: Sequence[Generation], side: int) -> NDArray[np.int64]:
+def _surprises(generation: Generation, codes: Container[int]) -> list[float]:
+    """Return the surprise of each token that was measured and is a code."""
+    found, first = [], 0
+    for step in generation.steps:
+        told = enumerate(step.surprise, first)
+        found += [value for index, value in told if index in codes]
+        first += len(step.tokens)
+    return found
+
+
+def acceptance_of(generations: Sequence[Generation], raster: Raster) -> NDArray[np.int64]:
     """Return the acceptance map i64 [B, h, w]: how many codes came with each code's forward."""
     lengths = [[len(step.tokens) for step in each.steps] for each in generations]
-    return np.stack([maps_of(row, (side, side)) for row in lengths])
+    maps = np.stack([maps_of(row, (raster.height, raster.line)) for row in lengths])
+    return raster.grid(maps)
 
 
-def codes_of(generations: Sequence[Generation], side: int) -> torch.Tensor:
+def codes_of(generations: Sequence[Generation], raster: Raster) -> torch.Tensor:
     """Return the codes i64 [B, h, w]; an image that was cut short repeats its last code."""
     rows: list[list[int]] = []
     for generation in generations:
-        known = list(generation.tokens) or [0]
-        rows.append(known + [known[-1]] * (side * side - len(known)))
-    return torch.tensor(rows, dtype=torch.int64).reshape(-1, side, side)
+        known = raster.known(generation.tokens) or [0]
+        rows.append(known + [known[-1]] * (raster.codes - len(known)))
+    return torch.tensor(rows, dtype=torch.int64).reshape(-1, *raster.shape)
 
 
-def label_for(generations: Sequence[Generation], side: int) -> str:
+def label_for(generations: Sequence[Generation], raster: Raster) -> str:
     """Return the label that holds for all images; "unfinished" where one was cut short."""
-    if any(len(each.tokens) < side * side for each in generations):
+    if any(len(each.tokens) < raster.tokens for each in generations):
         return UNFINISHED
     return weakest([each.label for each in generations])
 

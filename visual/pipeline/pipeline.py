@@ -8,32 +8,24 @@ seed alone: under an exact rule the same with and without a drafter.
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
 from diffusers.image_processor import VaeImageProcessor
-from diffusers.utils import BaseOutput
-from numpy.typing import NDArray
 
-from ragspec.acceptance.base import Rule, expect_rule
-from ragspec.acceptance.walk import Walk
-from ragspec.budget.policy import FixedBudget, make_budget
-from ragspec.engine.engine import Engine
-from ragspec.engine.output import Generation
+from ragspec.acceptance.base import Rule
+from ragspec.budget.policy import make_budget
 from ragspec.errors import InputError
 from ragspec.models.device import pick_device, pick_dtype
 from ragspec.models.memory import Memory, expect_room
 from ragspec.sampling.settings import Sampling
-from ragspec.visual.acceptance.by_name import make_rule
-from ragspec.visual.acceptance.surprise import Surprising
 from ragspec.visual.checks import checked_count, class_number
+from ragspec.visual.models.raster import Raster, codes_along
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.models.vq import VQTokenizer
+from ragspec.visual.pipeline.base import NODES, CodePipeline, chosen_rule
 from ragspec.visual.pipeline.drafter_choice import Conditions, draft_source, source_name
 from ragspec.visual.pipeline.folder import (
     ImageFolder,
@@ -46,14 +38,12 @@ from ragspec.visual.pipeline.folder import (
     load_tokenizer,
 )
 from ragspec.visual.pipeline.loading import check_loading, saving
-from ragspec.visual.pipeline.manners import Manners, frees
+from ragspec.visual.pipeline.manners import frees
 from ragspec.visual.pipeline.memory import ADVICE, drawing_memory
 from ragspec.visual.pipeline.model_index import as_saved, told_of, write_index
-from ragspec.visual.pipeline.output import ImageStats, acceptance_of, codes_of, label_for, stats_of
-from ragspec.visual.pipeline.progress import Progress
-from ragspec.visual.pipeline.relaxation import settings_of
 from ragspec.visual.pipeline.request import (
     TENSORS,
+    check_output_type,
     checked_callback,
     checked_codes,
     checked_features,
@@ -62,29 +52,8 @@ from ragspec.visual.pipeline.request import (
     some,
 )
 
-NODES = 12  # of a draft, where nothing is said
-OUTPUTS = ("pil", "np", "pt", "latent")
 
-
-@dataclass
-class ImageOutput(BaseOutput):  # type: ignore[misc, unused-ignore]
-    """What a call returns, for B images of h * w codes.
-
-    images: a list of PIL images, float32 [B, H, W, 3] in 0 .. 1 ("np"), a tensor [B, 3, H, W] in
-    0 .. 1 ("pt"), or the codes ("latent"). stats: see `ImageStats`. acceptance_map i64 [B, h, w]:
-    how many codes came with the forward that gave this one. label: exact, exact-for(law),
-    bounded(tv<=x), approximate, or unfinished where a callback ended the call early. codes i64
-    [B, h, w]; an image that was ended early repeats its last one, and its acceptance is 0 there.
-    """
-
-    images: Any
-    stats: ImageStats
-    acceptance_map: NDArray[Any]
-    label: str
-    codes: torch.Tensor
-
-
-class ImagePipeline(Manners):
+class ImagePipeline(CodePipeline):
     """Draws images with a model of image codes, with or without speculation.
 
     model: a `LlamaGenModel`. tokenizer: of its codes. drafter: see `draft_source`. rule: a Rule, or
@@ -100,9 +69,8 @@ class ImagePipeline(Manners):
     ModelNotFoundError, UnknownNameError, InputError, RuleError.
     """
 
-    # Where diffusers tells what a callback may ask for.
-    _callback_tensor_inputs: ClassVar[list[str]] = list(TENSORS)
     _default_rule: ClassVar[str] = "exact"
+    _saved_as: ClassVar[str] = "SavedImagePipeline"  # the class that diffusers loads
 
     def __init__(
         self,
@@ -124,16 +92,15 @@ class ImagePipeline(Manners):
         check_tokenizer(model, tokenizer)
         self.tokenizer = tokenizer
         self.side = int(model.config.grid_size)
-        named = rule if isinstance(rule, str) else None
-        if isinstance(rule, str):
-            codes = self.side**2
-            settings = settings or settings_of(getattr(folder, "relaxation", None), rule)
-            rule = make_rule(rule, tokenizer.codebook(), positions=codes, **settings)
-        elif settings:
-            raise InputError(f"got a Rule and {', '.join(settings)}; expected settings by a name.")
-        self.rule: Rule = expect_rule(rule)
-        self.rule_name, self.rule_is_named = named or self.rule.name, named is not None
-        self.settings = settings
+        self.rule_is_named = isinstance(rule, str)
+        self.rule, self.rule_name, self.settings = chosen_rule(
+            rule,
+            tokenizer.codebook(),
+            settings,
+            positions=self.side**2,
+            relaxation=getattr(folder, "relaxation", None),
+            normalised=tokenizer.normalised,
+        )
         self.source = draft_source(drafter, self.rule, model, folder, draft_mode, draft_worth)
         self.budget = make_budget(budget)
         self.batch_size = batch_size
@@ -245,7 +212,7 @@ class ImagePipeline(Manners):
         drafts["head"] = "HeadFolder" if getattr(self.source, "head", None) is not None else None
         parts = {"target": kind, "tokenizer": "VQModel"}
         parts |= {part: name for part, name in drafts.items() if name is not None}
-        write_index(root, f"Saved{type(self).__name__}", parts, self._told())
+        write_index(root, self._saved_as, parts, self._told())
 
     def _told(self) -> dict[str, Any]:
         """Return what a loader must be told so that the same is drawn."""
@@ -257,6 +224,9 @@ class ImagePipeline(Manners):
         prompt: str | Sequence[str] | None = None,
         class_labels: int | str | Sequence[int | str] | None = None,
         *,
+        negative_prompt: str | Sequence[str] | None = None,
+        height: int | None = None,
+        width: int | None = None,
         guidance_scale: float = 2.0,
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         num_images_per_prompt: int = 1,
@@ -268,6 +238,8 @@ class ImagePipeline(Manners):
         codes: torch.Tensor | None = None,
         prompt_embeds: torch.Tensor | Sequence[torch.Tensor] | None = None,
         prompt_attention_mask: torch.Tensor | Sequence[Any] | None = None,
+        negative_prompt_embeds: torch.Tensor | Sequence[torch.Tensor] | None = None,
+        negative_prompt_attention_mask: torch.Tensor | Sequence[Any] | None = None,
         output_type: str = "pil",
         return_dict: bool = True,
         callback_on_step_end: Callable[..., Any] | None = None,
@@ -278,7 +250,10 @@ class ImagePipeline(Manners):
         prompt: for a text-conditional model; class_labels: numbers or names, for one of classes;
         prompt_embeds [R, n, d]: features in place of prompts, n at most L, or a list of [n, d];
         prompt_attention_mask [R, n]: which of them are the prompt's own, so that prompts of several
-        lengths go side by side. num_images_per_prompt: images of each, next to each other.
+        lengths go side by side. negative_prompt, or negative_prompt_embeds: what guidance leads
+        away from, one for all or one each, in place of what the model learned for no prompt.
+        height, width: in pixels, up to the size that the model was made for.
+        num_images_per_prompt: images of each, next to each other.
         generator: seeds are drawn from it, or from one an image; None is torch's global one
         (`stats.seeds` tells them). temperature 0 is greedy. guidance_interval: indices
         of the codes for which guidance is on, the last excluded (LlamaGen's cfg_interval=i is (0, i
@@ -289,34 +264,28 @@ class ImagePipeline(Manners):
         callback_on_step_end_tensor_inputs: what
         it is told, [] for nothing. Raises InputError, SamplingError.
         """
-        if output_type not in OUTPUTS:
-            raise InputError(
-                f"got output_type {output_type!r}; expected one of {', '.join(OUTPUTS)}."
-            )
+        check_output_type(output_type)
         callback = checked_callback(callback_on_step_end, callback_on_step_end_tensor_inputs)
-        conditions = self._conditions(prompt, class_labels, prompt_embeds, prompt_attention_mask)
+        raster = self._sized(height, width)
+        conditions = self._conditions(
+            prompt,
+            class_labels,
+            prompt_embeds,
+            prompt_attention_mask,
+            (negative_prompt, negative_prompt_embeds, negative_prompt_attention_mask),
+        )
         self._bring("model", "draft")
         count = checked_count(num_images_per_prompt, "num_images_per_prompt")
         rows = [row for row in range(len(conditions.given)) for _ in range(count)]
         seeds = seeds_of(generator, len(rows))
         table = conditions.table(self.trunk)
-        fixed = checked_codes(codes, self.side**2, int(self.trunk.config.vocab_size))
-        target = self._target(table, guidance_scale, guidance_interval, fixed)
-        engine = Engine(
-            target,
-            None,
-            self.source(target, conditions),
-            budget=self.budget,
-            rule=self._judging(),
-            batch_size=self.batch_size,
-        )
+        fixed = checked_codes(codes, raster.codes, int(self.trunk.config.vocab_size))
+        target = self._target(table, guidance_scale, guidance_interval, fixed, raster)
         sampling = Sampling(
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seeds
         )
-        prompts = [target.prompt(row) for row in rows]
-        began = time.perf_counter()
-        drawn = self._draw(engine, prompts, sampling, callback)
-        made = self._output(drawn, time.perf_counter() - began, output_type, target)
+        drafter = self.source(target, conditions)
+        made = self._made(target, drafter, rows, sampling, callback, output_type)
         return made if return_dict else made.to_tuple()
 
     def encode_prompt(
@@ -330,22 +299,10 @@ class ImagePipeline(Manners):
         if self.trunk.config.condition == "class":
             raise InputError("got a prompt for a model of classes; expected class_labels.")
         count = checked_count(num_images_per_prompt, "num_images_per_prompt")
-        found = self._told_by(prompt)
-        padding = torch.tensor(found.padding or [0] * len(found.given))
-        mask = (torch.arange(found.given.shape[1]) >= padding[:, None]).long()
-        return found.given.repeat_interleave(count, 0), mask.repeat_interleave(count, 0)
-
-    def decode(self, codes: torch.Tensor, output_type: str = "pil") -> Any:
-        """Return the images of codes i64 [B, h, w]; output_type as for a call."""
-        if output_type == "latent":
-            return codes
-        images = self._decoded(self.tokenizer.decode, codes)
-        return self.image_processor.postprocess(images, output_type)
-
-    @property
-    def _repeatable(self) -> bool:
-        """Whether a seed fixes an image, whatever else was drawn and however fast."""
-        return self.rule.label == Walk.label or isinstance(self.budget, FixedBudget)
+        found, padded = self._features("prompt", prompt, None, None)
+        padding = torch.tensor(padded or [0] * len(found))
+        mask = (torch.arange(found.shape[1]) >= padding[:, None]).long()
+        return found.repeat_interleave(count, 0), mask.repeat_interleave(count, 0)
 
     @property
     def trunk(self) -> Any:
@@ -356,70 +313,64 @@ class ImagePipeline(Manners):
         """Return the number of a class given by number or by name; raises InputError."""
         return class_number(given, self.class_names, int(self.trunk.config.num_classes))
 
-    def _judging(self) -> Rule:
-        """Return the rule of a call, which also measures what it does."""
-        return Surprising(self.rule)
-
     def _target(
         self,
         table: ConditionTable,
         scale: float,
         interval: tuple[int, int] | None,
         fixed: torch.Tensor | None,
+        raster: Raster,
     ) -> ImageTarget:
         """Return the target of one call."""
-        return ImageTarget(self.model, table, scale, interval, fixed=fixed)
+        return ImageTarget(self.model, table, scale, interval, fixed=fixed, raster=raster)
 
-    def _draw(
-        self,
-        engine: Engine,
-        prompts: list[list[int]],
-        sampling: Sampling,
-        callback: Callable[..., Any] | None,
-    ) -> list[Generation]:
-        codes = self.side**2
-        self._interrupt = False
-        with closing(self.progress_bar(total=len(prompts) * codes)) as bar:
-            progress = Progress(self, bar, len(prompts), codes, self.batch_size, callback)
-            options: dict[str, Any] = {"max_new_tokens": codes, "ignore_eos": True}
-            if callback is not None:
-                options["stopping_criteria"] = [lambda ids, scores: self._interrupt]
-            drawn: list[Generation] = engine.generate(
-                prompts, sampling, on_step=progress.step, **options
-            )
-            progress.finish()
-        return drawn
-
-    def _output(
-        self, drawn: list[Generation], seconds: float, output_type: str, target: ImageTarget
-    ) -> ImageOutput:
-        codes = codes_of(drawn, self.side)
-        return ImageOutput(
-            images=self.decode(codes, output_type),
-            stats=stats_of(drawn, seconds, self.side, self._repeatable),
-            acceptance_map=acceptance_of(drawn, self.side),
-            label=label_for(drawn, self.side),
-            codes=codes,
+    def _sized(self, height: int | None, width: int | None) -> Raster:
+        """Return how the codes of a picture of so many pixels lie; raises InputError."""
+        given, side, reduction = (height, width), self.side, self.tokenizer.reduction
+        rows, line = (
+            side if pixels is None else codes_along(pixels, reduction, side, name)
+            for pixels, name in zip(given, ("height", "width"), strict=True)
         )
+        return Raster(rows, line)
 
-    def _conditions(self, prompt: Any, labels: Any, embeds: Any, mask: Any) -> Conditions:
+    def _conditions(
+        self, prompt: Any, labels: Any, embeds: Any, mask: Any, negative: tuple[Any, Any, Any]
+    ) -> Conditions:
         given = {"prompt": prompt, "class_labels": labels, "prompt_embeds": embeds}
         named = [name for name, value in given.items() if value is not None]
         classes = self.trunk.config.condition == "class"
         wanted = "class_labels" if classes else "prompt (or prompt_embeds)"
         if len(named) != 1 or (named == ["class_labels"]) != classes:
             raise InputError(f"got {' and '.join(named) or 'nothing to draw'}; expected {wanted}.")
-        if mask is not None and embeds is None:
-            raise InputError("got prompt_attention_mask alone; expected prompt_embeds with it.")
-        length = int(self.trunk.config.condition_length)
-        if embeds is not None:
-            return Conditions(*checked_features(embeds, mask, length))
         if classes:
+            if any(part is not None for part in (mask, *negative)):
+                raise InputError(
+                    "got a negative prompt or a mask of one for a model of classes; expected none. "
+                    "Leave it out: guidance leads away from the model's own class of nothing."
+                )
             return Conditions(torch.tensor([self.label_of(label) for label in some(labels)]))
-        return self._told_by(prompt)
+        own = self._features("prompt", prompt, embeds, mask)
+        if all(part is None for part in negative):
+            return Conditions(*own)
+        beside = self._features("negative_prompt", *negative)
+        if len(beside[0]) not in (1, len(own[0])):
+            raise InputError(
+                f"got {len(beside[0])} negative prompts for {len(own[0])} prompts; expected one "
+                "for all, or one each."
+            )
+        return Conditions(*own, *beside)
 
-    def _told_by(self, prompt: str | Sequence[str]) -> Conditions:
-        """Return the features of prompts; raises InputError where nothing makes them."""
+    def _features(
+        self, name: str, texts: Any, embeds: Any, mask: Any
+    ) -> tuple[torch.Tensor, tuple[int, ...]]:
+        """Return features [R, L, d] of texts, or those that are given, and their padding."""
+        length = int(self.trunk.config.condition_length)
+        if texts is not None and embeds is not None:
+            raise InputError(f"got {name} and {name}_embeds; expected one of them.")
+        if mask is not None and embeds is None:
+            raise InputError(f"got {name}_attention_mask alone; expected {name}_embeds with it.")
+        if embeds is not None:
+            return checked_features(embeds, mask, length)
         if self.captions is None:
             raise InputError(
                 "got a prompt, but this model reads the features of a text encoder that is not "
@@ -427,6 +378,6 @@ class ImagePipeline(Manners):
                 "prompt_embeds [R, L, d]."
             )
         self._bring("text_encoder")
-        told = self.captions(checked_texts(some(prompt)))
+        told = self.captions(checked_texts(some(texts)))
         self._send_away("text_encoder")
-        return Conditions(*checked_features(told, None, int(self.trunk.config.condition_length)))
+        return checked_features(told, None, length)

@@ -9,10 +9,13 @@ import torch
 
 from ragspec.acceptance.base import Step
 from ragspec.errors import InputError
+from ragspec.visual.models.raster import Raster
 
 
 class Progress:
     """Follows the steps of a run: B images of `codes` codes, `side_by_side` of them at a time.
+
+    raster: where some of these tokens only end a row; a callback is told of the others alone.
 
     callback(pipeline, step, codes, {"codes": i64 [B, codes]}) is called after every pass; `codes`
     counts those of the image of the batch that is furthest behind.
@@ -26,6 +29,7 @@ class Progress:
         codes: int,
         side_by_side: int,
         callback: Callable[..., Any] | None = None,
+        raster: Raster | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._bar = bar
@@ -33,6 +37,7 @@ class Progress:
         self._side_by_side = side_by_side
         self._codes = torch.full((images, codes), -1, dtype=torch.int64)
         self._counts = [0] * images
+        self._raster = raster or Raster(1, codes)
         self._last = -1
         self._passes = 0
 
@@ -52,7 +57,7 @@ class Progress:
 
     def told(self, first: int) -> dict[str, torch.Tensor]:
         """Return what a callback hears; first: the image that begins the batch of the pass."""
-        return {"codes": self._codes.clone()}
+        return {"codes": self._drawn().clone()}
 
     def _end_of_pass(self) -> None:
         if self._last < 0:
@@ -60,11 +65,15 @@ class Progress:
         if self._callback is not None:
             first = self._last // self._side_by_side * self._side_by_side
             least = min(self._counts[first : first + self._side_by_side])
-            told = self.told(first)
-            returned = self._callback(self._pipeline, self._passes, least, told)
+            told, codes = self.told(first), self._raster.codes_in(least)
+            returned = self._callback(self._pipeline, self._passes, codes, told)
             for name, stands in self.told(first).items():
                 check_returned(returned, name, stands)
         self._passes += 1
+
+    def _drawn(self) -> torch.Tensor:
+        """Return the codes that stand, i64 [B, codes]."""
+        return self._codes if not self._raster.ends else self._codes[:, self._raster.places]
 
 
 def check_returned(returned: Any, name: str, stands: torch.Tensor) -> None:

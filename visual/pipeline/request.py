@@ -10,6 +10,13 @@ import torch
 from ragspec.errors import InputError
 
 TENSORS = ("codes",)  # what a callback may ask for
+OUTPUTS = ("pil", "np", "pt", "latent")
+
+
+def check_output_type(given: Any) -> None:
+    """Raise InputError for an output_type that is none of `OUTPUTS`."""
+    if given not in OUTPUTS:
+        raise InputError(f"got output_type {given!r}; expected one of {', '.join(OUTPUTS)}.")
 
 
 def seeds_of(

@@ -62,6 +62,29 @@ def test_raw_rows_have_other_neighbours() -> None:
     assert brute(codes.double(), 5) != right
 
 
+def test_books_that_are_searched_by_plain_distance_have_plain_neighbours() -> None:
+    codes = codebook(40).double() * torch.linspace(0.2, 3.0, 40)[:, None].double()
+    table = CodeNeighbours.build(codes, 5, normalised=False)
+    assert table.rows.tolist() == brute(codes, 5) != brute(unit(codes), 5)
+    clusters = CodePartition.build(codes, 6, normalised=False).clusters
+    centres = torch.stack([codes[clusters == number].mean(0) for number in range(6)])
+    assert torch.cdist(codes, centres).argmin(1).tolist() == clusters.tolist()
+
+
+def test_marks_behind_the_codes_look_like_nothing() -> None:
+    codes = codebook(12)
+    table = CodeNeighbours.build(codes, 3)
+    marked = table.with_marks(2)
+    assert marked.rows[:12].tolist() == table.rows.tolist() and marked.size == 14
+    assert marked.rows[12:].tolist() == [[12] * 3, [13] * 3]
+    partition = CodePartition.build(codes, 4)
+    with_marks = partition.with_marks(2)
+    assert [each.tolist() for each in with_marks.mates[:12]] == [
+        each.tolist() for each in partition.mates
+    ]
+    assert [len(each) for each in with_marks.mates[12:]] == [0, 0]
+
+
 def test_the_code_itself_is_left_out_by_its_id_not_by_its_place() -> None:
     codes = codebook(12)
     codes[7] = codes[3]  # a twin is at distance zero too

@@ -66,6 +66,12 @@ def test_pictures_stay_as_they_are(scale: float, start: Any) -> None:
     assert not drawn.report.faults
 
 
+@pytest.mark.parametrize("form", ["coupled", "sampled"])
+def test_rows_that_end_with_a_token_end_so_before_any_forward_has_seen_it(form: Any) -> None:
+    opened = session(JacobiDrafter(8, form, width=4, end=19))
+    assert opened.propose(at([5]), 8).tokens.tolist() == [5, 5, 19, 5, 5, 5, 19, 5]
+
+
 @pytest.mark.parametrize("drafter", [JacobiDrafter(8), [JacobiDrafter(5), "context"]])
 def test_it_saves_forwards_where_laws_hardly_depend_on_the_last_codes(drafter: Any) -> None:
     model = faint()

@@ -175,6 +175,7 @@ def test_it_draws_again_from_what_it_saved(folder: Path, tmp_path: Path) -> None
     [
         ({"temperature": 0.5}, "got temperature=0.5"),
         ({"top_k": 3}, "got top_k=3"),
+        ({"height": 4}, "got height=4"),
         ({"guidance_interval": (0, 3)}, "guidance_interval"),
     ],
 )

@@ -260,6 +260,31 @@ def test_without_guidance_one_row_is_run(kind: str) -> None:
     assert draw(Engine(made, None, drafter=drafter, budget=4), [1], Sampling()) == plain
 
 
+@pytest.mark.parametrize("kind", ["janus", "emu3", "chameleon"])
+def test_prompts_of_several_lengths_draw_what_each_draws_alone(kind: str) -> None:
+    """Padding is neither seen nor counted, in prompts and in what they are guided from."""
+    longer = [BOS, 9, 9, 11, 12, 13, 10, BOI]
+    prompts = [*PROMPTS, longer, [BOS, BOI]]
+    none = [[BOS, BOI], NOTHING, [BOS, *[PAD] * 8, BOI], [BOS, 12, BOI]]
+
+    def made(rows: list[list[int]], beside: list[list[int]]) -> ImageTarget:
+        if kind == "emu3":
+            return Emu3Target(model(kind), rows, 3, 3, beside)
+        if kind == "chameleon":
+            return ChameleonTarget(model(kind), rows, beside, 3.0, count=COUNT)
+        return JanusTarget(model(kind), rows, beside, 3.0)
+
+    sampling = Sampling(temperature=1.0, seed=[1, 2, 3, 4])
+    together = made(prompts, none)
+    for drafters in (None, SyntheticDrafter(0.6, [1] * COUNT)):
+        found = draw(Engine(together, None, drafter=drafters, budget=5), [0, 1, 2, 3], sampling)
+        for row, (prompt, beside) in enumerate(zip(prompts, none, strict=True)):
+            alone = made([prompt], [beside])
+            assert alone.condition_length == max(len(prompt), len(beside))
+            one = Sampling(temperature=1.0, seed=row + 1)
+            assert draw(Engine(alone, None, drafter=None), [0], one) == [found[row]]
+
+
 def test_lines_end_where_they_must() -> None:
     made = target("emu3")
     assert isinstance(made, Emu3Target)
@@ -277,8 +302,12 @@ def test_what_does_not_fit_is_refused() -> None:
         JanusTarget(model("emu3"), PROMPTS, NOTHING)
     with pytest.raises(InputError, match="unconditional"):
         JanusTarget(model("janus"), PROMPTS)
-    with pytest.raises(InputError, match=r"\[4, 5\] tokens"):
-        ChameleonTarget(model("chameleon"), [PROMPTS[0], PROMPTS[1][1:]])
+    nothing: list[list[list[int]]] = [[], [[]], [PROMPTS[0], []]]
+    for empty in nothing:
+        with pytest.raises(InputError, match="at least one, and none that is empty"):
+            ChameleonTarget(model("chameleon"), empty)
+    with pytest.raises(InputError, match="2 unconditional prompts for 3"):
+        ChameleonTarget(model("chameleon"), [PROMPTS[0]] * 3, [NOTHING] * 2)
     for wrong in (-1, 60, 1 << 70):
         with pytest.raises(InputError, match=f"token id {wrong}; expected ids from 0 to 59"):
             ChameleonTarget(model("chameleon"), [[5, wrong, 8]])

@@ -16,10 +16,11 @@ from ragspec.acceptance.walk import Walk
 from ragspec.budget.policy import FixedBudget
 from ragspec.drafters.eagle.head import FeatureHead
 from ragspec.errors import InputError, ModelError
+from ragspec.visual.pipeline.base import NODES
 from ragspec.visual.pipeline.latents import LatentPipeline
 from ragspec.visual.pipeline.masked import MaskedLatentPipeline
 from ragspec.visual.pipeline.model_index import INDEX, PARTS
-from ragspec.visual.pipeline.pipeline import NODES, ImagePipeline
+from ragspec.visual.pipeline.pipeline import ImagePipeline
 from tests.support import image_models, tiny_images, tiny_latents, tiny_masked
 
 

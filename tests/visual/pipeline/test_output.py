@@ -11,7 +11,10 @@ from ragspec.acceptance.base import Step
 from ragspec.engine.output import Generation
 from ragspec.reports.report import ReportBuilder
 from ragspec.trees.draft_tree import DraftTree
+from ragspec.visual.models.raster import Raster
 from ragspec.visual.pipeline.output import acceptance_of, codes_of, stats_of, weakest
+
+GRID = Raster(3, 3)
 
 
 def generation(*lengths: int, label: str = "exact", excess: Any = None) -> Generation:
@@ -32,7 +35,7 @@ def generation(*lengths: int, label: str = "exact", excess: Any = None) -> Gener
 
 
 def test_forwards_and_codes_a_forward() -> None:
-    stats = stats_of([generation(3, 5), generation(4, 4)], 0.5, 3)
+    stats = stats_of([generation(3, 5), generation(4, 4)], 0.5, GRID)
     assert stats.forwards == 2 * 3 and stats.seeds == (5, 5)
     assert stats.codes_per_forward == 4.0
     assert stats.tv_excess == 0.0 and stats.excess.shape == (2, 3, 3)
@@ -43,20 +46,20 @@ def test_excess_is_a_mean_over_all_positions_or_unknown() -> None:
     one = generation(4, 4, label="approximate", excess=0.25)
     known = Step(one.steps[0].tree, (), (0,), excess=(0.0,))
     one.steps[0] = known
-    stats = stats_of([one], 0.5, 3)
+    stats = stats_of([one], 0.5, GRID)
     assert stats.tv_excess == pytest.approx(8 * 0.25 / 9)
     assert "tv_excess 0.2222" in stats.summary()
-    unknown = stats_of([generation(4, 4, label="approximate")], 0.5, 3)
+    unknown = stats_of([generation(4, 4, label="approximate")], 0.5, GRID)
     assert unknown.tv_excess is None and math.isnan(unknown.excess[0, 0, 0])
 
 
 def test_the_map_says_how_many_codes_came_together() -> None:
-    found = acceptance_of([generation(3, 5)], 3)
+    found = acceptance_of([generation(3, 5)], GRID)
     assert found.tolist() == [[[1, 3, 3], [3, 5, 5], [5, 5, 5]]]
 
 
 def test_codes_of_an_image_that_was_cut_short_are_filled_up() -> None:
-    found = codes_of([generation(3, 5), generation(2)], 3)
+    found = codes_of([generation(3, 5), generation(2)], GRID)
     assert found[0].tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     assert found[1].tolist() == [[0, 1, 2], [2, 2, 2], [2, 2, 2]]
 

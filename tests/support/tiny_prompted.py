@@ -1,0 +1,215 @@
+"""Tiny image models of transformers with random weights, and tokenizers with their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LogitsProcessor
+
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
+
+SIDE = 3  # of the square of codes
+BOOK = 24
+WORDS = (
+    "a",
+    "red",
+    "blue",
+    "cat",
+    "bicycle",
+    "tree",
+    "User",
+    "*",
+    "0",
+    "1",
+    "2",
+    "3",
+    "4",
+    "5",
+    "6",
+)
+MARKS = {
+    "pad_token": "<pad>",
+    "bos_token": "<s>",
+    "sep_token": "<sep>",
+    "unk_token": "<unk>",
+}
+IMAGE_MARKS = {
+    "boi_token": "<boi>",
+    "eoi_token": "<eoi>",
+    "image_token": "<image>",
+    "image_wrapper_token": "<first>",
+    "eof_token": "<eof>",
+}
+CHAT = (
+    "{% for message in messages %}User {% for part in message['content'] %}{{ part['text'] }}"
+    "{% endfor %}{% endfor %}{% if add_generation_prompt %} *{% endif %}"
+)
+_LINE = "<|extra_200|>"
+_ALL = [*MARKS.values(), *IMAGE_MARKS.values(), _LINE, *WORDS]
+FIRST = len(_ALL)  # the token of code 0, where codes are tokens
+LINE = _ALL.index(_LINE)
+TEXT: dict[str, Any] = {
+    "vocab_size": FIRST + BOOK,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "initializer_range": 0.4,
+}
+VQ: dict[str, Any] = {"base_channels": 32, "num_res_blocks": 1, "embed_dim": 4}
+
+
+class Seeded(LogitsProcessor):  # type: ignore[misc, unused-ignore]
+    """Lets transformers draw by the project's noise: the token that a seed gives is all it leaves.
+
+    codes: the tokens among which is drawn, in order; rows of which it knows none are left alone.
+    """
+
+    def __init__(self, sampling: Sampling, seeds: Sequence[int], codes: Sequence[int]) -> None:
+        self.laws = [TokenLaw(sampling, NoiseStream(seed, 0), 0) for seed in seeds]
+        self.codes = torch.tensor(list(codes))
+        self.index = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return scores [R, V] with all but one of each row at minus infinity."""
+        logits = scores[:, self.codes]
+        if bool(logits.isinf().all()):
+            return scores
+        kept = torch.full_like(scores, float("-inf"))
+        for row, law in enumerate(self.laws):
+            told = law.process(logits[row : row + 1], [0] * self.index, [[]])
+            kept[row, self.codes[int(law.select(told, [self.index]))]] = 0.0
+        self.index += 1
+        return kept
+
+
+def tokenizer(kind: str) -> Any:
+    """Return a tokenizer of words; all but Emu3's put begin of text before them."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(
+        models.WordLevel({word: at for at, word in enumerate(_ALL)}, unk_token="<unk>")
+    )
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    if kind != "emu3":
+        made.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 1)]
+        )
+    told = PreTrainedTokenizerFast(
+        tokenizer_object=made, padding_side="left", extra_special_tokens=IMAGE_MARKS, **MARKS
+    )
+    if kind == "janus":
+        told.chat_template = CHAT
+    return told
+
+
+@cache
+def model(kind: str, seed: int = 0) -> Any:
+    """Return a float64 model with random weights; the same object for equal calls."""
+    makers: dict[str, Callable[[], Any]] = {
+        "janus": _janus,
+        "emu3": _emu3,
+        "chameleon": _chameleon,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return makers[kind]().double().eval()
+
+
+def save(folder: Path, kind: str) -> Path:
+    """Save a model of float32 with its tokenizer and a draft model, and return the folder."""
+    import copy
+
+    copy.deepcopy(model(kind)).float().save_pretrained(folder)
+    copy.deepcopy(model(kind, 1)).float().save_pretrained(folder / "draft")
+    tokenizer(kind).save_pretrained(folder)
+    return folder
+
+
+def janus_vq(seed: int = 0, embeddings: int = BOOK) -> Any:
+    """Return a `JanusVQVAE` with random weights."""
+    from transformers.models.janus.configuration_janus import JanusVQVAEConfig
+    from transformers.models.janus.modeling_janus import JanusVQVAE
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return JanusVQVAE(JanusVQVAEConfig(**_janus_book(embeddings))).eval()
+
+
+def chameleon_vq() -> Any:
+    """Return a decoder of the tiny Chameleon's codes."""
+    made = janus_vq()
+    book = model("chameleon").model.vqmodel.quantize.embedding.weight
+    made.quantize.embedding.load_state_dict({"weight": book.float()})
+    return made
+
+
+def _janus_book(embeddings: int = BOOK) -> dict[str, Any]:
+    sizes = {"num_embeddings": embeddings, "projection_dim": 32, "latent_channels": 32}
+    grid = {"num_patches": SIDE, "channel_multiplier": [1, 1]}
+    return VQ | sizes | grid | {"image_token_embed_dim": 32}
+
+
+def _janus() -> Any:
+    from transformers import JanusConfig, JanusForConditionalGeneration
+
+    vision = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes = {"image_size": 6, "patch_size": 2, "projection_dim": 32, "num_image_tokens": SIDE**2}
+    made = JanusForConditionalGeneration(
+        JanusConfig(
+            text_config={"model_type": "llama", **TEXT},
+            vision_config=vision | sizes,
+            vq_config=_janus_book(),
+            image_token_id=_ALL.index("<image>"),
+        )
+    )
+    for part in (made.model.generation_embeddings, made.model.generation_head):
+        for weight in part.parameters():
+            torch.nn.init.normal_(weight, std=0.5)
+    for weight in made.model.generation_aligner.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    asked = made.generation_config
+    asked.generation_kwargs = {"boi_token_id": _ALL.index("<boi>")}
+    asked.bos_token_id, asked.pad_token_id = 1, 0
+    return made
+
+
+def _emu3() -> Any:
+    from transformers import Emu3Config, Emu3ForConditionalGeneration
+
+    names = {f"<|visual token {i:06d}|>": FIRST + i for i in range(BOOK)}
+    book = {"codebook_size": BOOK, "channel_multiplier": [1, 1], "hidden_size": 32}
+    return Emu3ForConditionalGeneration(
+        Emu3Config(
+            text_config=TEXT,
+            vq_config=VQ | book,
+            vocabulary_map=names | {"<image>": _ALL.index("<image>"), _LINE: LINE},
+        )
+    )
+
+
+def _chameleon() -> Any:
+    from transformers import ChameleonConfig, ChameleonForConditionalGeneration
+
+    letters = ("".join(chr(65 + int(digit)) for digit in str(i)) for i in range(BOOK))
+    names = {f"IMGIMG{word}Z": FIRST + (7 * i) % BOOK for i, word in enumerate(letters)}
+    book = {"num_embeddings": BOOK, "latent_channels": 32, "channel_multiplier": [1, 1]}
+    return ChameleonForConditionalGeneration(
+        ChameleonConfig(
+            **TEXT,
+            vq_config=VQ | book | {"resolution": 2 * SIDE},
+            vocabulary_map=names | {"<image>": _ALL.index("<image>")},
+        )
+    )

@@ -1,0 +1,182 @@
+"""LlamaGen's published files and folders: classes, prompts, negative prompts, sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.errors import InputError
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
+from ragspec.visual import ImagePipeline, LlamaGenPipeline
+from tests.support import image_models, tiny_images
+from tests.support.tiny_images import CODES, SIDE
+from tests.visual.models.test_llamagen_checkpoint import published as published_weights
+
+LENGTH, WIDTH = 4, 224
+
+
+def opened(model: Any, drafter: Any = "jacobi", **settings: Any) -> Any:
+    pipe = LlamaGenPipeline(model, tiny_images.tokenizer(), drafter, budget=6, **settings)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def dice(seed: int = 1) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def features(*sizes: int) -> list[torch.Tensor]:
+    drawn = torch.Generator().manual_seed(4)
+    return [torch.randn(size, WIDTH, generator=drawn, dtype=torch.float64) for size in sizes]
+
+
+def logits_of(model: Any, own: torch.Tensor, codes: list[int]) -> torch.Tensor:
+    """Return the logits after codes below features [n, d], by one masked forward over all."""
+    empty = LENGTH - len(own)
+    padded = torch.cat([torch.full((empty, WIDTH), 9.0, dtype=torch.float64), own])
+    mask = image_models.masked(LENGTH + len(codes), empty)
+    with torch.no_grad():
+        return model(  # type: ignore[no-any-return]
+            torch.tensor([codes], dtype=torch.int64),
+            condition_embeds=model.condition(padded[None]),
+            attention_mask=mask,
+        ).logits[0, -1:]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_negative_features_take_the_place_of_no_prompt(temperature: float) -> None:
+    model = tiny_images.model("features").double()
+    own, none = features(2, 4, 1), features(1, 3, 4)[::-1]
+    asked = {"guidance_scale": 3.0, "temperature": temperature}
+    for negative in (none, none[:1]):
+        out = opened(model)(
+            prompt_embeds=own, negative_prompt_embeds=negative, generator=dice(), **asked
+        )
+        for row, given in enumerate(own):
+            sampling = Sampling(temperature=temperature)
+            law = TokenLaw(sampling, NoiseStream(out.stats.seeds[row], 0), 0)
+            codes: list[int] = []
+            for index in range(SIDE**2):
+                beside = logits_of(model, negative[row % len(negative)], codes)
+                logits = beside + 3.0 * (logits_of(model, given, codes) - beside)
+                codes.append(int(law.select(law.process(logits, codes, [[]]), [index])))
+            assert out.codes[row].flatten().tolist() == codes
+        plain = opened(model, None)(
+            prompt_embeds=own, negative_prompt_embeds=negative, generator=dice(), **asked
+        )
+        assert torch.equal(plain.codes, out.codes) and plain.stats.forwards > out.stats.forwards
+
+
+def test_encoded_prompts_draw_what_prompts_draw() -> None:
+    model = tiny_images.model("features")
+
+    def encoder(texts: Any) -> list[torch.Tensor]:
+        return [torch.full((len(text.split()), WIDTH), len(text) / 9.0) for text in texts]
+
+    pipe = opened(model, text_encoder=encoder)
+    texts, against = ["red", "a blue cat"], "two words"
+    own, none = pipe.encode_prompt(texts), pipe.encode_prompt(against)
+    assert own[0].shape == (2, LENGTH, WIDTH) and own[1].sum(1).tolist() == [1, 3]
+    told = pipe(texts, negative_prompt=against, generator=dice())
+    given = pipe(
+        prompt_embeds=own[0],
+        prompt_attention_mask=own[1],
+        negative_prompt_embeds=none[0],
+        negative_prompt_attention_mask=none[1],
+        generator=dice(),
+    )
+    assert torch.equal(told.codes, given.codes)
+    assert not torch.equal(told.codes, pipe(texts, generator=dice()).codes)
+
+
+@pytest.mark.parametrize("size", [(SIDE, 2), (2, SIDE), (1, 2), (2, 1)])
+@pytest.mark.parametrize("drafter", [None, "jacobi", "model"])
+def test_a_smaller_grid_keeps_the_places_of_its_codes(size: tuple[int, int], drafter: Any) -> None:
+    model = tiny_images.model().double()
+    drafting = tiny_images.model(layers=1, seed=1).double() if drafter == "model" else drafter
+    pipe, (height, width) = opened(model, drafting), size
+    labels = [0, 2] * 8
+    asked = {"height": 2 * height, "width": 2 * width, "temperature": 3.0, "guidance_scale": 3.0}
+    out = pipe(class_labels=labels, generator=dice(), output_type="pt", **asked)
+    assert out.codes.shape == (16, *size) == out.acceptance_map.shape
+    assert out.images.shape == (16, 3, 2 * height, 2 * width)
+    places = [1 + row * SIDE + column for row in range(height) for column in range(width)]
+    for row, label in enumerate(labels):
+        law = TokenLaw(Sampling(temperature=3.0), NoiseStream(out.stats.seeds[row], 0), 0)
+        codes: list[int] = []
+        for index in range(height * width):
+            ids = torch.tensor([codes], dtype=torch.int64)
+            with torch.no_grad():
+                own, none = (
+                    model(
+                        ids,
+                        condition_embeds=model.condition(torch.tensor([each])),
+                        attention_mask=image_models.masked(1 + index, 0),
+                        position_ids=torch.tensor([[0, *places[:index]]]),
+                    ).logits[0, -1:]
+                    for each in (label, len(tiny_images.CLASSES))
+                )
+            logits = none + 3.0 * (own - none)
+            codes.append(int(law.select(law.process(logits, codes, [[]]), [index])))
+        assert out.codes[row].flatten().tolist() == codes
+
+
+def published(folder: Path, layers: int = 2, seed: int = 0) -> Path:
+    """Write a model as LlamaGen publishes it, with its rotary table, and return the file."""
+    weights = published_weights(tiny_images.model(layers=layers, seed=seed))
+    weights["freqs_cis"] = torch.zeros(1 + SIDE**2, 8, 2)
+    torch.save({"model": weights}, folder / f"{layers}.pt")
+    return folder / f"{layers}.pt"
+
+
+def test_published_files_and_folders_are_opened(tmp_path: Path) -> None:
+    folder = tiny_images.save(tmp_path / "folder")
+    plain = ImagePipeline.from_pretrained(folder, None)
+    pipes = [
+        LlamaGenPipeline.from_pretrained(folder, "starter"),
+        LlamaGenPipeline.from_pretrained(
+            published(tmp_path), vq=folder / "tokenizer", grid_size=SIDE, num_attention_heads=2
+        ),
+        LlamaGenPipeline.from_pretrained(
+            published(tmp_path), published(tmp_path, 1, 1), vq=folder / "tokenizer"
+        ),
+    ]
+    for pipe in (plain, *pipes):
+        pipe.set_progress_bar_config(disable=True)
+    expected = plain(class_labels=[0, 2], generator=dice())
+    for pipe in pipes:
+        out = pipe(class_labels=[0, 2], generator=dice())
+        assert torch.equal(out.codes, expected.codes) and out.label == "exact"
+    assert pipes[2].draft.config.num_hidden_layers == 1
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    file = published(tmp_path)
+    with pytest.raises(InputError, match="vq=PATH"):
+        LlamaGenPipeline.from_pretrained(file, grid_size=SIDE)
+    with pytest.raises(InputError, match="two names of one thing"):
+        LlamaGenPipeline.from_pretrained(file, vq="one", tokenizer="two")
+    pipe = opened(tiny_images.model())
+    with pytest.raises(InputError, match="class_labels"):
+        pipe.encode_prompt("cat")
+    with pytest.raises(InputError, match="negative prompt"):
+        pipe(class_labels=0, negative_prompt="cat")
+    for wrong in (3, 2 * SIDE + 2, 0, "6", 2.0):
+        with pytest.raises(InputError, match="multiple of 2, at most 6"):
+            pipe(class_labels=0, width=wrong)
+    with pytest.raises(InputError, match="to be drawn"):
+        pipe(class_labels=0, width=2, codes=torch.zeros(SIDE, SIDE, dtype=torch.int64))
+    text = opened(tiny_images.model("features"))
+    own = features(2, 3)
+    with pytest.raises(InputError, match="3 negative prompts for 2"):
+        text(prompt_embeds=own, negative_prompt_embeds=features(1, 2, 3))
+    with pytest.raises(InputError, match="negative_prompt and negative_prompt_embeds"):
+        text(prompt_embeds=own, negative_prompt="cat", negative_prompt_embeds=own)
+    with pytest.raises(InputError, match="negative_prompt_embeds with it"):
+        text(prompt_embeds=own, negative_prompt_attention_mask=torch.ones(1, 2))
+    assert text.model.config.vocab_size == CODES

@@ -1,0 +1,84 @@
+"""The grid of codes of a picture, and how it is laid out in the tokens that a model writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragspec.errors import InputError
+from ragspec.visual.checks import whole
+
+
+@dataclass(frozen=True, slots=True)
+class Raster:
+    """height rows of width codes; each row is followed by `ends` tokens that are no codes."""
+
+    height: int
+    width: int
+    ends: int = 0
+
+    @property
+    def line(self) -> int:
+        """The tokens of a row."""
+        return self.width + self.ends
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of a picture."""
+        return self.height * self.line
+
+    @property
+    def codes(self) -> int:
+        """The codes of a picture."""
+        return self.height * self.width
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(height, width)."""
+        return self.height, self.width
+
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """The indices of the tokens that are codes, i64 [codes]."""
+        laid = np.arange(self.tokens).reshape(self.height, self.line)
+        return laid[:, : self.width].reshape(-1)
+
+    def grid(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return what belongs to the codes, of values [B, tokens]: [B, h, w]."""
+        return values.reshape(-1, self.height, self.line)[:, :, : self.width]
+
+    def codes_in(self, tokens: int) -> int:
+        """Return how many of the first tokens are codes."""
+        rows, rest = divmod(tokens, self.line)
+        return rows * self.width + min(rest, self.width)
+
+    def known(self, tokens: Sequence[int]) -> list[int]:
+        """Return the codes among the first tokens of a picture."""
+        return [token for at, token in enumerate(tokens) if at % self.line < self.width]
+
+    def laid(self, codes: Sequence[int]) -> list[int]:
+        """Return the first codes of a picture among its tokens, -1 where a row ends."""
+        rows = [list(codes[at : at + self.width]) for at in range(0, len(codes), self.width)]
+        filled = [[*row, *[-1] * self.ends] if len(row) == self.width else row for row in rows]
+        return [code for row in filled for code in row]
+
+
+def codes_along(pixels: Any, reduction: int, most: int | None, name: str) -> int:
+    """Return how many codes stand along a side of so many pixels, `reduction` each.
+
+    most: the codes that a model has room for along it. Raises InputError for sides that are no
+    multiple, or too long.
+    """
+    given = whole(pixels)
+    codes, rest = divmod(given, reduction) if given is not None else (0, 0)
+    if codes < 1 or rest or (most is not None and codes > most):
+        room = f", at most {most * reduction}" if most is not None else ""
+        raise InputError(
+            f"{name} is {pixels!r} pixels; expected a multiple of {reduction}{room}. Each code "
+            f"stands for {reduction} x {reduction} pixels."
+        )
+    return codes

@@ -1,0 +1,102 @@
+"""`JanusPipeline`: pictures by Janus and Janus-Pro (arXiv 2410.13848, 2501.17811)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ragspec.errors import InputError
+from ragspec.visual.models.own_vq import JanusVQ
+from ragspec.visual.models.raster import Raster
+from ragspec.visual.models.target import ImageTarget
+from ragspec.visual.models.transformers_targets import (
+    JanusTarget,
+    janus_raster,
+    janus_unconditional,
+)
+from ragspec.visual.pipeline.prompt_parts import mark, text_ids
+from ragspec.visual.pipeline.prompt_source import Drawing, PromptConditions
+from ragspec.visual.pipeline.prompted import PromptPipeline
+
+TEMPLATE = "<|User|>: {prompt}\n\n<|Assistant|>:"  # the published one, where the tokenizer has none
+
+
+class JanusPipeline(PromptPipeline):
+    """Draws with a `JanusForConditionalGeneration`; see `PromptPipeline`.
+
+    A prompt is put as a user's message into the chat template, before the begin-of-image token.
+    Guidance leads away from the same prompt with padding in place of its words, so that there is
+    no negative prompt. A picture has the codes that the model was trained on, laid out in their
+    square or in any grid of no more of them.
+    """
+
+    kind = "janus"
+    guidance = 5.0
+
+    def _vq(self, model: Any, given: Any) -> Any:
+        if given is not None:
+            raise InputError("got vq for Janus, which has a decoder of its own; leave it out.")
+        return JanusVQ(model.model.vqmodel)
+
+    def _own_raster(self, model: Any) -> Raster:
+        return janus_raster(model)
+
+    def _ids(self, text: str, raster: Raster) -> list[int]:
+        begin = mark(self.text_tokenizer, "boi_token", "<begin_of_image>")
+        return text_ids(self.text_tokenizer, text + begin, begin)
+
+    def _asked(self, prompt: str) -> str:
+        if self.prompt_template is not None:
+            return super()._asked(prompt)
+        chat = getattr(self.processor, "chat_template", None)
+        if chat is None:
+            return TEMPLATE.replace("{prompt}", prompt)
+        # Templates of processors read parts of a message, those of tokenizers a text.
+        parts = "'text'" in chat or '"text"' in chat or ".text" in chat
+        content: Any = [{"type": "text", "text": prompt}] if parts else prompt
+        told: str = self.processor.apply_chat_template(
+            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+        )
+        return told
+
+    def _nothing(self, ids: list[int], raster: Raster) -> list[int]:
+        asked = self.model.generation_config
+        begin = mark(self.text_tokenizer, "boi_token", "<begin_of_image>")
+        known = {
+            "bos_token_id": asked.bos_token_id,
+            "pad_token_id": asked.pad_token_id,
+            "boi_token_id": (asked.generation_kwargs or {}).get("boi_token_id")
+            if hasattr(asked, "generation_kwargs")
+            else None,
+        }
+        spare = {
+            "bos_token_id": self.text_tokenizer.bos_token_id,
+            "pad_token_id": self.text_tokenizer.pad_token_id,
+            "boi_token_id": self.text_tokenizer.convert_tokens_to_ids(begin),
+        }
+        found = {name: spare[name] if told is None else told for name, told in known.items()}
+        lacking = [name for name, told in found.items() if told is None]
+        if lacking:
+            raise InputError(
+                f"neither the model's generation_config nor its tokenizer tells {lacking[0]}; "
+                f"expected the model's own. Set model.generation_config.{lacking[0]}."
+            )
+        bos, pad, boi = found["bos_token_id"], found["pad_token_id"], found["boi_token_id"]
+        return janus_unconditional(ids, int(bos), int(boi), int(pad))
+
+    def _check_negative(self, ids: Any = None) -> None:
+        raise InputError(
+            "got a negative prompt; Janus is guided away from its own prompt with padding for "
+            "words, as it was trained. Leave negative_prompt out."
+        )
+
+    @staticmethod
+    def _target(model: Any, conditions: PromptConditions, drawing: Drawing) -> ImageTarget:
+        return JanusTarget(
+            model,
+            conditions.prompts,
+            conditions.unconditional,
+            drawing.guidance_scale,
+            drawing.guidance_interval,
+            raster=drawing.raster,
+            fixed=drawing.fixed,
+        )

@@ -1,0 +1,85 @@
+"""`LlamaGenPipeline`: pictures by LlamaGen's published files, of classes and of prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from ragspec.acceptance.base import Rule
+from ragspec.errors import InputError
+from ragspec.models.device import pick_device, pick_dtype
+from ragspec.visual.models.llamagen_checkpoint import load_llamagen
+from ragspec.visual.models.vq import VQTokenizer
+from ragspec.visual.pipeline.loading import check_loading
+from ragspec.visual.pipeline.pipeline import ImagePipeline
+
+
+class LlamaGenPipeline(ImagePipeline):
+    """An `ImagePipeline` that opens LlamaGen's published files (arXiv 2406.06525), and folders.
+
+    Class-conditional models are drawn with by class_labels, the others by prompts: give the encoder
+    whose features they read as text_encoder, published with google/flan-t5-xl.
+    """
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | Path = "tiles",
+        drafter: Any = "auto",
+        rule: str | Rule = "auto",
+        *,
+        tokenizer: VQTokenizer | str | Path | None = None,
+        device: str | torch.device = "auto",
+        dtype: str | torch.dtype = "auto",
+        vq: VQTokenizer | str | Path | None = None,
+        grid_size: int | None = None,
+        num_attention_heads: int | None = None,
+        allow_namespace: bool = False,
+        **settings: Any,
+    ) -> Self:
+        """Return a pipeline over a published file such as c2i_B_256.pt, or a folder.
+
+        vq (also tokenizer): of its codes, a published file (vq_ds16_c2i.pt) or a folder; needed
+        beside a file. grid_size, num_attention_heads, allow_namespace: of files, see
+        `load_llamagen`. A drafter may be a published file of a smaller model, too. The rest, and
+        what is raised: see `ImagePipeline.from_pretrained`.
+        """
+        if vq is not None and tokenizer is not None:
+            raise InputError("got vq and tokenizer; expected one of the two names of one thing.")
+        book = tokenizer if vq is None else vq
+        if isinstance(book, str | Path):
+            book = VQTokenizer.from_pretrained(Path(book), allow_namespace=allow_namespace)
+        opening = {"grid_size": grid_size, "allow_namespace": allow_namespace}
+        dtype = settings.pop("torch_dtype", None) or dtype
+        device, offline = check_loading(settings, device)
+        place = pick_device(device)
+        if isinstance(drafter, str | Path) and Path(drafter).is_file():
+            drafter = _published(drafter, place, dtype, opening)
+        path = Path(name).expanduser()
+        if not path.is_file():
+            given: dict[str, Any] = {"tokenizer": book, "device": place, "dtype": dtype}
+            if book is not None:
+                book.model.to(place)
+            given["local_files_only"] = offline
+            return super().from_pretrained(name, drafter, rule, **given, **settings)
+        if book is None:
+            raise InputError(
+                f"got the checkpoint {path.name} without a tokenizer of its codes; expected "
+                "vq=PATH, the vq_ds16_c2i.pt or vq_ds16_t2i.pt that was published beside it."
+            )
+        heads = {"num_attention_heads": num_attention_heads}
+        model = _published(path, place, dtype, opening | heads)
+        book.model.to(place)
+        rule = cls._default_rule if isinstance(rule, str) and rule == "auto" else rule
+        return cls(model, book, drafter, rule, **settings)
+
+
+def _published(
+    path: str | Path, device: torch.device, dtype: str | torch.dtype, opening: dict[str, Any]
+) -> Any:
+    """Return the model of a published file on the device."""
+    kind = pick_dtype(dtype, device)
+    wanted = kind if isinstance(kind, torch.dtype) else None
+    return load_llamagen(Path(path), dtype=wanted, **opening).to(device)

@@ -1,0 +1,130 @@
+"""The parts of an image model of transformers: its weights, its text tokenizer, special tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
+from ragspec.models.device import pick_dtype
+
+PIPELINES = {
+    "janus": "JanusPipeline",
+    "emu3": "Emu3Pipeline",
+    "chameleon": "ChameleonPipeline",
+    "llamagen": "LlamaGenPipeline",
+}
+_TEMPLATE = "chat_template.json"  # where processors kept it before it had a file of its own
+
+
+def load_part(folder: Path, kind: str, device: torch.device, dtype: str | torch.dtype) -> Any:
+    """Return the model of a folder, of the model_type `kind`, in eval mode on the device.
+
+    Raises ModelNotFoundError, UnsupportedModelError for another kind, ModelError.
+    """
+    import transformers
+    from safetensors import SafetensorError
+
+    _expect(folder, kind)
+    made = getattr(transformers, f"{kind.capitalize()}ForConditionalGeneration")
+    try:
+        model, info = made.from_pretrained(
+            folder,
+            dtype=pick_dtype(dtype, device),
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ModelError(
+            f"{folder} does not load as a {made.__name__} ({error}); expected what its "
+            "save_pretrained wrote. Copy it again."
+        ) from error
+    if info["missing_keys"]:  # transformers would go on with random ones
+        lacking = ", ".join(sorted(info["missing_keys"])[:3])
+        raise ModelError(f"{folder} lacks the weights {lacking}; expected all. Copy it again.")
+    return model.to(device).eval()
+
+
+def load_processor(folder: Path) -> Any:
+    """Return the text tokenizer of a folder, with the chat template of its processor.
+
+    Raises ModelError where there is none, or one that does not load.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        if tokenizer.chat_template is None and (folder / _TEMPLATE).is_file():
+            told = json.loads((folder / _TEMPLATE).read_text(encoding="utf-8"))
+            tokenizer.chat_template = told.get("chat_template")
+    except Exception as error:  # a damaged tokenizer.json raises the bare class
+        raise ModelError(
+            f"{folder} holds no tokenizer that transformers can load ({error}); expected the "
+            "files of the model's processor beside its weights. Copy them there."
+        ) from error
+    return tokenizer
+
+
+def expect_kind(model: Any, kind: str) -> None:
+    """Raise UnsupportedModelError for a model of another kind, with what draws with it."""
+    found = getattr(getattr(model, "config", None), "model_type", None)
+    if found != kind:
+        raise UnsupportedModelError(
+            f"got a {type(model).__name__} of type {found!r}; expected {kind!r}.{_advice(found)}"
+        )
+
+
+def mark(tokenizer: Any, attribute: str, *names: str) -> str:
+    """Return a special token: the tokenizer's attribute of that name, or the first name it knows.
+
+    Raises InputError where it knows none.
+    """
+    told = getattr(tokenizer, attribute, None)
+    if isinstance(told, str):
+        return told
+    known = tokenizer.get_vocab()
+    found = next((name for name in names if name in known), None)
+    if found is None:
+        raise InputError(
+            f"got a tokenizer without {attribute}"
+            + (f" and without {' or '.join(names)}" if names else "")
+            + "; expected the tokenizer that the image model came with."
+        )
+    return found
+
+
+def text_ids(tokenizer: Any, text: str, last: str) -> list[int]:
+    """Return the token ids of a text, which must end with the token `last`; raises InputError."""
+    ids = [int(token) for token in tokenizer(text)["input_ids"]]
+    if not ids or ids[-1] != tokenizer.convert_tokens_to_ids(last):
+        raise InputError(
+            f"the tokenizer reads {text[-40:]!r} as ids that do not end with {last!r}; expected "
+            "the tokenizer that the image model came with, to which this is one token."
+        )
+    return ids
+
+
+def _expect(folder: Path, kind: str) -> None:
+    """Raise ModelNotFoundError or UnsupportedModelError for what holds no model of the kind."""
+    config = folder / "config.json"
+    try:
+        told = json.loads(config.read_text(encoding="utf-8"))
+        found = told.get("model_type")
+    except (OSError, ValueError, AttributeError) as error:
+        target = (folder / "target" / "config.json").is_file()
+        raise ModelNotFoundError(
+            f"{folder} holds no config.json that can be read; expected the folder of a {kind!r} "
+            "model of transformers." + (" Draw with ImagePipeline." if target else "")
+        ) from error
+    if found != kind:
+        raise UnsupportedModelError(
+            f"{folder} is a {found!r} model; expected {kind!r}.{_advice(found)}"
+        )
+
+
+def _advice(found: Any) -> str:
+    return f" Draw with {PIPELINES[found]}." if found in PIPELINES else ""

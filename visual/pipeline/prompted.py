@@ -1,0 +1,347 @@
+"""`PromptPipeline`: from a prompt to a picture with a model of transformers that draws codes.
+
+What `JanusPipeline`, `Emu3Pipeline` and `ChameleonPipeline` share. A prompt becomes token ids by
+the model's template, the codes come out of the engine, and the model's own decoder, or one that is
+given, makes pictures of them.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from diffusers.image_processor import VaeImageProcessor
+
+from ragspec.acceptance.base import Rule
+from ragspec.budget.policy import make_budget
+from ragspec.errors import InputError
+from ragspec.models.device import pick_device
+from ragspec.models.resolve import resolve_model
+from ragspec.sampling.settings import Sampling
+from ragspec.visual.checks import checked_count
+from ragspec.visual.models.raster import Raster, codes_along
+from ragspec.visual.models.target import ImageTarget
+from ragspec.visual.pipeline.base import NODES, CodePipeline, chosen_rule
+from ragspec.visual.pipeline.loading import check_loading, saving
+from ragspec.visual.pipeline.manners import frees
+from ragspec.visual.pipeline.prompt_parts import expect_kind, load_part, load_processor
+from ragspec.visual.pipeline.prompt_source import (
+    Drafting,
+    Drawing,
+    PromptConditions,
+    prompt_source,
+)
+from ragspec.visual.pipeline.relaxation import FILE
+from ragspec.visual.pipeline.request import (
+    TENSORS,
+    check_output_type,
+    checked_callback,
+    checked_codes,
+    checked_texts,
+    seeds_of,
+    some,
+)
+
+BATCH = 4  # these models are large
+
+
+class PromptPipeline(CodePipeline):
+    """Draws pictures of prompts with a model of transformers, with or without speculation.
+
+    model: of transformers. processor: the model's, or its text tokenizer. drafter: see
+    `prompt_source`. rule, budget, draft_mode, draft_worth, settings: see `ImagePipeline`. vq: what
+    decodes codes, where the model cannot. prompt_template: a text with {prompt} in it, in place of
+    the model's own; negative prompts stand alone. folder: where draft/ and relaxation.json lie.
+    batch_size: images that are drawn side by side. Raises UnsupportedModelError,
+    TokenizerMismatchError, ModelNotFoundError, UnknownNameError, InputError, RuleError.
+    """
+
+    kind: ClassVar[str]  # the model_type of its models
+    guidance: ClassVar[float]  # the scale that is usual
+
+    def __init__(
+        self,
+        model: Any,
+        processor: Any,
+        drafter: Any = "auto",
+        rule: str | Rule = "exact",
+        *,
+        vq: Any = None,
+        prompt_template: str | None = None,
+        budget: Any = NODES,
+        draft_mode: str | None = None,
+        draft_worth: float | None = None,
+        folder: Path | None = None,
+        batch_size: int = BATCH,
+        **settings: Any,
+    ) -> None:
+        super().__init__()
+        expect_kind(model, self.kind)
+        if not callable(getattr(processor, "tokenizer", processor)):
+            raise InputError(
+                f"got the processor {processor!r}; expected the model's, or its tokenizer."
+            )
+        self.processor = processor
+        self.text_tokenizer = getattr(processor, "tokenizer", processor)
+        if prompt_template is not None and "{prompt}" not in str(prompt_template):
+            raise InputError(
+                f"got prompt_template {prompt_template!r}; expected a text with {{prompt}} in it."
+            )
+        self.prompt_template = prompt_template
+        self.tokenizer = self._vq(model, vq)
+        self.raster = self._own_raster(model)
+        self.rule, self.rule_name, _ = chosen_rule(
+            rule,
+            self.tokenizer.codebook(),
+            settings,
+            positions=self.raster.tokens,
+            relaxation=None if folder is None else folder / FILE,
+            normalised=self.tokenizer.normalised,
+            marks=self.raster.ends,
+        )
+        load = partial(load_part, kind=self.kind, device=model.device, dtype=model.dtype)
+        drafting = Drafting(self.rule, load, folder, draft_mode, draft_worth)
+        self.source = prompt_source(drafter, model, drafting)
+        self.budget = make_budget(budget)
+        self.batch_size = checked_count(batch_size, "batch_size")
+        self.folder = folder
+        self.image_processor = VaeImageProcessor(vae_scale_factor=self.tokenizer.reduction)
+        given = None if vq is None else self.tokenizer.model
+        draft = getattr(self.source, "model", None)
+        self.register_modules(model=model, vq=given, draft=draft)
+        self._interrupt = False
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | Path,
+        drafter: Any = "auto",
+        rule: str | Rule = "exact",
+        *,
+        device: str | torch.device = "auto",
+        dtype: str | torch.dtype = "auto",
+        **settings: Any,
+    ) -> Self:
+        """Return a pipeline over a folder or a model id; settings: see the class.
+
+        dtype: also as torch_dtype. What loaders of diffusers are told: see `check_loading`. Raises
+        what the class does, and ModelError.
+        """
+        dtype = settings.pop("torch_dtype", None) or dtype
+        device, offline = check_loading(settings, device)
+        place = pick_device(device)
+        found = resolve_model(name, offline=offline)
+        folder = Path(found.folder)
+        model = load_part(folder, cls.kind, place, dtype)
+        processor = settings.pop("processor", None) or load_processor(folder)
+        own = folder / "vq"
+        if own.is_dir():
+            settings.setdefault("vq", own)
+        return cls(model, processor, drafter, rule, folder=folder, **settings)
+
+    @property
+    def components(self) -> dict[str, Any]:
+        """The parts that further pipelines may share: `JanusPipeline(**pipe.components)`."""
+        given = None if self.vq is None else self.tokenizer
+        parts = {"model": self.model, "processor": self.processor, "vq": given}
+        return {**parts, "folder": self.folder, "prompt_template": self.prompt_template}
+
+    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
+        """Write model, tokenizer, draft model and decoder to a folder for `from_pretrained`.
+
+        A draft model that lies with the model is copied where no other drafts.
+        """
+        root = Path(save_directory)
+        self.model.save_pretrained(root, **saving(kwargs))
+        self.processor.save_pretrained(root)
+        if self.draft is not None:
+            self.draft.save_pretrained(root / "draft", **saving(kwargs))
+        if self.vq is not None:
+            self.vq.save_pretrained(root / "vq", safe_serialization=True)
+        if self.folder is None or self.folder.resolve() == root.resolve():
+            return
+        if (self.folder / FILE).is_file():
+            shutil.copyfile(self.folder / FILE, root / FILE)
+        if (self.folder / "draft").is_dir() and not (root / "draft").exists():
+            shutil.copytree(self.folder / "draft", root / "draft")
+
+    def encode_prompt(
+        self,
+        prompt: str | Sequence[str],
+        negative_prompt: str | Sequence[str] | None = None,
+        height: int | None = None,
+        width: int | None = None,
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """Return the token ids of prompts, and of what each is guided from, as a call reads them.
+
+        They may be changed and given back as prompt_ids and negative_prompt_ids. Raises InputError.
+        """
+        raster = self._sized(height, width)
+        own = [self._ids(self._asked(text), raster) for text in checked_texts(some(prompt))]
+        if negative_prompt is None:
+            return own, [self._nothing(ids, raster) for ids in own]
+        self._check_negative()
+        texts = some(negative_prompt)
+        if not all(isinstance(text, str) for text in texts):
+            raise InputError(f"got negative_prompt {negative_prompt!r}; expected texts.")
+        beside = [self._ids(text, raster) for text in texts]
+        return own, _each(beside, len(own))
+
+    @frees
+    def __call__(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        *,
+        negative_prompt: str | Sequence[str] | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        guidance_scale: float | None = None,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
+        num_images_per_prompt: int = 1,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        guidance_interval: tuple[int, int] | None = None,
+        codes: torch.Tensor | None = None,
+        prompt_ids: Sequence[Sequence[int]] | None = None,
+        negative_prompt_ids: Sequence[Sequence[int]] | None = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        callback_on_step_end: Callable[..., Any] | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] | None = TENSORS,
+    ) -> Any:
+        """Return an `ImageOutput`, or a tuple of its fields where return_dict is False.
+
+        prompt: a text or several, of any lengths. negative_prompt: what guidance leads away from,
+        one for all or one each; None for what the model takes as no prompt. height, width: in
+        pixels; None for the model's own. guidance_scale: None for the one that is usual, 1 for
+        none. prompt_ids, negative_prompt_ids: token ids in place of texts, see `encode_prompt`.
+        codes i64 [h, w]: those that are given, -1 where one is to be drawn. The rest: see
+        `ImagePipeline`. Raises InputError, SamplingError, PromptTooLongError.
+        """
+        check_output_type(output_type)
+        self._check_decoder(output_type)
+        callback = checked_callback(callback_on_step_end, callback_on_step_end_tensor_inputs)
+        count = checked_count(num_images_per_prompt, "num_images_per_prompt")
+        raster = self._sized(height, width)
+        conditions = self._conditions(
+            (prompt, negative_prompt), (prompt_ids, negative_prompt_ids), (height, width)
+        )
+        self._bring("model", "draft")
+        rows = [row for row in range(len(conditions.prompts)) for _ in range(count)]
+        seeds = seeds_of(generator, len(rows))
+        fixed = checked_codes(codes, raster.codes, self.tokenizer.vocab_size)
+        if fixed is not None and raster.ends:
+            fixed = torch.tensor(raster.laid(fixed.tolist()))
+        scale = self.guidance if guidance_scale is None else guidance_scale
+        target = self._target(
+            self.model, conditions, Drawing(scale, guidance_interval, raster, fixed)
+        )
+        sampling = Sampling(
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seeds
+        )
+        drafter = self.source(target, conditions)
+        made = self._made(target, drafter, rows, sampling, callback, output_type)
+        return made if return_dict else made.to_tuple()
+
+    def _conditions(
+        self, texts: tuple[Any, Any], ids: tuple[Any, Any], size: tuple[Any, Any]
+    ) -> PromptConditions:
+        """Return the conditions of texts or ids, each with those of what it is guided from."""
+        if (texts[0] is None) == (ids[0] is None):
+            told = "nothing to draw" if texts[0] is None else "prompt and prompt_ids"
+            raise InputError(f"got {told}; expected a prompt, or prompt_ids.")
+        if texts[1] is not None and (ids[1] is not None or ids[0] is not None):
+            raise InputError(
+                "got negative_prompt beside ids; expected negative_prompt_ids with prompt_ids. "
+                "encode_prompt makes both."
+            )
+        if ids[1] is not None:
+            self._check_negative(ids[0])
+        raster = self._sized(*size)
+        if ids[0] is None:
+            own, beside = self.encode_prompt(texts[0], texts[1], *size)
+        else:
+            own = [list(row) for row in _rows(ids[0])]
+            beside = [self._nothing(row, raster) for row in own]
+        if ids[1] is not None:
+            beside = _each([list(row) for row in _rows(ids[1])], len(own))
+        return PromptConditions(own, beside, self._target)
+
+    def _sized(self, height: int | None, width: int | None) -> Raster:
+        """Return how the codes of a picture of so many pixels lie; raises InputError."""
+        own, reduction = self.raster, self.tokenizer.reduction
+        rows, line = (
+            side if pixels is None else codes_along(pixels, reduction, None, name)
+            for pixels, side, name in ((height, own.height, "height"), (width, own.width, "width"))
+        )
+        most = self._most_codes()
+        if most is not None and rows * line > most:
+            raise InputError(
+                f"got {rows * reduction} x {line * reduction} pixels, "
+                f"{rows * line} codes; expected at most {most}, for which the model was made."
+            )
+        return Raster(rows, line, own.ends)
+
+    def _check_negative(self, ids: Any = None) -> None:
+        """Raise InputError where the model has no use for a negative prompt."""
+
+    def _check_decoder(self, output_type: str) -> None:
+        """Raise ModelError where pictures are asked for that cannot be decoded."""
+
+    def _most_codes(self) -> int | None:
+        """Return the codes that a picture may have, None where positions alone set a bound."""
+        return self.raster.codes
+
+    def _vq(self, model: Any, given: Any) -> Any:
+        """Return the code-book and decoder of a model."""
+        raise NotImplementedError
+
+    def _own_raster(self, model: Any) -> Raster:
+        """Return how the codes lie where no size is asked for."""
+        raise NotImplementedError
+
+    def _asked(self, prompt: str) -> str:
+        """Return a prompt in the words of the template."""
+        template = self.prompt_template
+        return prompt if template is None else template.replace("{prompt}", prompt)
+
+    def _ids(self, text: str, raster: Raster) -> list[int]:
+        """Return the token ids of a text, up to the token after which codes are drawn."""
+        raise NotImplementedError
+
+    def _nothing(self, ids: list[int], raster: Raster) -> list[int]:
+        """Return what the prompt of these ids is guided from where no negative one is given."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _target(model: Any, conditions: PromptConditions, drawing: Drawing) -> ImageTarget:
+        """Return the target of one call over a model."""
+        raise NotImplementedError
+
+
+def _rows(ids: Any) -> list[Any]:
+    """Return ids by rows; raises InputError for what holds no rows."""
+    rows = ids.tolist() if isinstance(ids, torch.Tensor) else ids
+    if (
+        not isinstance(rows, Sequence)
+        or not rows
+        or not all(hasattr(row, "__len__") for row in rows)
+    ):
+        raise InputError(f"got prompt ids {ids!r}; expected a list of lists of token ids.")
+    return list(rows)
+
+
+def _each(beside: list[list[int]], count: int) -> list[list[int]]:
+    """Return one negative prompt for each of `count` prompts; raises InputError."""
+    if len(beside) not in (1, count):
+        raise InputError(
+            f"got {len(beside)} negative prompts for {count} prompts; expected one for all, or one "
+            "each."
+        )
+    return beside * count if len(beside) == 1 else beside
