@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from image_data import SETS, read_pictures
 from image_model import SHAPES, build_model
+from safetensors.torch import load_file, save_file
 
 from ragspec.visual.models.vq import VQTokenizer
 
@@ -30,6 +31,19 @@ def load_checkpoint(kind: str, name: str, checkpoint: Path, classes: list[str]) 
         model.config.id2label = dict(enumerate(classes))
         model.config.label2id = {label: number for number, label in enumerate(classes)}
     return model.to(torch.bfloat16).eval()
+
+
+def halve(folder: Path, least: int = 1000) -> None:
+    """Write a folder's matrices of `least` numbers or more in float8 (e4m3), half of bfloat16.
+
+    They are read as any weights, in the type that is asked for.
+    """
+    path = folder / "model.safetensors"
+    weights = {
+        name: value.to(torch.float8_e4m3fn) if value.ndim == 2 and value.numel() >= least else value
+        for name, value in load_file(path).items()
+    }
+    save_file(weights, path, metadata={"format": "pt"})
 
 
 def export(kind: str, checkpoint: Path, out: Path, classes: list[str]) -> None:

@@ -35,8 +35,8 @@ from ragspec.visual.pipeline.folder import load_latents
 
 BATCH, TIMES = 32, 4  # pictures of a step, and times of each latent
 TRUNK = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 3}
-DRAFT_TRUNK = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1}
-HEAD, DRAFT_HEAD = (128, 3), (48, 1)  # width and layers
+DRAFT_TRUNK = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+HEAD, DRAFT_HEAD = (128, 3), (96, 2)  # width and layers
 UNGUIDED = 1 / 3  # conditions that a draft model is not told: at guidance 2 its error has that part
 RATE, WARM_UP, DECAY, KEEP = 2e-3, 100, 0.3, 0.999
 TOKENIZER = Path("ragspec/starter/images/tokenizer")

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from image_data import read_pictures, split
-from image_export import readable
+from image_export import halve, readable
 from image_model import CONDITIONS, GRID
 from image_train import DROPPED, Rows
 from latent_train import BATCH, KEEP, RATE, ROUGH, TOKENIZER, WARM_UP, Trainer, train
@@ -148,11 +148,12 @@ class MaskedTrainer(Trainer):
             return loss_of(self.model, self.schedule, *rows, rng, rough)
 
     def export(self, out: Path) -> None:
-        """Write the running mean in bfloat16, as a folder that `MaskedLatentPipeline` reads."""
+        """Write the running mean in 8 and 16 bits, as a folder that `MaskedLatentPipeline` reads."""
         with torch.no_grad():
             for key, value in self.model.named_parameters():
                 value.copy_(self.mean[key])
         self.model.to(torch.bfloat16).eval().save_pretrained(out / "target")
+        halve(out / "target")
         readable(out / "target")
 
 

@@ -114,9 +114,3 @@ def test_the_masked_model_is_as_its_card_says() -> None:
     assert float(wall.mean()) != pytest.approx(float(water.mean()), abs=0.02), "classes are told"
     spread = pictures.latents.flatten(0, 2).std(0)
     assert float(spread.min()) > 0.05, "neither a constant nor one colour"
-
-
-def test_the_starter_models_stay_small() -> None:
-    files = [path for path in (IMAGES.parent).rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) <= 40 * 2**20
-    assert max(path.stat().st_size for path in files) <= 15 * 2**20

@@ -91,9 +91,13 @@ class DiffusionHead(nn.Module):
         return self.denoise(noisy, times, self.state(states))
 
     def denoise(self, noisy: torch.Tensor, times: torch.Tensor, told: torch.Tensor) -> torch.Tensor:
-        """Return the same of states that `state` has read [N, width], which all steps share."""
+        """Return the same of states that `state` has read, which all steps share.
+
+        noisy [..., D], times [...], told [..., width]: broadcast against each other, so that what
+        many rows share is worked out once.
+        """
         scales = torch.exp(torch.arange(_WAVES, device=noisy.device) * (math.log(1000.0) / _WAVES))
-        angles = times[:, None] * scales.to(noisy.dtype)
+        angles = times[..., None] * scales.to(noisy.dtype)
         told = told + self.time(torch.cat([angles.sin(), angles.cos()], dim=-1))
         states = self.read(noisy)
         for layer in self.layers:

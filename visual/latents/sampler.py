@@ -67,7 +67,8 @@ class Sampler:
     def draw(self, told: torch.Tensor, noise: torch.Tensor, start: int | None = None) -> Drawn:
         """Return latents of places [n, C, width] and noise [n, T + 1, D], by step.
 
-        start: the first state is x_start, which stands in noise[:, start]; None is T.
+        told: [1, C, width] where all n are of one place, which the head then reads once. start: the
+        first state is x_start, which stands in noise[:, start]; None is T.
         """
         last = int(self.schedule.steps) if start is None else start
         path, means, deviations = [noise[:, last]], [], []
@@ -92,14 +93,10 @@ class Sampler:
 
     def means(self, told: torch.Tensor, noisy: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
         """Return the means [n, D] of x_(t - 1) given x_t [n, D], for steps t i64 [n] or [1]."""
-        copies, size = told.shape[1], len(noisy)
         times = (steps.to(noisy.dtype) / self.schedule.steps).to(noisy.device)
-        if len(times) > 1:
-            times = times.repeat_interleave(copies)
-        clean = self.head.denoise(noisy.repeat_interleave(copies, 0), times, told.flatten(0, 1))
-        clean = clean.reshape(size, copies, -1)
+        clean = self.head.denoise(noisy[:, None], times[:, None], told)
         guided = clean[:, 0]
-        if copies == 2:
+        if told.shape[1] == 2:
             guided = (clean[:, 1] + self.scale * (clean[:, 0] - clean[:, 1])).clamp(-MOST, MOST)
         to_clean, to_noisy = self.factors[steps - 1].to(noisy).unbind(-1)
         found: torch.Tensor = to_clean[:, None] * guided + to_noisy[:, None] * noisy

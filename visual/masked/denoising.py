@@ -48,13 +48,14 @@ class NoiseSampler(Sampler):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return means and deviations [n, D] of x_(t - 1) given x_t [n, D]; steps i64 [n] or [1].
 
-        told [n, C, width]: by the conditional row, and with guidance by the other after it.
+        told [n or 1, C, width]: by the conditional row, and with guidance by the other after it.
         """
         copies, size = told.shape[1], len(noisy)
         times = self._times[steps - 1].to(noisy.device)
         rows = noisy.to(told.dtype).repeat(copies, 1)
         times = times.repeat(copies) if len(times) > 1 else times
-        noise, variance = self.head(rows, times, told.transpose(0, 1).flatten(0, 1))
+        told = told.expand(size, -1, -1).transpose(0, 1).flatten(0, 1)
+        noise, variance = self.head(rows, times, told)
         noise, variance = noise.to(noisy), variance[:size].to(noisy)
         if copies == 2:
             noise = noise[size:] + self.scale * (noise[:size] - noise[size:])

@@ -96,7 +96,7 @@ def left_of_paths(
     def propose(tries: range) -> tuple[torch.Tensor, torch.Tensor]:
         fresh = fresh_noise(view, index, tries, s).to(table.paths)
         start = table.paths[own][s].expand(len(tries), 1, width)
-        told = table.told[own].expand(len(tries), -1, -1)
+        told = table.told[own][None]
         drawn = table.sampler(own).draw(told, torch.cat([fresh, start], 1), s)
         by_target = log_density(drawn.path[:, :s], drawn.means, drawn.deviations)
         by_draft = log_density(drawn.path[:, :s], *gaussians_of(table, drafted, drawn.path, s))
@@ -151,9 +151,8 @@ def gaussians_of(table: LatentTable, number: int, paths: torch.Tensor, s: int) -
     if s == 1:
         return next(first), next(first)
     between = paths[:, 1:s].flatten(0, 1)
-    told = table.told[number].expand(len(between), -1, -1)
     steps = torch.arange(1, s).repeat(count)
-    found = table.sampler(number).gaussian(told, between, steps)
+    found = table.sampler(number).gaussian(table.told[number][None], between, steps)
     rest = (each.expand(len(between), -1).reshape(count, s - 1, -1) for each in found)
     means, deviations = (torch.cat(parts, 1) for parts in zip(rest, first, strict=True))
     return means, deviations
