@@ -229,13 +229,13 @@ class Engine:
     def _open(self, run: Run, capacity: int) -> Iterator[TargetSession]:
         """Open a session for a run; what is known of its text need not be read."""
         if run.settings.kept is None:
-            with self.target.open(run.prompts_count, capacity) as session:
+            with self.target.open(len(run.rows), capacity) as session:
                 yield _told(session, run)
             return
         row = run.rows[0]
         kept, prefix = run.settings.kept, run.settings.prefix
         with kept.open(self.target, row.context.tokens, capacity, prefix) as (lent, known):
-            row.pending = row.context.tokens[known:]
+            row.slot, row.pending = 0, row.context.tokens[known:]
             row.report.kept = known
             yield _told(lent, run)
 

@@ -51,7 +51,8 @@ class Row:
     target's law, which is then that of the name `law_name`; transform_reads: it wants the target's
     hidden states. open_view: makes what the rule sees of a forward; targets whose laws are no
     tables have their own. pending: committed tokens that the target has not seen, the root last.
-    rule: judges this row's drafts; `decode` opens it. started, finished: seconds of the
+    rule: judges this row's drafts; the loop opens it. slot: the session's row that it has, None for
+    none. error: what ended it, where rows are kept apart. started, finished: seconds of the
     performance counter.
     """
 
@@ -71,6 +72,8 @@ class Row:
     open_view: OpenView = RowView
     pending: list[int] = field(default_factory=list)
     rule: Rule = field(default_factory=Walk)
+    slot: int | None = None
+    error: Exception | None = None
     steps: list[Step] = field(default_factory=list)
     scored: list[TokenLogprob] = field(default_factory=list)
     started: float = 0.0
@@ -79,7 +82,7 @@ class Row:
     @property
     def done(self) -> bool:
         """Whether the text has ended."""
-        return self.stop.reason is not None
+        return self.stop.reason is not None or self.error is not None
 
     @property
     def label(self) -> str:

@@ -13,12 +13,47 @@ from ragspec.trees.draft_tree import DraftTree
 
 
 class TargetSession(Protocol):
-    """The cache of one generation: B rows that grow at their own pace. A context manager."""
+    """A cache of R rows, which texts join and leave and which grow at their own pace.
+
+    A forward covers the B rows *in line*: all of them at first, then those of the last `line_up`,
+    in the order that it returned. `admit`, `verify` and `commit` are about these; `join`, `fork`,
+    `leave` and `line_up` go by the numbers 0 .. R - 1 of rows. A context manager.
+    """
+
+    def join(self, tokens: Sequence[int], scope: str = "") -> tuple[int, int]:
+        """Take a free row for a text; return its number and how many tokens it holds already.
+
+        Those are what the text has in common with one of the same scope that was read here before,
+        less the last token, which is always to be read. Raises InputError where no row is free.
+        """
+        ...
+
+    def fork(self, row: int) -> int:
+        """Take a free row that holds all that this one has committed; return its number."""
+        ...
+
+    def leave(self, row: int) -> None:
+        """Give a row back; its keys serve texts that begin alike until another text takes it."""
+        ...
+
+    def line_up(self, rows: Sequence[int]) -> list[int]:
+        """Let the next forwards cover these rows; return them in the order in which they lie.
+
+        What was not committed is forgotten.
+        """
+        ...
+
+    def abandon(self) -> list[int]:
+        """Forget what was not committed, also of a forward that was broken off by an error.
+
+        Returns the rows that hold nothing any more, where what they held cannot be told apart.
+        """
+        ...
 
     def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
         """Return the part of a row's next draft that this session verifies, at a fair price.
 
-        text: all committed tokens of the row, the root last.
+        row: its place in line. text: all committed tokens of the row, the root last.
         """
         ...
 
@@ -33,10 +68,6 @@ class TargetSession(Protocol):
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep the pending tokens and these nodes of the last forward, drop all others."""
-        ...
-
-    def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows in this order; naming a row several times copies it."""
         ...
 
     def __enter__(self) -> Self: ...

@@ -28,6 +28,7 @@ from ragspec.target.hidden_states import HeadInputs
 from ragspec.target.kv_cache import SlotCache
 from ragspec.target.reading import PIECE, OnRead, in_pieces, read_in_pieces
 from ragspec.target.rotary_tables import RotaryTables
+from ragspec.target.row_texts import Place, RowTexts
 from ragspec.target.tree_attention import Configs, TreeView, model_configs, tree_view
 from ragspec.trees.draft_tree import DraftTree, Ints
 from ragspec.trees.operations import ancestors, limit_depth
@@ -89,8 +90,17 @@ class CausalTarget:
     def check_prompt(self, tokens: Sequence[int]) -> None:
         """Raise InputError for a prompt that the model cannot go on from; ids are in range."""
 
+    @property
+    def divisible(self) -> bool:
+        """Whether a text may be read in parts, and what was read of it serve another text.
+
+        Tables that depend on the length turn a prompt's tokens by that of the whole prompt, and
+        forwards of another shape give other bits.
+        """
+        return not (self.bit_exact or self.tables)
+
     def open(self, rows: int, capacity: int) -> TreeSession:
-        """Return an empty session of B rows with room for `capacity` slots (it grows)."""
+        """Return an empty session of R rows with room for `capacity` slots (it grows)."""
         return TreeSession(self, rows, capacity)
 
     @property
@@ -168,6 +178,8 @@ class TreeSession:
     def __init__(self, target: CausalTarget, rows: int, capacity: int) -> None:
         self.target = target
         self.cache = SlotCache(rows, capacity, target.copies)
+        self._texts = RowTexts(rows)
+        self._given: list[tuple[Sequence[int], DraftTree]] = []
         self.hidden: list[torch.Tensor] = []
         self.width = 1  # positions that a forward has at least, after the prompt
         self.on_read: OnRead | None = None
@@ -195,6 +207,33 @@ class TreeSession:
         if self._head_inputs is None:
             self._head_inputs = HeadInputs(self.target.output_head)
 
+    def join(self, tokens: Sequence[int], scope: str = "") -> tuple[int, int]:
+        """Take a free row for a text; see `TargetSession.join`."""
+        place = self._texts.join(tokens[:-1] if self.target.divisible else (), scope)
+        return self._take(place), place.known
+
+    def fork(self, row: int) -> int:
+        """Take a free row that holds what this one does; see `TargetSession.fork`."""
+        return self._take(self._texts.fork(row))
+
+    def _take(self, place: Place) -> int:
+        self.cache.copy(place.source, place.row, place.known)
+        return place.row
+
+    def leave(self, row: int) -> None:
+        """Give a row back; see `TargetSession.leave`."""
+        self._texts.leave(row)
+
+    def line_up(self, rows: Sequence[int]) -> list[int]:
+        """Let the next forwards cover these rows; see `TargetSession.line_up`."""
+        return self.cache.line_up(rows)
+
+    def abandon(self) -> list[int]:
+        """Forget what was not committed; see `TargetSession.abandon`."""
+        self._anew = {}
+        self.cache.abandon()
+        return []
+
     def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
         """Return the whole draft, or what the row's keys are fit for; see `TargetSession.admit`."""
         border = self.target.tables.reread
@@ -210,6 +249,7 @@ class TreeSession:
         if self._anew:
             pending = self._read_anew(pending)
         self._pending = [len(row) for row in pending]
+        self._given = list(zip(pending, trees, strict=True))
         device, book = self.target.device, self.cache.book
         width = self.width if any(book.lengths) else 1
         tokens, view = _layout(book.lengths, pending, trees, device, width, self.target.piece)
@@ -235,6 +275,7 @@ class TreeSession:
         self.on_read = None  # text is shown by now
         for row in self._anew:
             self.cache.truncate(row, 0)
+            self._texts.forget(self.cache.line[row])
         found = [self._anew.get(row, tokens) for row, tokens in enumerate(pending)]
         self._anew = {}
         return found
@@ -246,6 +287,7 @@ class TreeSession:
         rows, device = len(pending), self.target.device
         counts = self._pending = [len(row) for row in pending]
         empty = [DraftTree.empty()] * rows
+        self._given = list(zip(pending, empty, strict=True))
         lengths, piece = self.cache.book.lengths, self.target.piece
         tokens, view = _layout(lengths, pending, empty, device, piece=piece)
         n = tokens.shape[1]
@@ -267,7 +309,7 @@ class TreeSession:
         moved, view = _layout(
             lengths, [tokens], [DraftTree.empty()], target.device, piece=target.piece
         )
-        self._pending = [len(tokens)]
+        self._pending, self._given = [len(tokens)], [(tokens, DraftTree.empty())]
         kept = self._head_inputs
         # Logits of all places would take a fifth of the time, and hundreds of megabytes.
         self._head_inputs = HeadInputs(target.output_head, last_alone=target.keeps_logits)
@@ -326,26 +368,21 @@ class TreeSession:
                 for count, path in zip(self._pending, paths, strict=True)
             ]
         )
-
-    def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows; see `TargetSession.select`."""
-        self.cache.select(rows)
+        for row, (tokens, tree), path in zip(self.cache.line, self._given, paths, strict=True):
+            self._texts.grow(row, [*tokens, *(int(tree.tokens[node]) for node in path)])
 
     def resume(self, length: int) -> int:
         """Keep the first tokens of the one row, or nothing where they are not fit for another text.
 
-        Tables that depend on the length turned them as those of a prompt of that length, and
-        forwards of another shape give other bits. See `base.Resumes`.
+        See `base.Resumes` and `CausalTarget.divisible`.
         """
-        unfit = self.target.bit_exact or bool(self.target.tables)
-        self._anew = {}
-        self.cache.book.pending = 0
-        self.cache.truncate(0, 0 if unfit else length)
+        self.abandon()
+        self.cache.truncate(0, length if self.target.divisible else 0)
         return self.cache.book.lengths[0]
 
     def beginning(self, length: int) -> Beginning | None:
         """Return a copy of the first keys and values of the one row; see `SharesBeginnings`."""
-        if self.target.bit_exact or self.target.tables or self.cache.book.lengths[0] < length:
+        if not self.target.divisible or self.cache.book.lengths[0] < length:
             return None
         return self.cache.beginning(length)
 

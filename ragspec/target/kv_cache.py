@@ -7,7 +7,10 @@ every slot too: their window is enforced by the mask, so that no draft that is
 forgotten takes a key along.
 
 A sequence may own several rows of the buffers, its *copies* (guidance runs a model on a pair): with
-B sequences, copy c of sequence b is buffer row c * B + b. Lengths are those of sequences.
+R sequences, copy c of sequence b is buffer row c * R + b. Lengths are those of sequences.
+
+A forward covers the sequences *in line*, B of the R, which lie side by side so that their keys are
+one view. All are at first; `line_up` chooses others, and moves as few of them as it can.
 """
 
 from __future__ import annotations
@@ -22,9 +25,14 @@ from ragspec.target.base import Beginning
 
 
 class SlotBook:
-    """What all layers of one cache share: lengths of the rows and the speculative region."""
+    """What all layers of one cache share: lengths of the rows in line and the speculative region.
+
+    rows: R, those out of line included. first: where in the buffers those in line begin.
+    """
 
     def __init__(self, rows: int, capacity: int, copies: int = 1) -> None:
+        self.rows = rows
+        self.first = 0
         self.lengths = [0] * rows
         self.pending = 0
         self.capacity = capacity
@@ -32,7 +40,7 @@ class SlotBook:
         # First slots of each row, by copy, that they alone see: a prompt's padding.
         self.hidden: list[tuple[int, ...]] = [(0,) * copies] * rows
         self.block = 1  # keys are read in whole blocks of so many slots, after the prompt
-        self._columns: tuple[int, torch.Tensor] | None = None
+        self._places: tuple[int, torch.Tensor, torch.Tensor] | None = None
 
     @property
     def extent(self) -> int:
@@ -49,20 +57,27 @@ class SlotBook:
         """Whether all rows have the same length, so that a write is one slice."""
         return min(self.lengths) == max(self.lengths)
 
-    def columns(self, n: int, device: torch.device) -> torch.Tensor:
-        """Return the slots that the next n tokens of every buffer row go to: i64 [C * B, n]."""
-        if self._columns is None or self._columns[0] != n:
+    @property
+    def whole(self) -> bool:
+        """Whether all rows are in line."""
+        return len(self.lengths) == self.rows
+
+    def places(self, n: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return where the next n tokens go: buffer rows i64 [C * B, 1], slots i64 [C * B, n]."""
+        if self._places is None or self._places[0] != n:
             starts = torch.tensor(self.lengths * self.copies, device=device) + self.pending
-            self._columns = (n, starts[:, None] + torch.arange(n, device=device))
-        return self._columns[1].to(device)
+            rows = torch.arange(self.copies, device=device)[:, None] * self.rows + self.first
+            rows = (rows + torch.arange(len(self.lengths), device=device)).reshape(-1, 1)
+            self._places = (n, rows, starts[:, None] + torch.arange(n, device=device))
+        return self._places[1].to(device), self._places[2].to(device)
 
     def moved(self) -> None:
         """Forget what was derived from the lengths; call after every change of them."""
-        self._columns = None
+        self._places = None
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
-    """One layer's keys and values: [C * B, heads, capacity, width], grown by doubling."""
+    """One layer's keys and values: [C * R, heads, capacity, width], grown by doubling."""
 
     is_sliding = False
     is_croppable = True
@@ -92,27 +107,59 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         read = self.book.read(n)
         if read > self.keys.shape[-2]:
             self.keys = _grown(self.keys, read)
+        if read > self.values.shape[-2]:  # asked apart: memory may have ended between the two
             self.values = _grown(self.values, read)
         if self.book.even:
-            self.keys[:, :, end - n : end] = key_states
-            self.values[:, :, end - n : end] = value_states
+            self._lined(self.keys)[..., end - n : end, :] = self._by_copy(key_states)
+            self._lined(self.values)[..., end - n : end, :] = self._by_copy(value_states)
         else:
-            columns = self.book.columns(n, key_states.device)
-            rows = torch.arange(len(columns), device=columns.device)[:, None]
+            rows, columns = self.book.places(n, key_states.device)
             self.keys[rows, :, columns] = key_states.transpose(1, 2)
             self.values[rows, :, columns] = value_states.transpose(1, 2)
-        return self.keys[:, :, :read], self.values[:, :, :read]
+        return self._seen(self.keys, read), self._seen(self.values, read)
 
     def move(self, row: int, source: torch.Tensor, target: slice) -> None:
-        """Copy slots `source` i64 [A] of one sequence to the slots of `target`."""
+        """Copy slots `source` i64 [A] of a sequence in line to the slots of `target`."""
         for buffer in (self.keys, self.values):
-            own = buffer[row :: len(self.book.lengths)]
+            own = buffer[self.book.first + row :: self.book.rows]
             own[:, :, target] = own.index_select(2, source)
 
-    def select(self, rows: torch.Tensor) -> None:
-        """Keep the given buffer rows i64 [B'], in that order; one may be named several times."""
-        self.keys = self.keys.index_select(0, rows.to(self.keys.device))
-        self.values = self.values.index_select(0, rows.to(self.values.device))
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first slots of one sequence to another; both by their places of R."""
+        for buffer in (self.keys, self.values):
+            own, other = buffer[source :: self.book.rows], buffer[target :: self.book.rows]
+            other[:, :, :length] = own[:, :, :length]
+
+    def swap(self, one: int, other: int, lengths: tuple[int, int]) -> None:
+        """Let two sequences change places; lengths: the committed slots of each."""
+        for buffer in (self.keys, self.values):
+            first, second = buffer[one :: self.book.rows], buffer[other :: self.book.rows]
+            kept = first[:, :, : lengths[0]].clone()
+            first[:, :, : lengths[1]] = second[:, :, : lengths[1]]
+            second[:, :, : lengths[0]] = kept
+
+    def _lined(self, buffer: torch.Tensor) -> torch.Tensor:
+        """Return what lies in line, a view: [B, heads, capacity, width], of copies [C, B, ...]."""
+        book = self.book
+        if book.copies == 1:
+            return buffer if book.whole else buffer[book.first : book.first + len(book.lengths)]
+        every = buffer.unflatten(0, (book.copies, book.rows))
+        return every[:, book.first : book.first + len(book.lengths)]
+
+    def _by_copy(self, states: torch.Tensor) -> torch.Tensor:
+        """Return states [C * B, ...] in the shape of `_lined`."""
+        copies = self.book.copies
+        return states if copies == 1 else states.unflatten(0, (copies, -1))
+
+    def _seen(self, buffer: torch.Tensor, read: int) -> torch.Tensor:
+        """Return the slots that queries see: [C * B, heads, read, width].
+
+        A view, but of copies of which some are out of line.
+        """
+        if self.book.whole:
+            return buffer[:, :, :read]
+        lined = self._lined(buffer)[..., :read, :]
+        return lined if self.book.copies == 1 else lined.flatten(0, 1)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the number of slots that n more queries see, and their offset 0."""
@@ -127,20 +174,93 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         return -1
 
     def _buffer(self, states: torch.Tensor) -> torch.Tensor:
-        batch, heads, n, width = states.shape
+        _, heads, n, width = states.shape
         capacity = max(self.book.capacity, self.book.extent + n)
-        return states.new_zeros(batch, heads, capacity, width)
+        return states.new_zeros(self.book.copies * self.book.rows, heads, capacity, width)
 
 
 class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
     """A transformers cache of slot layers, made as the model asks for them.
 
-    rows: sequences, B. capacity: slots to begin with. copies: buffer rows of each sequence.
+    rows: sequences, R. capacity: slots to begin with. copies: buffer rows of each sequence.
+    Sequences go by their numbers 0 .. R - 1 in `line_up`, `copy` and `length`, wherever they lie;
+    all other methods are about those in line, in the order that `line_up` returned.
     """
 
     def __init__(self, rows: int, capacity: int, copies: int = 1) -> None:
         super().__init__(layers=[])
         self.book = SlotBook(rows, capacity, copies)
+        self._lying = list(range(rows))  # the sequence at each place of the buffers
+        self._aside = [(0, 0)] * rows  # of each sequence out of line its length and hidden slots
+
+    @property
+    def line(self) -> list[int]:
+        """The sequences in line, in order."""
+        first = self.book.first
+        return self._lying[first : first + len(self.book.lengths)]
+
+    def line_up(self, rows: Sequence[int]) -> list[int]:
+        """Let the next forwards cover these sequences; return them in the order in which they lie.
+
+        What was not committed is forgotten.
+        """
+        if sorted(rows) != sorted(self.line):
+            self._put_aside()
+            book, wanted = self.book, set(rows)
+            book.first = self._window(wanted)
+            here = range(book.first, book.first + len(wanted))
+            away = [p for p in range(book.rows) if p not in here and self._lying[p] in wanted]
+            strange = [place for place in here if self._lying[place] not in wanted]
+            for one, other in zip(away, strange, strict=True):
+                self._swap(one, other)
+            found = [self._aside[self._lying[place]] for place in here]
+            book.lengths, book.hidden = [n for n, _ in found], [hidden for _, hidden in found]
+            book.moved()
+        return self.line
+
+    def length(self, row: int) -> int:
+        """Return how many committed slots a sequence has, in line or not."""
+        line = self.line
+        return self.book.lengths[line.index(row)] if row in line else self._aside[row][0]
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Let a sequence hold the first committed slots of another, or of itself, and no more."""
+        line = self.line
+        self._put_aside()
+        if source != target and length:
+            places = self._lying.index(source), self._lying.index(target)
+            for layer in self.layers:
+                if layer.is_initialized:
+                    layer.copy(*places, length)
+        self._aside[target] = (length, self._aside[source][1])
+        found = [self._aside[row] for row in line]
+        self.book.lengths, self.book.hidden = [n for n, _ in found], [h for _, h in found]
+        self.book.moved()
+
+    def abandon(self) -> None:
+        """Forget what was not committed, also of a forward that was broken off."""
+        self.book.pending = 0
+        self.book.moved()
+
+    def _put_aside(self) -> None:
+        """Note what is known of those in line."""
+        self.book.pending = 0
+        for row, *known in zip(self.line, self.book.lengths, self.book.hidden, strict=True):
+            self._aside[row] = (known[0], known[1])
+
+    def _window(self, wanted: set[int]) -> int:
+        """Return the place from which on most of these sequences lie side by side already."""
+        own = [row in wanted for row in self._lying]
+        starts = range(len(own) - len(wanted) + 1)
+        return max(starts, key=lambda start: sum(own[start : start + len(wanted)]))
+
+    def _swap(self, one: int, other: int) -> None:
+        lying = self._lying
+        lengths = self._aside[lying[one]][0], self._aside[lying[other]][0]
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.swap(one, other, lengths)
+        lying[one], lying[other] = lying[other], lying[one]
 
     def update(
         self,
@@ -172,17 +292,6 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
             book.lengths[row] = start + len(slots)
         book.pending = 0
         book.moved()
-
-    def select(self, rows: Sequence[int]) -> None:
-        """Keep these sequences, in this order; naming one several times copies it."""
-        before, copies = len(self.book.lengths), range(self.book.copies)
-        index = torch.tensor([copy * before + row for copy in copies for row in rows])
-        for layer in self.layers:
-            if layer.is_initialized:
-                layer.select(index)
-        self.book.lengths = [self.book.lengths[row] for row in rows]
-        self.book.hidden = [self.book.hidden[row] for row in rows]
-        self.book.moved()
 
     def truncate(self, row: int, length: int) -> None:
         """Forget all but the first `length` committed tokens of a row."""

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from ragspec.target.causal import CausalTarget, TreeSession
+from ragspec.target.row_texts import RowTexts
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import keep_paths, limit_depth, paths
 
@@ -40,8 +41,13 @@ class PathTarget(CausalTarget):
         self.mode = mode
         self._timed: tuple[int, PathSession] | None = None
 
+    @property
+    def divisible(self) -> bool:
+        """Never: recurrent layers read a prompt at once, and what they knew halfway is gone."""
+        return False
+
     def open(self, rows: int, capacity: int) -> PathSession:  # type: ignore[override]
-        """Return an empty session of B rows; the model's own cache needs no capacity."""
+        """Return an empty session of R rows; the model's own cache needs no capacity."""
         return PathSession(self, rows)
 
     def time_forward(self, n: int, length: int) -> float:
@@ -51,7 +57,7 @@ class PathTarget(CausalTarget):
             prepared.verify([[0] * length], [DraftTree.empty()])
             prepared.commit([()])
             self._timed = (length, prepared)
-        session = self._timed[1].fork()
+        session = self._timed[1].copied()
         tree = DraftTree.chain([0] * (n - 1), "timing")
         self.synchronize()
         start = time.perf_counter()
@@ -73,7 +79,7 @@ class ShortTreeTarget(CausalTarget):
         self._beyond = PathTarget(model, "chain")
 
     def open(self, rows: int, capacity: int) -> TreeSession | PathSession:  # type: ignore[override]
-        """Return an empty session of B rows, fit for `capacity` slots."""
+        """Return an empty session of R rows, fit for `capacity` slots."""
         if capacity < self.limit:
             return _ShortTreeSession(self, rows, capacity)
         return self._beyond.open(rows, capacity)
@@ -123,7 +129,14 @@ class PathSession:
 
     def __init__(self, target: PathTarget, rows: int) -> None:
         self.target = target
-        self._rows = [_Row() for _ in range(rows)]
+        self._all = [_Row() for _ in range(rows)]
+        self._line = list(range(rows))
+        self._texts = RowTexts(rows)
+
+    @property
+    def _rows(self) -> list[_Row]:
+        """The rows in line."""
+        return [self._all[row] for row in self._line]
 
     def __enter__(self) -> Self:
         return self
@@ -134,7 +147,35 @@ class PathSession:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._rows = []
+        self._all, self._line = [], []
+
+    def join(self, tokens: Sequence[int], scope: str = "") -> tuple[int, int]:
+        """Take a free row for a text, of which it holds nothing; see `TargetSession.join`."""
+        row = self._texts.join((), scope).row
+        self._all[row] = _Row()
+        return row, 0
+
+    def fork(self, row: int) -> int:
+        """Take a free row that holds what this one does; see `TargetSession.fork`."""
+        place = self._texts.fork(row)
+        self._all[place.row] = self._all[row].fork()
+        return place.row
+
+    def leave(self, row: int) -> None:
+        """Give a row back, and its memory; see `TargetSession.leave`."""
+        self._texts.leave(row)
+        self._all[row] = _Row()
+
+    def line_up(self, rows: Sequence[int]) -> list[int]:
+        """Let the next forwards cover these rows; see `TargetSession.line_up`."""
+        self._line = list(rows)
+        return self._line
+
+    def abandon(self) -> list[int]:
+        """Empty the rows in line, whose states cannot be taken back; see `TargetSession`."""
+        for row in self._line:
+            self._all[row] = _Row()
+        return list(self._line)
 
     def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
         """Return the part of a draft that is worth its rows: the best chain, or the best paths.
@@ -143,7 +184,7 @@ class PathSession:
         """
         border, own = self.target.tables.reread, self._rows[row]
         if border is not None and len(text) > border >= own.length + len(own.replay):
-            self._rows[row] = _Row(replay=list(text[:-1]))
+            self._all[self._line[row]] = _Row(replay=list(text[:-1]))
             return DraftTree.empty(tree.kind)
         if border is not None and len(text) <= border:
             tree = limit_depth(tree, border - len(text))
@@ -164,19 +205,10 @@ class PathSession:
         for row, path in zip(self._rows, paths, strict=True):
             _commit(row, tuple(path))
 
-    def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows in this order; naming a row several times copies it."""
-        taken: set[int] = set()
-        kept = []
-        for i in rows:
-            kept.append(self._rows[i].fork() if i in taken else self._rows[i])
-            taken.add(i)
-        self._rows = kept
-
-    def fork(self) -> PathSession:
+    def copied(self) -> PathSession:
         """Return an independent copy of the session, as of the last commit."""
-        twin = PathSession(self.target, 0)
-        twin._rows = [row.fork() for row in self._rows]
+        twin = PathSession(self.target, len(self._all))
+        twin._all, twin._line = [row.fork() for row in self._all], list(self._line)
         return twin
 
     def _verify(self, row: _Row, pending: list[int], tree: DraftTree) -> torch.Tensor:

@@ -158,7 +158,9 @@ def test_trace_becomes_a_page(model: str, tmp_path: Path, capsys: Capture) -> No
 def test_interrupt_keeps_what_was_written(
     model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ragspec.engine.loop import _advance as advance
+    from ragspec.engine.loop import Loop
+
+    advance = Loop._advance
 
     passes = iter(range(100))
 
@@ -167,7 +169,7 @@ def test_interrupt_keeps_what_was_written(
             raise KeyboardInterrupt
         return advance(*arguments)
 
-    monkeypatch.setattr("ragspec.engine.loop._advance", interrupted)
+    monkeypatch.setattr(Loop, "_advance", interrupted)
     arguments = ["generate", "A tree ", "--model", model, "--drafter", "none", "--json"]
     assert main([*arguments, "--max-new-tokens", "40"]) == INTERRUPTED
     found = json.loads(capsys.readouterr().out)
@@ -179,7 +181,9 @@ def test_interrupt_keeps_what_was_written(
 def test_interrupt_of_a_comparison_keeps_the_answer(
     at: int, model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ragspec.engine.loop import _advance as advance
+    from ragspec.engine.loop import Loop
+
+    advance = Loop._advance
 
     passes = iter(range(100))
 
@@ -188,7 +192,7 @@ def test_interrupt_of_a_comparison_keeps_the_answer(
             raise KeyboardInterrupt
         return advance(*arguments)
 
-    monkeypatch.setattr("ragspec.engine.loop._advance", interrupted)
+    monkeypatch.setattr(Loop, "_advance", interrupted)
     arguments = ["generate", "A tree ", "--model", model, "--drafter", "none", "--json"]
     assert main([*arguments, "--compare", "--max-new-tokens", "10"]) == INTERRUPTED
     found = json.loads(capsys.readouterr().out)

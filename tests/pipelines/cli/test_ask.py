@@ -173,7 +173,9 @@ def test_trace_names_the_passages_that_drafts_came_from(
 def test_an_interrupt_keeps_the_answer_that_is_not_shown(
     index: str, model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ragspec.engine.loop import _advance as advance
+    from ragspec.engine.loop import Loop
+
+    advance = Loop._advance
 
     passes = iter(range(100))
 
@@ -182,7 +184,7 @@ def test_an_interrupt_keeps_the_answer_that_is_not_shown(
             raise KeyboardInterrupt
         return advance(*arguments)
 
-    monkeypatch.setattr("ragspec.engine.loop._advance", interrupted)
+    monkeypatch.setattr(Loop, "_advance", interrupted)
     arguments = ["ask", "What does the walk follow?", "--index", index, "--model", model]
     assert main([*arguments, "--drafter", "none", "--json"]) == 130
     found = json.loads(capsys.readouterr().out)

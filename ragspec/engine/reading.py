@@ -1,0 +1,118 @@
+"""Prompts on their way into the cache: all at once, or in chunks between the steps of other rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from ragspec.drafters.base import Prefill, tell_prefill
+from ragspec.engine.rows import Row
+from ragspec.sampling.top_tokens import Tops
+from ragspec.target.base import KeepsHidden, ReadsPrompts, TargetSession
+from ragspec.trees.draft_tree import DraftTree
+
+
+@dataclass(slots=True, eq=False)
+class Reading:
+    """The rows of one prompt while it is read, for all of them.
+
+    left: tokens that the target has not seen, at the end the root, but of a text that is read
+    `again`: its root waits for the next step, and nobody is told. slot: its row of the session,
+    None until the first of it is read. scope: see `TargetSession.join`. began: seconds of the
+    performance counter. tops, hidden: what the forwards knew of its tokens, where that is wanted.
+    """
+
+    rows: list[Row]
+    left: list[int]
+    slot: int | None = None
+    scope: str = ""
+    again: bool = False
+    began: float = field(default_factory=time.perf_counter)
+    forwards: int = 0
+    tops: list[Tops] = field(default_factory=list)
+    hidden: list[torch.Tensor] = field(default_factory=list)
+
+    def join(self, session: TargetSession) -> int:
+        """Return its row of the session, which it takes now if it has none."""
+        if self.slot is None:
+            self.slot, known = session.join(self.left, self.scope)
+            del self.left[:known]
+            self.rows[0].report.kept = known
+        return self.slot
+
+    def note(self, count: int, tops: Tops | None, hidden: torch.Tensor | None) -> None:
+        """Note that `count` more tokens were read, and what the target knew of their ends."""
+        del self.left[:count]
+        self.forwards += 1
+        if tops is not None:
+            self.tops.append(tops)
+        if hidden is not None:
+            self.hidden.append(hidden)
+
+    def tell(self, row: Row) -> None:
+        """Tell the row's drafter what was known of the prompt's last tokens."""
+        best, states = _joined(self.tops), None
+        if self.hidden:
+            states = self.hidden[0] if len(self.hidden) == 1 else torch.cat(self.hidden, 1)
+        told = len(best) if best is not None else 0 if states is None else states.shape[1]
+        if row.drafter is not None and told:
+            tokens = np.asarray(row.context.tokens[-told:], dtype=np.int64)
+            reads = row.top > 0 and row.reads_prompt
+            tell_prefill(row.drafter, Prefill(tokens, best, states), reads, row.hidden)
+
+
+def portions(readings: Sequence[Reading], chunk: int | None) -> Iterator[tuple[Reading, int]]:
+    """Yield which prompts are read by the next forward, and how many tokens of each.
+
+    In order of arrival, as many side by side as take no more than `chunk` positions, padding
+    counted; None sets no limit.
+    """
+    longest = 0
+    for number, reading in enumerate(readings, start=1):
+        count = len(reading.left) if chunk is None else min(chunk, len(reading.left))
+        longest = max(longest, count)
+        if chunk is not None and number > 1 and number * longest > chunk:
+            return
+        yield reading, count
+
+
+def read(
+    session: TargetSession, parts: Sequence[tuple[Reading, int]]
+) -> tuple[list[Reading], torch.Tensor]:
+    """Read so many tokens of each prompt, which have joined.
+
+    Returns the readings in the order of their rows and the logits after those tokens [B, 1, V].
+    """
+    by_slot = {reading.join(session): (reading, count) for reading, count in parts}
+    lined = [by_slot[slot] for slot in session.line_up(list(by_slot))]
+    rows = [reading.rows[0] for reading, _ in lined]
+    pending = [reading.left[:count] for reading, count in lined]
+    k = max(row.top if row.reads_prompt else 0 for row in rows)
+    tops: list[Tops] = []
+    if (k or any(row.hidden for row in rows)) and isinstance(session, ReadsPrompts):
+        logits, tops = session.read_prompts(pending, k)
+    else:
+        logits = session.verify(pending, [DraftTree.empty()] * len(rows))
+    hidden = hidden_of(session, rows)
+    session.commit([() for _ in rows])
+    for i, (reading, count) in enumerate(lined):
+        reading.note(count, tops[i] if tops else None, hidden[i])
+    return [reading for reading, _ in lined], logits
+
+
+def hidden_of(session: TargetSession, rows: Sequence[Row]) -> Sequence[torch.Tensor | None]:
+    """Return the hidden states of the last forward, row by row; None where none are kept."""
+    wanted = any(row.reads_hidden for row in rows)  # first: to ask a protocol takes 0.1 ms
+    kept = session.hidden if wanted and isinstance(session, KeepsHidden) else []
+    return kept or [None] * len(rows)
+
+
+def _joined(tops: Sequence[Tops]) -> Tops | None:
+    """Return the best tokens of several forwards as those of one."""
+    if len(tops) < 2:
+        return tops[0] if tops else None
+    return Tops.of(torch.cat([part.there() for part in tops]))

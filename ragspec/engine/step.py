@@ -1,0 +1,149 @@
+"""One row in one step: what it drafts, what its rule decides, what it emits and learns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ParamSpec, Protocol, TypeVar
+
+import torch
+
+from ragspec.acceptance.base import Step, Verdict
+from ragspec.acceptance.target_view import RowView, choose_together
+from ragspec.engine.rows import Row
+from ragspec.sampling.top_tokens import Tops
+from ragspec.trees.draft_tree import ROOT, DraftTree
+from ragspec.trees.operations import limit_depth
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Attempt(Protocol):
+    """Does something for a row; None where that failed and the row ends with its error."""
+
+    def __call__(
+        self, row: Row, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T | None:
+        """Return what the function returns."""
+        ...
+
+
+@dataclass(slots=True)
+class Emission:
+    """What one pass of the loop gave one row."""
+
+    row: Row
+    step: Step
+
+
+def propose(row: Row) -> DraftTree:
+    """Ask the row's drafter for as much as its budget allows."""
+    if row.drafter is None or row.budget is None:
+        return DraftTree.empty()
+    allowed = row.budget.allowance(len(row.context.tokens))
+    if allowed <= 0:
+        return DraftTree.empty()
+    # The target adds a token of its own, so a node at depth `remaining` could never pay.
+    return limit_depth(row.drafter.propose(row.context, allowed), row.context.remaining - 1)
+
+
+def judge(
+    rows: Sequence[Row],
+    trees: Sequence[DraftTree],
+    logits: torch.Tensor,
+    hidden: Sequence[torch.Tensor | None],
+    attempt: Attempt,
+) -> list[tuple[Verdict, RowView] | None]:
+    """Let the rules of the rows decide and return what they saw, too; None of rows that failed.
+
+    logits [B, N + 1, V]. hidden: of each row [copies, N + 1, H], where they are kept.
+    """
+    parts = [logits[i, : len(tree) + 1] for i, tree in enumerate(trees)]
+    laws = [row.law for row in rows]
+    contexts = [row.context.tokens for row in rows]
+    apart = any(row.transform is not None or row.open_view is not RowView for row in rows)
+    together = None if apart else choose_together(parts, trees, laws, contexts)
+    chosen = [None] * len(rows) if together is None else together
+    views = [
+        attempt(row, _view, row, *seen)
+        for row, *seen in zip(rows, trees, parts, hidden, chosen, strict=True)
+    ]
+    met = [view for view in views if view is not None]
+    if met:
+        met[0].meet(met)
+    judged: list[tuple[Verdict, RowView] | None] = []
+    for row, tree, view in zip(rows, trees, views, strict=True):
+        verdict = None
+        if view is not None:
+            verdict = attempt(row, _judge, row, tree, view)
+        judged.append(None if view is None or verdict is None else (verdict, view))
+    return judged
+
+
+def _view(
+    row: Row,
+    tree: DraftTree,
+    logits: torch.Tensor,
+    hidden: torch.Tensor | None,
+    chosen: Sequence[int] | None,
+) -> RowView:
+    """Return what the row's rule sees of its logits [N + 1, V]."""
+    context = row.context.tokens
+    if row.transform is not None:
+        own = None if hidden is None else hidden[0, : len(tree) + 1]
+        row.transform.forward(own, tree, context)
+    return row.open_view(logits, tree, row.law, row.stop, context, chosen, row.transform)
+
+
+def _judge(row: Row, tree: DraftTree, view: RowView) -> Verdict:
+    """Return the verdict of the row's rule, and keep the log-probabilities of what it emits."""
+    verdict = row.rule.judge(tree, view)
+    if row.logprobs is not None:
+        before = ROOT
+        for node in verdict.path:
+            row.scored.append(view.logprob(before, int(tree.tokens[node]), row.logprobs))
+            before = node
+        if verdict.token is not None:
+            row.scored.append(view.logprob(before, verdict.token, row.logprobs))
+    return verdict
+
+
+def emit(row: Row, tree: DraftTree, verdict: Verdict, spent: dict[str, float]) -> Step:
+    """Commit the verdict's tokens to the row, up to the one that ends the text."""
+    tokens = [int(tree.tokens[node]) for node in verdict.path]
+    if verdict.token is not None:
+        tokens.append(verdict.token)
+    for count, token in enumerate(tokens, start=1):
+        if row.stop.push(token):
+            tokens = tokens[:count]
+            row.finished = time.perf_counter()
+            break
+    row.context.tokens.extend(tokens)
+    row.context.remaining -= len(tokens)
+    del row.scored[row.stop.fresh :]  # of accepted tokens behind the one that ended the text
+    row.pending = tokens[-1:]
+    count = len(tokens)
+    excess, surprise = verdict.excess[:count], verdict.surprise[:count]
+    step = Step(tree, verdict.path[:count], tuple(tokens), spent, excess=excess, surprise=surprise)
+    row.report.label = row.label  # may depend on the kinds of draft that the rule met
+    row.steps.append(step if tree.q is None else replace(step, tree=replace(tree, q=None)))
+    return step
+
+
+def learn(
+    row: Row, step: Step, view: RowView, best: Tops | None, hidden: torch.Tensor | None
+) -> None:
+    """Tell drafter and budget what came of the step; a finished row has no use for it."""
+    if row.done:
+        return
+    if row.drafter is not None:
+        # Lent: the steps that a row keeps hold none of it. Processors with a memory may be asked
+        # about nothing but what the rule visited, nor may transforms, so their view is kept back.
+        step.view = None if row.law.lazy or row.transform is not None else view
+        step.best, step.hidden = best, hidden if row.hidden else None
+        row.drafter.observe(step)
+        step.view = step.best = step.hidden = None
+    if row.budget is not None:
+        row.budget.observe(step, len(row.context.tokens))
