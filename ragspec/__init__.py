@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ragspec.drafters.model.drafter import ModelDrafter as ModelDrafter
     from ragspec.engine.engine import Engine as Engine
     from ragspec.engine.output import Generation as Generation
+    from ragspec.engine.pool import Pool as Pool
     from ragspec.errors import RagspecError as RagspecError
     from ragspec.models.load import load_model as load_model
     from ragspec.reports.report import Report as Report
@@ -24,6 +25,7 @@ _WHERE = {
     "Engine": "ragspec.engine.engine",
     "Generation": "ragspec.engine.output",
     "ModelDrafter": "ragspec.drafters.model.drafter",
+    "Pool": "ragspec.engine.pool",
     "RagspecError": "ragspec.errors",
     "Report": "ragspec.reports.report",
     "Sampling": "ragspec.sampling.settings",

@@ -11,6 +11,9 @@ RagspecError
 │   └── TokenizerMismatchError            target and draft do not share a vocabulary
 ├── RuleError             (TypeError)     an acceptance rule that cannot judge this kind of draft
 ├── DocumentError         (ValueError)    a file or folder that holds no usable text
+├── PoolError             (RuntimeError)  a pool that takes no request at present
+│   ├── QueueFullError                    as many wait as may; try again later
+│   └── PoolClosedError                   it was closed
 ├── StoreError            (OSError)       an index on disk that is missing, damaged or foreign
 └── MissingExtraError     (ImportError)   an optional dependency that is not installed
 
@@ -89,3 +92,17 @@ class MissingExtraError(RagspecError, ImportError):
     """An optional dependency that is not installed; the message names the extra."""
 
     exit_code = 9
+
+
+class PoolError(RagspecError, RuntimeError):
+    """A pool that takes no request at present."""
+
+    exit_code = 10
+
+
+class QueueFullError(PoolError):
+    """As many requests wait as may; the same request can be served later."""
+
+
+class PoolClosedError(PoolError):
+    """The pool was closed, and serves no request any more."""

@@ -19,12 +19,13 @@ from ragspec.budget.policy import make_budget
 from ragspec.drafters.base import Drafter, check_pairing
 from ragspec.drafters.build import build_drafter
 from ragspec.drafters.combined import brought
-from ragspec.engine.loop import Emission, decode
+from ragspec.engine.loop import decode
 from ragspec.engine.options import Options, RowSettings, end_tokens, read_options
 from ragspec.engine.output import Generation
 from ragspec.engine.parts import Parts, read_cost
 from ragspec.engine.prompts import EncodedPrompts, encode_prompts
 from ragspec.engine.rows import Run
+from ragspec.engine.step import Emission
 from ragspec.engine.stream import Stream
 from ragspec.errors import InputError
 from ragspec.models.load import load_model
@@ -125,18 +126,17 @@ class Engine:
         them open. So greedy text is that of transformers. Raises InputError, SamplingError,
         PromptTooLongError.
         """
-        sampling = Sampling() if sampling is None else sampling
-        encoded = self._encode(prompts, attention_mask)
-        settings = self._settings(encoded, sampling, options)
+        encoded, settings = self.prepare(prompts, sampling, options, attention_mask)
+        n = settings.sampling.n
         results: list[list[Generation]] = []
         for start in range(0, len(encoded.ids), self.batch_size):
             run = Run(self.parts, encoded.ids[start : start + self.batch_size], settings, start)
             for emissions in self._decode(run):
                 if on_step is not None:
                     for emission in emissions:
-                        on_step(start * sampling.n + run.rows.index(emission.row), emission.step)
+                        on_step(start * n + run.rows.index(emission.row), emission.step)
             results.extend(run.results())
-        flat = [texts if sampling.n > 1 else texts[0] for texts in results]
+        flat = [texts if n > 1 else texts[0] for texts in results]
         return flat[0] if encoded.single else flat
 
     def stream(
@@ -148,13 +148,11 @@ class Engine:
         """
         if self.tokenizer is None:
             raise InputError("stream() yields text but the engine has no tokenizer; pass one")
-        sampling = Sampling() if sampling is None else sampling
-        encoded = self._encode(prompt)
-        settings = self._settings(encoded, sampling, options)
-        if not encoded.single or sampling.n > 1:
+        encoded, settings = self.prepare(prompt, sampling, options)
+        if not encoded.single or settings.sampling.n > 1:
             raise InputError(
-                f"stream() got {len(encoded.ids)} prompts with n={sampling.n}; expected one prompt "
-                "and n=1. Use generate() for several."
+                f"stream() got {len(encoded.ids)} prompts with n={settings.sampling.n}; expected "
+                "one prompt and n=1. Use generate() for several."
             )
         run = Run(self.parts, encoded.ids, settings, 0)
         return Stream(run, self._decode(run), self.tokenizer, settings.stop.strings)
@@ -204,18 +202,23 @@ class Engine:
                     stacklevel=2,
                 )
 
-    def _encode(self, prompts: Any, mask: torch.Tensor | None = None) -> EncodedPrompts:
-        encoded = encode_prompts(prompts, self.tokenizer, self.target.input_size, mask)
+    def prepare(
+        self,
+        prompts: Any,
+        sampling: Sampling | None,
+        options: Options,
+        attention_mask: torch.Tensor | None = None,
+    ) -> tuple[EncodedPrompts, RowSettings]:
+        """Return the token ids of prompts and what their rows share, checked before any work.
+
+        See `generate`. Raises InputError, SamplingError, PromptTooLongError.
+        """
+        encoded = encode_prompts(prompts, self.tokenizer, self.target.input_size, attention_mask)
         for ids in encoded.ids:
             self.target.check_prompt(ids)
-        return encoded
-
-    def _settings(
-        self, encoded: EncodedPrompts, sampling: Sampling, options: Options
-    ) -> RowSettings:
-        return read_options(
+        return encoded, read_options(
             options,
-            sampling,
+            Sampling() if sampling is None else sampling,
             encoded.ids,
             ends=end_tokens(self.model, self.tokenizer),
             has_text=self.tokenizer is not None,

@@ -38,9 +38,7 @@ def decode(
     """
     loop = Loop(session)
     for prompt in dict.fromkeys(prompts):
-        loop.join(
-            [row for row, own in zip(rows, prompts, strict=True) if own == prompt], rule
-        )
+        loop.join([row for row, own in zip(rows, prompts, strict=True) if own == prompt], rule)
     while loop.rows:
         yield loop.step()
 
@@ -104,7 +102,7 @@ class Loop:
         return emissions
 
     def _enter(self, rows: list[Row], scope: str, resumed: bool) -> None:
-        """Let rows be read; a text of which all but the root was read before takes steps at once."""
+        """Let rows be read; one of which all but the root was read before takes steps at once."""
         if resumed:
             self._live.extend(rows)
         else:
@@ -122,7 +120,9 @@ class Loop:
             rows += self._seat(readings[place])
             where += [place] * (len(rows) - len(where))
         self._reading = [reading for reading in self._reading if reading.left]
-        return self._first(rows, [readings[place] for place in where], logits[where]) if rows else []
+        return (
+            self._first(rows, [readings[place] for place in where], logits[where]) if rows else []
+        )
 
     def _seat(self, reading: Reading) -> list[Row]:
         """Let the rows of a prompt that was read take their steps; return those to judge now."""

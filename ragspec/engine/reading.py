@@ -1,4 +1,4 @@
-"""Prompts on their way into the cache: all at once, or in chunks between the steps of other rows."""
+"""Prompts on their way into the cache: all at once, or in chunks between other rows' steps."""
 
 from __future__ import annotations
 

@@ -98,11 +98,17 @@ class Row:
 class Run:
     """The rows of some prompts, n of them each, and the results once they are done.
 
-    first: the number of the first prompt in the whole call, which picks its seed.
+    first: the number of the first prompt in the whole call, which picks its seed. samples: which of
+    the n samples of each prompt are made, None for all.
     """
 
     def __init__(
-        self, parts: Parts, prompts: Sequence[list[int]], settings: RowSettings, first: int
+        self,
+        parts: Parts,
+        prompts: Sequence[list[int]],
+        settings: RowSettings,
+        first: int,
+        samples: Sequence[int] | None = None,
     ) -> None:
         self.began = time.perf_counter()
         self.parts = parts
@@ -125,7 +131,7 @@ class Run:
         for number, prompt in enumerate(prompts):
             seed = settings.sampling.seed_of(first + number)
             seed = fresh_seed() if seed is None else seed
-            for sample in range(settings.sampling.n):
+            for sample in range(settings.sampling.n) if samples is None else samples:
                 self.prompt_of_row.append(number)
                 self.rows.append(self._row(prompt, seed, sample, first + number))
 

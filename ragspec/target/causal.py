@@ -33,6 +33,7 @@ from ragspec.target.tree_attention import Configs, TreeView, model_configs, tree
 from ragspec.trees.draft_tree import DraftTree, Ints
 from ragspec.trees.operations import ancestors, limit_depth
 
+FIRST_SLOTS = 512  # of a session for texts of any length
 TIMINGS = 4  # of one forward, the first of them to warm up
 SLOW = 0.05  # seconds of a forward that is timed once
 MOST_LOGITS = 1 << 24  # of a prompt, kept at once to see its best tokens
@@ -102,6 +103,10 @@ class CausalTarget:
     def open(self, rows: int, capacity: int) -> TreeSession:
         """Return an empty session of R rows with room for `capacity` slots (it grows)."""
         return TreeSession(self, rows, capacity)
+
+    def open_rows(self, rows: int) -> TreeSession:
+        """Return an empty session of R rows for texts of any length."""
+        return self.open(rows, FIRST_SLOTS)
 
     @property
     def output_head(self) -> torch.nn.Module:

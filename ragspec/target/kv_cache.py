@@ -143,13 +143,13 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         book = self.book
         if book.copies == 1:
             return buffer if book.whole else buffer[book.first : book.first + len(book.lengths)]
-        every = buffer.unflatten(0, (book.copies, book.rows))
+        every = buffer.view(book.copies, book.rows, *buffer.shape[1:])
         return every[:, book.first : book.first + len(book.lengths)]
 
     def _by_copy(self, states: torch.Tensor) -> torch.Tensor:
         """Return states [C * B, ...] in the shape of `_lined`."""
         copies = self.book.copies
-        return states if copies == 1 else states.unflatten(0, (copies, -1))
+        return states if copies == 1 else states.reshape(copies, -1, *states.shape[1:])
 
     def _seen(self, buffer: torch.Tensor, read: int) -> torch.Tensor:
         """Return the slots that queries see: [C * B, heads, read, width].

@@ -84,6 +84,11 @@ class ShortTreeTarget(CausalTarget):
             return _ShortTreeSession(self, rows, capacity)
         return self._beyond.open(rows, capacity)
 
+    def open_rows(self, rows: int) -> TreeSession | PathSession:  # type: ignore[override]
+        """Return an empty session of R rows: of chains, where texts may reach the limit."""
+        most = self.max_length
+        return self.open(rows, self.limit if most is None else min(most, self.limit))
+
     def time_forward(self, n: int, length: int) -> float:
         """Return the seconds of one forward over n positions after `length` cached ones."""
         if length + n < self.limit:

@@ -15,7 +15,18 @@ from ragspec.target.path_rows import PathSession
 def test_sessions_have_every_part_under_its_name(session: type) -> None:
     wanted = {n: f for n, f in vars(TargetSession).items() if inspect.isfunction(f)}
     names = {n for n in wanted if not n.startswith("_") or n in ("__enter__", "__exit__")}
-    assert names >= {"admit", "verify", "commit", "select", "__enter__", "__exit__"}
+    assert names >= {
+        "admit",
+        "verify",
+        "commit",
+        "join",
+        "fork",
+        "leave",
+        "line_up",
+        "abandon",
+        "__enter__",
+        "__exit__",
+    }
     for name in names:
         asked = list(inspect.signature(wanted[name]).parameters)
         assert list(inspect.signature(getattr(session, name)).parameters) == asked

@@ -81,17 +81,30 @@ def test_ragged_batches_of_trees_step_after_step(data: st.DataObject) -> None:
                 text.extend(more)
 
 
-def test_rows_are_dropped_and_copied() -> None:
+def test_rows_leave_and_are_copied() -> None:
     model, empty = build("llama"), DraftTree.empty()
     texts = [[1, 2, 3, 4, 5], [6, 7], [8, 9, 10]]
     with CausalTarget(model).open(3, 32) as session:
+        rows = [session.join(text, str(number))[0] for number, text in enumerate(texts)]
+        assert session.line_up(rows) == rows == [0, 1, 2]
         session.verify(texts, [empty] * 3)
         session.commit([(), (), ()])
-        session.select([2, 0, 2])
-        trees = [DraftTree.chain([20, 21], "test"), empty, DraftTree.build([30, 31], [-1, -1], "t")]
-        logits = session.verify([[11], [12], [13]], trees)
-        followed = [[*texts[2], 11], [*texts[0], 12], [*texts[2], 13]]
-        assert_right(model, logits, followed, trees)
+        session.leave(1)
+        assert session.fork(2) == 1
+        text_of = {0: texts[0], 1: texts[2], 2: texts[2]}
+        tree_of = {
+            0: DraftTree.chain([20, 21], "test"),
+            1: empty,
+            2: DraftTree.build([30, 31], [-1, -1], "t"),
+        }
+        for rows in ([2, 0, 1], [0, 2], [1], [2, 1]):
+            lined = session.line_up(rows)
+            trees = [tree_of[row] for row in lined]
+            logits = session.verify([[11 + row] for row in lined], trees)
+            followed = [[*text_of[row], 11 + row] for row in lined]
+            assert sorted(lined) == sorted(rows)
+            assert_right(model, logits, followed, trees)
+            session.abandon()
 
 
 def test_only_wanted_logits_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,10 +126,13 @@ def test_a_long_replay_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_are_dropped_and_copied(name: str) -> None:
     model = build(name)
     texts = [[1, 2, 3, 4, 5], [6, 7], [8, 9, 10]]
-    with PathTarget(model, "rows").open(3, 0) as session:
+    with PathTarget(model, "rows").open(4, 0) as session:
+        for text in texts:
+            session.join(text)
+        session.line_up([0, 1, 2])
         session.verify(texts, [DraftTree.chain([50], "test")] * 3)
         session.commit([(), (0,), ()])
-        session.select([2, 0, 2, 1])
+        session.line_up([2, 0, session.fork(2), 1])
         trees = [DraftTree.chain([20, 21], "test"), EMPTY, EMPTY, EMPTY]
         logits = session.verify([[11], [12], [13], [14]], trees)
     followed = [[8, 9, 10, 11], [1, 2, 3, 4, 5, 12], [8, 9, 10, 13], [6, 7, 50, 14]]

@@ -1,0 +1,299 @@
+"""A pool: texts of many callers, decoded side by side on one device.
+
+    with Pool(engine, slots=8) as pool:
+        ticket = pool.submit("Name three rivers.", Sampling(temperature=0.8, seed=7))
+        for emission in ticket:
+            print(emission.step.tokens)
+        print(ticket.result().text)
+
+Requests join when a slot is free and leave when their text ends, each at its own time; between two
+steps of the others a chunk of a prompt is read. The tokens of a request are those that
+`engine.generate` gives for it alone, whoever joins or leaves (as with continuous batching: Orca,
+Yu et al., OSDI 2022; chunked prefills: Sarathi-Serve, arXiv 2403.02310).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from ragspec.acceptance.base import Step
+from ragspec.engine.engine import Engine
+from ragspec.engine.loop import Loop
+from ragspec.engine.options import Options, RowSettings
+from ragspec.engine.parts import Parts
+from ragspec.engine.rows import Row, Run
+from ragspec.engine.step import Emission
+from ragspec.engine.ticket import Ticket
+from ragspec.errors import InputError, PoolClosedError, QueueFullError
+from ragspec.sampling.settings import Sampling
+
+CHUNK = 256  # tokens of prompts that are read between two steps
+NOT_HERE = ("kept", "prefix", "on_read")  # options: a pool keeps what was read by itself
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """What was submitted, and its row once it has joined."""
+
+    ticket: Ticket
+    engine: Engine
+    settings: RowSettings
+    sample: int
+    tenant: str
+    on_step: Callable[[Step], None] | None
+    run: Run | None = None
+
+    @property
+    def row(self) -> Row:
+        """Its row, which it has from when it joins."""
+        assert self.run is not None
+        return self.run.rows[0]
+
+
+class Pool:
+    """Decodes the texts of many callers side by side; one thread of its own owns the device.
+
+    engine: whose model, drafter, rule and budget serve requests that bring no other. slots: texts
+    at once. chunk: tokens of prompts that are read between two steps of the other texts. queue:
+    requests that may wait for a slot, None for any number. A context manager: leaving it waits for
+    all texts, after an error it cancels them. Raises InputError for numbers out of range.
+    """
+
+    def __init__(
+        self, engine: Engine, slots: int = 8, *, chunk: int = CHUNK, queue: int | None = None
+    ) -> None:
+        for name, value, least in (("slots", slots, 1), ("chunk", chunk, 1), ("queue", queue, 0)):
+            if value is not None and value < least:
+                raise InputError(f"{name} is {value}; expected a whole number, at least {least}.")
+        self.engine = engine
+        self.slots = slots
+        self.queue = queue
+        self._chunk = chunk if engine.target.divisible else None
+        self._changed = threading.Condition()
+        self._waiting: deque[_Request] = deque()
+        self._live: dict[Row, _Request] = {}
+        self._open_requests = 0  # submitted and not ended
+        self._closed = False
+        self._opened = threading.Event()
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._serve, name="ragspec-pool", daemon=True)
+        self._thread.start()
+        self._opened.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a slot."""
+        return len(self._waiting)
+
+    @property
+    def live(self) -> int:
+        """Requests that have a slot."""
+        return self._open_requests - len(self._waiting)
+
+    def submit(
+        self,
+        prompt: Any,
+        sampling: Sampling | None = None,
+        *,
+        sample: int = 0,
+        tenant: str = "",
+        engine: Engine | None = None,
+        on_step: Callable[[Step], None] | None = None,
+        **options: Unpack[Options],
+    ) -> Ticket:
+        """Ask for a text; returns at once, and never waits for the device.
+
+        prompt, sampling, options: as for `Engine.generate`; one prompt and n=1. sample: which of
+        the n samples of a prompt this is, from 0; each is a request of its own. tenant: whose text
+        this is; what was read for one tenant never serves another. engine: another one over the
+        same target, whose drafter, rule and budget serve this request: a store's drafter of a
+        scope, say. on_step: called with every step, in the pool's thread; what it raises ends this
+        text alone. Raises InputError, SamplingError, PromptTooLongError, QueueFullError and, after
+        `close`, PoolClosedError.
+        """
+        engine = self._expect(engine, options)
+        encoded, settings = engine.prepare(prompt, sampling, options)
+        if not encoded.single or settings.sampling.n > 1:
+            raise InputError(
+                f"submit() got {len(encoded.ids)} prompts with n={settings.sampling.n}; expected "
+                "one prompt and n=1. Submit each text by itself, and samples with sample=0, 1, ..."
+            )
+        if sample < 0:
+            raise InputError(f"sample is {sample}; expected 0 or more.")
+        ticket = Ticket(encoded.ids[0], self._wake)
+        request = _Request(ticket, engine, settings, sample, tenant, on_step)
+        with self._changed:
+            if self._closed:
+                raise PoolClosedError("the pool was closed; expected an open one. Make another.")
+            if self.queue is not None and self._open_requests >= self.slots + self.queue:
+                raise QueueFullError(
+                    f"{len(self._waiting)} requests wait for {self.slots} slots; expected at most "
+                    f"{self.queue}. Try again later."
+                )
+            self._open_requests += 1
+            self._waiting.append(request)
+            self._changed.notify_all()
+        return ticket
+
+    def close(self, *, cancel: bool = False, timeout: float | None = None) -> None:
+        """Take no more requests and wait until all texts have ended.
+
+        cancel: end them after the step that is under way. timeout: seconds after which those that
+        are left are cancelled, None for no limit.
+        """
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if not cancel:
+            self._thread.join(timeout)
+        with self._changed:
+            left = [*self._waiting, *self._live.values()]
+        for request in left:
+            request.ticket.cancel()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close(cancel=error is not None)
+
+    def _expect(self, engine: Engine | None, options: Options) -> Engine:
+        """Return the engine of a request; raises InputError for what a pool cannot serve."""
+        strange = [name for name in NOT_HERE if options.get(name)]
+        if strange:
+            raise InputError(
+                f"got {strange[0]}= for a pool; expected none, as a pool keeps what was read and "
+                "reads in chunks. Leave it out."
+            )
+        if engine is not None and engine.target is not self.engine.target:
+            raise InputError(
+                "got an engine over another target; expected one over the pool's own. Make it "
+                "with Engine(pool.engine.target, tokenizer, drafter=...)."
+            )
+        return engine or self.engine
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    # What follows runs in the pool's own thread.
+
+    def _serve(self) -> None:
+        """Own the device until the pool is closed and all texts have ended."""
+        while True:
+            try:
+                with self.engine.target.open_rows(self.slots) as session:
+                    self._opened.set()
+                    loop = Loop(session, chunk=self._chunk, apart=True)
+                    while self._wait():
+                        self._turn(loop)
+                return
+            except Exception as error:
+                if not self._opened.is_set():
+                    self._failure = error
+                    self._opened.set()
+                    return
+                # Nobody knows what the session holds: its texts fail, the next ones get another.
+                for each in list(self._live.values()) or self._drained():
+                    self._end(each, error)
+
+    def _wait(self) -> bool:
+        """Wait for something to do; tell whether there is, or ever will be."""
+        with self._changed:
+            while not self._live and not self._waiting:
+                if self._closed:
+                    return False
+                self._changed.wait()
+            return True
+
+    def _turn(self, loop: Loop) -> None:
+        """Let requests leave and join, and take one step in those that are there."""
+        for each in [each for each in self._live.values() if each.ticket.cancelled]:
+            loop.leave(each.row)
+            self._end(each)
+        while (request := self._next()) is not None:
+            self._join(loop, request)
+        if not self._live:
+            return
+        for emission in loop.step():
+            self._hand(loop, emission)
+        for each in [each for each in self._live.values() if each.row.done]:
+            self._end(each, each.row.error)
+
+    def _next(self) -> _Request | None:
+        """Return the next request that joins, with its place among the live ones; None for none."""
+        with self._changed:
+            gone = [request for request in self._waiting if request.ticket.cancelled]
+            for request in gone:
+                self._waiting.remove(request)
+            found = None
+            if self._waiting and len(self._live) < self.slots:
+                found = self._waiting.popleft()
+        for request in gone:
+            request.run = self._run(replace(request.engine.parts, drafter=None), request)
+            self._end(request)
+        return found
+
+    def _drained(self) -> list[_Request]:
+        """Return all that wait, and let none of them wait any longer."""
+        with self._changed:
+            found = list(self._waiting)
+            self._waiting.clear()
+        return found
+
+    @staticmethod
+    def _run(parts: Parts, request: _Request) -> Run:
+        return Run(parts, [request.ticket.prompt], request.settings, 0, [request.sample])
+
+    def _join(self, loop: Loop, request: _Request) -> None:
+        """Make a request's row and let it join; what fails there ends this request alone."""
+        request.ticket.joined = time.perf_counter()
+        try:
+            request.run = self._run(request.engine.parts, request)
+            self._live[request.row] = request
+            loop.join([request.row], request.engine.rule, request.tenant)
+        except Exception as error:
+            self._end(request, error)
+            return
+        if request.row.done:  # a text that goes on and has ended already
+            self._end(request)
+
+    def _hand(self, loop: Loop, emission: Emission) -> None:
+        """Hand an emission to whoever asked for it."""
+        request = self._live[emission.row]
+        try:
+            if request.on_step is not None:
+                request.on_step(emission.step)
+        except Exception as error:
+            emission.row.error = error
+            loop.leave(emission.row)
+        request.ticket.emit(emission)
+
+    def _end(self, request: _Request, error: Exception | None = None) -> None:
+        """Say what became of a request, and let its place go."""
+        with self._changed:
+            self._open_requests -= 1
+            if request.run is not None:
+                self._live.pop(request.row, None)
+        if error is not None:
+            request.ticket.end(error)
+            return
+        assert request.run is not None
+        request.run.close(time.perf_counter() - request.run.began)
+        generation = request.run.results()[0][0]
+        request.ticket.end(generation)
+        request.engine.tell(generation)

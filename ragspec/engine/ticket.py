@@ -1,0 +1,79 @@
+"""A text on its way through a pool: what its owner holds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Self
+
+from ragspec.engine.output import Generation
+from ragspec.engine.step import Emission
+
+
+class Ticket:
+    """Iterate over it for emissions as they are verified; `result()` waits for the whole text.
+
+    An emission's `step.tokens` are new tokens of the text. All methods may be called from any
+    thread; the emissions go to one reader. What ended the text by an error is raised by the
+    iteration and by `result`. submitted, joined, first, finished: seconds of the performance
+    counter; 0 for what has not happened.
+    """
+
+    def __init__(self, prompt: list[int], wake: Callable[[], None]) -> None:
+        self.prompt = prompt
+        self.submitted = time.perf_counter()
+        self.joined = self.first = self.finished = 0.0
+        self.future: Future[Generation] = Future()
+        self._wake = wake
+        self._emissions: SimpleQueue[Emission | None] = SimpleQueue()
+        self._cancelled = False
+
+    @property
+    def done(self) -> bool:
+        """Whether the text has ended, was cancelled or failed."""
+        return self.future.done()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether somebody asked for its end."""
+        return self._cancelled
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Emission:
+        found = self._emissions.get()
+        if found is not None:
+            return found
+        self._emissions.put(None)  # for whoever asks again
+        if not self._cancelled and (error := self.future.exception()) is not None:
+            raise error
+        raise StopIteration
+
+    def cancel(self) -> None:
+        """End the text after the step that is under way; its result is what was written."""
+        self._cancelled = True
+        self._wake()
+
+    def result(self, timeout: float | None = None) -> Generation:
+        """Return the whole text; waits for its end.
+
+        timeout: seconds, None for no limit. Raises TimeoutError, and what ended the text.
+        """
+        return self.future.result(timeout)
+
+    def emit(self, emission: Emission) -> None:
+        """Hand an emission on; for the pool alone."""
+        self.first = self.first or time.perf_counter()
+        self._emissions.put(emission)
+
+    def end(self, outcome: Generation | Exception) -> None:
+        """Say what became of the text; for the pool alone."""
+        self.finished = time.perf_counter()
+        if isinstance(outcome, Exception):
+            self.future.set_exception(outcome)
+        else:
+            self.future.set_result(outcome)
+        self._emissions.put(None)

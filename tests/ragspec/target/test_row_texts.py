@@ -1,0 +1,55 @@
+"""Who gets which row, and whose beginning it shares."""
+
+from __future__ import annotations
+
+import pytest
+
+from ragspec.errors import InputError
+from ragspec.target.row_texts import RowTexts
+
+
+def left(*texts: tuple[str, str]) -> RowTexts:
+    """Return rows, one more than the texts, that held these texts of a scope and were left."""
+    rows = RowTexts(len(texts) + 1)
+    for text, scope in texts:
+        row = rows.join(list(text), scope).row
+        rows.grow(row, list(text)[len(rows._rows[row].tokens) :])
+        rows.leave(row)
+    return rows
+
+
+def test_the_longest_common_beginning_is_found_in_the_same_scope_alone() -> None:
+    rows = left(("abcdef", "one"), ("abx", "two"), ("abcd", "two"))
+    assert rows.join(list("abcdef"), "two")[1:] == (2, 4)
+    assert rows.join(list("abcdef"), "three").known == 0
+
+
+def test_empty_rows_are_taken_first_and_then_those_left_longest_ago() -> None:
+    rows = left(("a", ""), ("b", ""), ("c", ""))
+    assert [rows.join([], "").row for _ in range(4)] == [3, 0, 1, 2]
+    with pytest.raises(InputError, match="all taken"):
+        rows.join([], "")
+
+
+def test_a_row_that_is_being_written_shares_its_beginning_too() -> None:
+    rows = RowTexts(2)
+    first = rows.join([1, 2, 3], "").row
+    rows.grow(first, [1, 2, 3, 4])
+    assert rows.join([1, 2, 3, 9], "") == (1, first, 3)
+
+
+def test_a_text_may_go_on_in_its_own_row() -> None:
+    rows = RowTexts(1)
+    rows.grow(rows.join([1, 2], "").row, [1, 2, 3])
+    rows.leave(0)
+    assert rows.join([1, 2, 7], "") == (0, 0, 2)
+    rows.grow(0, [7])
+    rows.leave(0)
+    assert rows.join([1, 2, 3], "").known == 2, "it holds another text now"
+
+
+def test_what_was_forgotten_serves_nobody() -> None:
+    rows = RowTexts(2)
+    rows.grow(rows.join([1, 2], "").row, [1, 2])
+    rows.forget(0)
+    assert rows.join([1, 2], "").known == 0
