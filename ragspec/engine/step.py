@@ -65,8 +65,9 @@ def judge(
     contexts = [row.context.tokens for row in rows]
     apart = any(row.transform is not None or row.open_view is not RowView for row in rows)
     together = None if apart else choose_together(parts, trees, laws, contexts)
+    chosen = [None if together is None else together[i] for i in range(len(rows))]
     views = [
-        attempt(row, _view, row, trees[i], parts[i], hidden[i], together and together[i])
+        attempt(row, _view, row, trees[i], parts[i], hidden[i], chosen[i])
         for i, row in enumerate(rows)
     ]
     met = [view for view in views if view is not None]

@@ -94,7 +94,7 @@ def test_rows_that_lie_side_by_side_are_not_moved(monkeypatch: pytest.MonkeyPatc
     for rows in ([1, 2], [3], [0, 1, 2], [2, 3]):
         assert cache.line_up(rows) == sorted(rows)
         before = cache.layers[0].keys.data_ptr()
-        keys, _ = cache.update(*(states([[9]] * len(rows)) for _ in range(2)), 0)
+        keys, _ = cache.update(states([[9]] * len(rows)), states([[9]] * len(rows)), 0)
         step = cache.layers[0].keys[0].numel() * cache.layers[0].keys.element_size()
         assert keys.data_ptr() == before + min(rows) * step, "a step copied the cache"
     monkeypatch.undo()

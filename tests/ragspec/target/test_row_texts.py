@@ -8,20 +8,24 @@ from ragspec.errors import InputError
 from ragspec.target.row_texts import RowTexts
 
 
+def ids(text: str) -> list[int]:
+    return [ord(letter) for letter in text]
+
+
 def left(*texts: tuple[str, str]) -> RowTexts:
     """Return rows, one more than the texts, that held these texts of a scope and were left."""
     rows = RowTexts(len(texts) + 1)
     for text, scope in texts:
-        row = rows.join(list(text), scope).row
-        rows.grow(row, list(text)[len(rows._rows[row].tokens) :])
+        row, _, known = rows.join(ids(text), scope)
+        rows.grow(row, ids(text)[known:])
         rows.leave(row)
     return rows
 
 
 def test_the_longest_common_beginning_is_found_in_the_same_scope_alone() -> None:
     rows = left(("abcdef", "one"), ("abx", "two"), ("abcd", "two"))
-    assert rows.join(list("abcdef"), "two")[1:] == (2, 4)
-    assert rows.join(list("abcdef"), "three").known == 0
+    assert rows.join(ids("abcdef"), "two")[1:] == (2, 4)
+    assert rows.join(ids("abcdef"), "three").known == 0
 
 
 def test_empty_rows_are_taken_first_and_then_those_left_longest_ago() -> None:
