@@ -15,6 +15,7 @@ import numpy as np
 from ragspec.acceptance.base import Step
 from ragspec.budget.calibration import UNKNOWN, Appraisal, Calibration
 from ragspec.budget.cost_curve import CostCurve
+from ragspec.budget.shared_forward import SharedCost
 from ragspec.errors import InputError
 from ragspec.trees.draft_tree import DraftTree
 
@@ -129,5 +130,8 @@ class BudgetPolicy(Protocol):
     def needs_cost(self) -> bool:
         """Whether `open` wants the target's cost curve."""
 
-    def open(self, cost: CostCurve | None) -> BudgetSession:
-        """Return the policy for one row; `cost` is the target's curve, None where unknown."""
+    def open(self, cost: CostCurve | SharedCost | None) -> BudgetSession:
+        """Return the policy for one row; `cost` is the target's, None where unknown.
+
+        Rows that share forwards have a `SharedCost`, a text alone may have the curve itself.
+        """

@@ -40,8 +40,12 @@ class CostCurve:
     `refine` learns from forwards: the level, since a busy machine slows everything, and the shape,
     which is how sizes compare, from pairs of forwards one after the other. Of such a pair both ran
     under the same load, so that noise, neighbours and a wrong reading at the start fade from the
-    shape, on which all choices of size depend.
+    shape, on which all choices of size depend. alive, width: a curve is that of one row alone, see
+    `shared_forward.ForwardCost`.
     """
+
+    alive = 1
+    width = 0
 
     def __init__(self, lengths: Sequence[int], seconds: ArrayLike) -> None:
         """Make a curve from measured points.
@@ -68,6 +72,7 @@ class CostCurve:
         self._noise, self._pairs = NOISE, 0
         self._far: list[float] = []  # errors of the last three forwards
         self._last: tuple[int, float] | None = None  # rows and error of the last, but for the level
+        self._batches: dict[int, CostCurve] = {1: self}
 
     @classmethod
     def assumed(cls) -> CostCurve:
@@ -90,10 +95,16 @@ class CostCurve:
     def batched(self, batch: int) -> CostCurve:
         """Return the curve for `batch` equal rows of text in one forward (B x n rows of tokens).
 
-        The seconds are those of the whole forward. An estimate to start from (token rows alone
-        count); `refine` corrects it.
+        The seconds are those of the whole forward. At first an estimate (token rows alone count);
+        equal calls return the same curve, which `refine` corrects.
         """
-        return CostCurve(self.lengths, [[at(row, n * batch) for n in ROWS] for row in self.table])
+        known = self._batches.get(batch)
+        if known is None:
+            made = CostCurve(
+                self.lengths, [[at(row, n * batch) for n in ROWS] for row in self.table]
+            )
+            known = self._batches.setdefault(batch, made)  # texts at once must share one
+        return known
 
     def seconds(self, rows: int, length: int) -> float:
         """Return the seconds of a forward of `rows` rows after `length` tokens of context."""

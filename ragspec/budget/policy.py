@@ -24,6 +24,7 @@ from ragspec.budget.base import Adviser, BudgetPolicy, Settings
 from ragspec.budget.calibration import Calibration
 from ragspec.budget.cost_curve import CostCurve
 from ragspec.budget.gains import BUCKETS, Experience
+from ragspec.budget.shared_forward import SharedCost
 from ragspec.budget.tree_size import GoodputSession
 from ragspec.errors import InputError, StoreError, UnknownNameError
 from ragspec.storage.plain import from_plain, to_plain
@@ -78,7 +79,7 @@ class FixedBudget:
         """The name by which the policy is reported."""
         return f"fixed-{self.nodes}"
 
-    def open(self, cost: CostCurve | None) -> FixedSession:
+    def open(self, cost: CostCurve | SharedCost | None) -> FixedSession:
         """Return the policy for one row; the cost does not matter to it."""
         return FixedSession(self.nodes, Adviser(self.calibration))
 
@@ -141,11 +142,12 @@ class AutoBudget:
         self.experience = Experience()
         self._cost: CostCurve | None = None
 
-    def open(self, cost: CostCurve | None) -> GoodputSession:
+    def open(self, cost: CostCurve | SharedCost | None) -> GoodputSession:
         """Return the policy for one row; the curve is refined by what is measured.
 
-        A batch of B rows is given `cost.batched(B)`."""
-        self._cost = self._cost or cost or CostCurve.assumed()
+        Rows that share forwards are given a `SharedCost`."""
+        curve = cost.curve if isinstance(cost, SharedCost) else cost
+        self._cost = self._cost or curve or CostCurve.assumed()
         return GoodputSession(self.settings, self.experience, cost or self._cost)
 
     def freeze(self) -> FrozenBudget:
@@ -165,7 +167,7 @@ class FrozenBudget:
     name: ClassVar[str] = "frozen"
     needs_cost: ClassVar[bool] = False
 
-    def open(self, cost: CostCurve | None) -> GoodputSession:
+    def open(self, cost: CostCurve | SharedCost | None) -> GoodputSession:
         """Return the policy for one row; the profile's own costs are used, not the target's."""
         return GoodputSession(replace(self.settings, learns=False), self.experience, self.cost)
 

@@ -5,26 +5,48 @@ very step, and not of the run on average: a token that is sure is worth a plain 
 else can be drafted, and little in the middle of a quotation, where the next step would draft it
 too. How much is asked for, and whether at all, is the adviser's matter (see `source_choice`).
 
-Rows of a batch each decide as if all decided alike, so they want `CostCurve.batched`.
+Rows that share a forward decide together (`fit_together`): all are as wide as the widest, so one
+width is chosen, against the cost of the whole forward over the rows alive now, and every row fills
+it with its nodes of largest reach.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 from ragspec.acceptance.base import Step
-from ragspec.budget.base import Settings
-from ragspec.budget.cost_curve import CostCurve, at
+from ragspec.budget.base import BudgetSession, Settings
+from ragspec.budget.cost_curve import at
 from ragspec.budget.gains import BUCKETS, OUTLIER, Experience
+from ragspec.budget.shared_forward import ForwardCost
 from ragspec.budget.source_choice import SourceChoice
 from ragspec.trees.draft_tree import DRAWN, DraftTree
 from ragspec.trees.operations import keep_best, keep_order
 
 
-class GoodputSession:
-    """The policy for one row. It shares `experience` and `cost` with the other rows."""
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The draft of one row: its nodes by reach, and what the first n of them bring, in tokens."""
 
-    def __init__(self, settings: Settings, experience: Experience, cost: CostCurve) -> None:
+    tree: DraftTree
+    order: Sequence[int]
+    last: int
+    gains: Sequence[float]
+
+    def gain(self, size: int) -> float:
+        """Return the tokens expected of the best `size` nodes."""
+        return self.gains[min(size, len(self.gains) - 1)]
+
+
+class GoodputSession:
+    """The policy for one row. It shares `experience` and `cost` with the other rows.
+
+    Milliseconds of drafting and of the host that are learned and compared are those of one row.
+    """
+
+    def __init__(self, settings: Settings, experience: Experience, cost: ForwardCost) -> None:
         self.settings = settings
         self.experience = experience
         self.cost = cost
@@ -34,7 +56,7 @@ class GoodputSession:
         self._drafts = 0
         self._proposed = self._verified = False
         self._drawn: int | None = None  # nodes to keep of the next drawn draft; None: all
-        self._last: tuple[Step, float, int, float] | None = None  # its times are known a step late
+        self._last: tuple[Step, float, int, float, int] | None = None  # times are known a step late
 
     @property
     def reason(self) -> str | None:
@@ -45,30 +67,45 @@ class GoodputSession:
 
     def allowance(self, length: int) -> int:
         """Return how many nodes may be asked for; the adviser says how many are worth it."""
-        self._line = self.cost.line(length)
-        self._plain = 1000.0 * self._line[0] + self.experience.host
-        self.adviser.begin(self._rate(), self._plain)
+        self._line, alive = self.cost.line(length), self.cost.alive
+        self._plain = 1000.0 * self._line[0] + self.experience.host * alive
+        self.adviser.begin(self._rate(), self._plain / alive)
         return self.settings.maximum
 
     def fit(self, tree: DraftTree, length: int) -> DraftTree:
         """Return the part of the tree of most tokens per time; possibly the empty tree."""
-        asked = self.adviser.asked
+        return fit_together([self], [tree], [length])[0]
+
+    def offer(self, tree: DraftTree) -> Offer | None:
+        """Return what a draft is expected to bring; None where there is none."""
         if not len(tree):
-            self.adviser.learn_draft([0.0] * (asked + 1), 0)
-            return tree
+            self.adviser.learn_draft([0.0] * (self.adviser.asked + 1), 0)
+            return None
         self._proposed = True
         tree = self.adviser.appraised(tree)
         reach = tree.reach.tolist()
-        order, last = keep_order(tree, reach), len(tree)
-        net = self._nets(reach, order)
-        best = max(range(len(net)), key=net.__getitem__)
-        if net[best] < net[0] + self.settings.margin:
-            best = 0
-        self.adviser.learn_draft(net, best if BUCKETS[best] <= last else 0)
+        order = keep_order(tree, reach)
+        gains = list(accumulate((reach[node] for node in order), initial=0.0))
+        return Offer(tree, order, len(tree), gains)
+
+    def take(self, offer: Offer, best: int, prices: Sequence[float]) -> DraftTree:
+        """Return the part of a draft that the forward has room for, and learn what it brings.
+
+        best: the bucket that was chosen. prices: of every bucket that was asked for, in tokens.
+        """
+        asked = self.adviser.asked
+        own, last = min(best, asked), offer.last
+        net = [offer.gain(BUCKETS[i]) - prices[i] for i in range(asked + 1)]
+        self.adviser.learn_draft(net, own if BUCKETS[own] <= last else 0)
         size = min(BUCKETS[best], last)
-        if tree.kind in DRAWN:
+        if offer.tree.kind in DRAWN:
             size = self._before_draw(size, last)
-        return keep_best(tree, size, order)
+        return keep_best(offer.tree, size, offer.order)
+
+    @property
+    def drafting(self) -> float:
+        """The milliseconds that this row's draft is expected to have taken."""
+        return self.experience.draft.of(BUCKETS[self.adviser.asked])
 
     def _before_draw(self, size: int, last: int) -> int:
         """Return how many of `last` drawn nodes to keep, as the draft before this one has it.
@@ -79,52 +116,88 @@ class GoodputSession:
         settled, self._drawn = self._drawn, size if size < last else None
         return last if settled is None else min(settled, last)
 
-    def _nets(self, reach: Sequence[float], order: Sequence[int]) -> list[float]:
-        """Return the expected tokens less the time, in tokens, by bucket that was asked for.
-
-        Time counts at the best rate that any size of this tree would reach.
-        """
-        gains = [0.0]
-        for node in order:
-            gains.append(gains[-1] + reach[node])
-        asked = self.adviser.asked
-        sizes = [min(size, len(order)) for size in BUCKETS[: asked + 1]]
-        fixed = self.experience.host + self.experience.draft.of(BUCKETS[asked])
-        times = [1000.0 * at(self._line, size + 1) + fixed for size in sizes]
-        rate = max((1.0 + gains[n]) / time for n, time in zip(sizes, times, strict=True))
-        return [gains[n] - rate * time for n, time in zip(sizes, times, strict=True)]
-
     def observe(self, step: Step, length: int) -> None:
         """Learn what came of the draft, and what the step before this one took."""
-        asked = BUCKETS[self.adviser.asked]
+        asked, alive = BUCKETS[self.adviser.asked], self.cost.alive
         self._verified = self._verified or len(step.tree) > 0
-        self.adviser.learn_step(step, self._line, self._rate())
+        self.adviser.learn_step(step, self._line, self._rate() / alive)
         if self.settings.learns:
             if self._last is not None:
                 self._learn_times(*self._last)
-            rows, verify = len(step.tree) + 1, step.milliseconds.get("verify", 0.0)
-            self._last = step, 1000.0 * at(self._line, rows), asked, self.adviser.extra
+            rows = self.cost.width or len(step.tree) + 1
+            forward, verify = 1000.0 * at(self._line, rows), step.milliseconds.get("verify", 0.0)
+            self._last = step, forward, asked, self.adviser.extra, alive
             self.cost.refine(rows, length, verify / 1000.0)
 
-    def _learn_times(self, step: Step, forward: float, asked: int, extra: float) -> None:
+    def _learn_times(
+        self, step: Step, forward: float, asked: int, extra: float, alive: int
+    ) -> None:
         """Learn from a step's milliseconds. What a draft adds to the host's is part of its price.
 
         forward: those that were expected. extra: those of sources that have a price of their own.
+        alive: rows that shared the step, taken to be alike.
         """
         known, spent = self.experience, step.milliseconds
-        usual, host = known.host, spent.get("host", 0.0) + spent.get("commit", 0.0)
+        usual = known.host
+        host = (spent.get("host", 0.0) + spent.get("commit", 0.0)) / alive
         if not asked or not usual or host < usual:
             known.learn_host(host)
         if asked:
             self._drafts += 1
             if "draft" in spent and self._drafts > 1:  # the first may hold a prefill
                 late = max(0.0, min(host, OUTLIER * usual) - usual)
-                known.draft.learn(asked, spent["draft"] - extra + late)
+                known.draft.learn(asked, max(0.0, spent["draft"] / alive - extra) + late)
             extra += known.draft.of(asked)
-        time = forward + known.host + extra
+        time = forward + alive * (known.host + extra)
         known.learn_step(len(step.tokens), time)
 
     def _rate(self) -> float:
-        """Return the present tokens per millisecond, never below those of plain decoding."""
+        """Return the tokens per millisecond of all rows now, at least those of plain decoding."""
         known = self.experience
-        return max(known.tokens / known.time if known.time > 0.0 else 0.0, 1.0 / self._plain)
+        own = max(known.tokens / known.time if known.time > 0.0 else 0.0, 1.0 / self._plain)
+        return own * self.cost.alive
+
+
+def fit_together(
+    budgets: Sequence[BudgetSession | None], trees: Sequence[DraftTree], lengths: Sequence[int]
+) -> list[DraftTree]:
+    """Return the parts of the drafts of rows that are worth the time of their one forward.
+
+    Policies that go by the clock choose its width together; others each decide for themselves.
+    """
+    fitted = list(trees)
+    offers: dict[int, tuple[GoodputSession, Offer]] = {}
+    for row, (budget, tree, length) in enumerate(zip(budgets, trees, lengths, strict=True)):
+        if not isinstance(budget, GoodputSession):
+            fitted[row] = tree if budget is None else budget.fit(tree, length)
+        elif (offer := budget.offer(tree)) is not None:
+            offers[row] = budget, offer
+    if offers:
+        sharing = [budget for budget in budgets if isinstance(budget, GoodputSession)]
+        best, prices = _widest(sharing, list(offers.values()))
+        for row, (session, offer) in offers.items():
+            fitted[row] = session.take(offer, best, prices)
+    return fitted
+
+
+def _widest(
+    sharing: Sequence[GoodputSession], offers: Sequence[tuple[GoodputSession, Offer]]
+) -> tuple[int, list[float]]:
+    """Return the bucket of most tokens less time, in tokens, and each row's price of every bucket.
+
+    Time counts at the best rate that any width of this forward would reach; its price is shared by
+    the rows that draft.
+    """
+    dearest = max((session for session, _ in offers), key=lambda each: each._line[-1])
+    alive, largest = dearest.cost.alive, max(offer.last for _, offer in offers)
+    asked = max(session.adviser.asked for session, _ in offers)
+    fixed = dearest.experience.host * alive + sum(session.drafting for session in sharing)
+    sizes = [min(size, largest) for size in BUCKETS[: asked + 1]]
+    gains = [sum(offer.gain(size) for _, offer in offers) for size in sizes]
+    times = [1000.0 * at(dearest._line, size + 1) + fixed for size in sizes]
+    rate = max((alive + gain) / time for gain, time in zip(gains, times, strict=True))
+    net = [gain - rate * time for gain, time in zip(gains, times, strict=True)]
+    best = max(range(len(net)), key=net.__getitem__)
+    if net[best] < net[0] + dearest.settings.margin * alive:
+        best = 0
+    return best, [rate * time / len(offers) for time in times]

@@ -247,7 +247,7 @@ class Engine:
         began = time.perf_counter()
         try:
             with self._open(run, capacity + run.spare) as session:
-                yield from decode(session, run.rows, run.prompt_of_row, self.rule)
+                yield from decode(session, run.rows, run.prompt_of_row, self.rule, run.forward)
         finally:
             run.close(time.perf_counter() - began)
             for texts in run.results() if self._listeners else ():

@@ -15,11 +15,13 @@ import torch
 
 from ragspec.acceptance.base import Rule, Step, Verdict, open_rule
 from ragspec.acceptance.target_view import RowView
+from ragspec.budget.shared_forward import SharedForward
+from ragspec.budget.tree_size import fit_together
 from ragspec.engine.reading import Reading, hidden_of, portions, read
 from ragspec.engine.rows import Row
 from ragspec.engine.step import Emission, emit, judge, learn, propose
 from ragspec.errors import UnsupportedModelError
-from ragspec.models.device import without_autograd
+from ragspec.models.device import out_of_memory, without_autograd
 from ragspec.sampling.top_tokens import Tops
 from ragspec.target.base import KeepsHidden, TargetSession
 from ragspec.trees.draft_tree import DraftTree
@@ -29,14 +31,19 @@ T = TypeVar("T")
 
 
 def decode(
-    session: TargetSession, rows: Sequence[Row], prompts: Sequence[int], rule: Rule
+    session: TargetSession,
+    rows: Sequence[Row],
+    prompts: Sequence[int],
+    rule: Rule,
+    forward: SharedForward | None = None,
 ) -> Iterator[list[Emission]]:
     """Yield what each pass emits until every row is done; abandon it to stop early.
 
     prompts: for each row the number of the prompt that it continues. Rows of one prompt follow
     each other; the first of them brings the prompt in `pending`, and they share its prefill.
+    forward: what the policies of the rows look at.
     """
-    loop = Loop(session)
+    loop = Loop(session, forward)
     for prompt in dict.fromkeys(prompts):
         loop.join([row for row, own in zip(rows, prompts, strict=True) if own == prompt], rule)
     while loop.rows:
@@ -46,18 +53,34 @@ def decode(
 class Loop:
     """Rows that join, take their steps together over one session, and leave.
 
-    chunk: tokens of prompts that are read between two steps; None for all of them at once.
-    apart: whether what a row raises ends that row alone, as `Row.error`; else it is raised.
+    Where rows are kept apart and memory ends, the row with most left to do is put back: it gives
+    its memory away, and its text is read again when another row has left. forward: what the
+    policies of the rows look at, kept up to date. chunk: tokens of prompts that are read between
+    two steps; None for all of them at once. apart: whether what a row raises ends that row alone,
+    as `Row.error`; else it is raised.
     """
 
     def __init__(
-        self, session: TargetSession, *, chunk: int | None = None, apart: bool = False
+        self,
+        session: TargetSession,
+        forward: SharedForward | None = None,
+        *,
+        chunk: int | None = None,
+        apart: bool = False,
     ) -> None:
         self.session = session
+        self._forward = SharedForward() if forward is None else forward
         self._chunk = chunk
         self._apart = apart
         self._reading: list[Reading] = []
         self._live: list[Row] = []
+        self._put_back: list[Reading] = []
+        self._most = 0  # rows for which there was memory, where some were put back
+
+    @property
+    def room(self) -> bool:
+        """Whether another row may join: there is memory for it, as far as is known."""
+        return not self._put_back
 
     @property
     def rows(self) -> list[Row]:
@@ -71,20 +94,18 @@ class Loop:
         UnsupportedModelError where a law needs hidden states that the session cannot keep.
         """
         for row in rows:
-            row.rule = open_rule(rule)
+            row.rule, row.scope = open_rule(rule), scope
         if any(row.reads_hidden for row in rows):
             _keep_hidden(self.session, rows)
         if not rows[0].done:
-            self._enter(list(rows), scope, resumed=_resumed(rows[0]))
+            self._enter(list(rows), resumed=_resumed(rows[0]))
 
     def leave(self, row: Row) -> None:
         """Let a row leave, whether or not its text has ended."""
         if row in self._live:
             self._live.remove(row)
-        for reading in self._reading:
-            if row in reading.rows:
-                reading.rows.remove(row)
-        self._reading = [reading for reading in self._reading if reading.rows]
+        self._reading = list(_without(row, self._reading))
+        self._put_back = list(_without(row, self._put_back))
         if row.slot is not None:
             self.session.leave(row.slot)
             row.slot = None
@@ -94,6 +115,8 @@ class Loop:
 
         Returns what they emitted. Rows that have ended have left.
         """
+        while self._put_back and len(self.rows) < self._most:
+            self._reading.append(self._put_back.pop(0))
         emissions = self._advance() if self._live else []
         if self._reading:
             emissions += self._read()
@@ -101,18 +124,20 @@ class Loop:
             self.leave(row)
         return emissions
 
-    def _enter(self, rows: list[Row], scope: str, resumed: bool) -> None:
+    def _enter(self, rows: list[Row], resumed: bool) -> None:
         """Let rows be read; one of which all but the root was read before takes steps at once."""
         if resumed:
             self._live.extend(rows)
         else:
-            first = rows[0]
-            self._reading.append(Reading(rows, list(first.pending), first.slot, scope))
+            self._reading.append(Reading.of(rows))
 
     @without_autograd
     def _read(self) -> list[Emission]:
         """Read a chunk of the prompts; those that end give every row its first token."""
-        readings, logits = read(self.session, list(portions(self._reading, self._chunk)))
+        try:
+            readings, logits = read(self.session, list(portions(self._reading, self._chunk)))
+        except Exception as error:
+            return self._make_room(error)
         ended = [place for place, reading in enumerate(readings) if not reading.left]
         rows: list[Row] = []
         where: list[int] = []
@@ -126,12 +151,16 @@ class Loop:
 
     def _seat(self, reading: Reading) -> list[Row]:
         """Let the rows of a prompt that was read take their steps; return those to judge now."""
-        for row in reading.rows:
-            first = row is reading.rows[0]
-            row.slot = reading.slot if first else self.session.fork(_known(reading.slot))
+        first, *others = rows = reading.rows
+        self._live += rows
+        if reading.again:
+            first.report.prefill(1000 * (time.perf_counter() - reading.began), reading.forwards)
+            return []
+        for row in others:
+            row.slot = self.session.fork(_known(first.slot))
+        for row in rows:
             self._attempt(row, reading.tell, row)
-        self._live += reading.rows
-        return [row for row in reading.rows if not row.done]
+        return [row for row in rows if not row.done]
 
     def _first(
         self, rows: Sequence[Row], readings: Sequence[Reading], logits: torch.Tensor
@@ -161,12 +190,10 @@ class Loop:
         if not rows:
             return []
         drafted = time.perf_counter()
-        logits = self.session.verify([row.pending for row in rows], trees)
-        k = max(row.top for row in rows)
-        kept = not any(row.law.processors for row in rows)
-        tops = Tops.ranked(logits, k, [len(tree) + 1 for tree in trees], kept) if k else None
-        hidden = hidden_of(self.session, rows)
-        judged = judge(rows, trees, logits, hidden, self._attempt)
+        try:
+            judged, tops, hidden = self._verified(rows, trees)
+        except Exception as error:
+            return self._make_room(error)
         verified = time.perf_counter()
         self.session.commit([() if found is None else found[0].path for found in judged])
         committed = time.perf_counter()
@@ -188,20 +215,56 @@ class Loop:
             emission.row.report.step(emission.step)
         return emissions
 
+    def _verified(
+        self, rows: Sequence[Row], trees: Sequence[DraftTree]
+    ) -> tuple[
+        list[tuple[Verdict, RowView] | None], list[Tops] | None, Sequence[torch.Tensor | None]
+    ]:
+        """Run the forward over the drafts: what the rules decide, and what drafters learn from."""
+        logits = self.session.verify([row.pending for row in rows], trees)
+        k = max(row.top for row in rows)
+        kept = not any(row.law.processors for row in rows)
+        tops = Tops.ranked(logits, k, [len(tree) + 1 for tree in trees], kept) if k else None
+        hidden = hidden_of(self.session, rows)
+        return judge(rows, trees, logits, hidden, self._attempt), tops, hidden
+
+    def _make_room(self, error: Exception) -> list[Emission]:
+        """Put a row back where memory has ended, before anybody was judged; raises other errors."""
+        if not (self._apart and out_of_memory(error)):
+            raise error
+        lost = self.session.abandon()
+        rows = self.rows
+        if len(rows) == 1:
+            rows[0].error = error
+            return []
+        for row in [row for row in self._live if row.slot in lost]:
+            self._live.remove(row)
+            self._reading.append(Reading.anew(row))
+        self._put(max(rows, key=_left))
+        self._most = len(self.rows)
+        return []
+
+    def _put(self, row: Row) -> None:
+        """Put a row back: what is to be read of it, later, is all that was."""
+        new = any(row in reading.rows and not reading.again for reading in self._reading)
+        self.leave(row)
+        self.session.shrink()
+        self._put_back.append(Reading.of([row]) if new else Reading.anew(row))
+
     def _drafts(self) -> tuple[list[Row], list[DraftTree]]:
         """Line the rows up and return them with what is verified of their drafts."""
+        self._forward.begin(len(self._live))
         drafts = {_known(row.slot): (row, self._attempt(row, propose, row)) for row in self._live}
         asked = {slot: (row, tree) for slot, (row, tree) in drafts.items() if tree is not None}
         lined = [asked[slot] for slot in self.session.line_up(list(asked))] if asked else []
         rows, trees = [row for row, _ in lined], [tree for _, tree in lined]
-        fitted = [
-            tree if row.budget is None else row.budget.fit(tree, len(row.context.tokens))
-            for row, tree in zip(rows, trees, strict=True)
-        ]
+        lengths = [len(row.context.tokens) for row in rows]
+        fitted = fit_together([row.budget for row in rows], trees, lengths)
         admitted = [
             self.session.admit(tree, place, row.context.tokens)
             for place, (row, tree) in enumerate(zip(rows, fitted, strict=True))
         ]
+        self._forward.widen(1 + max(map(len, admitted), default=0))
         return rows, admitted
 
     def _attempt(
@@ -230,6 +293,24 @@ def _finish(
     step = emit(row, tree, verdict, dict(spent))
     learn(row, step, view, best, hidden)
     return step
+
+
+def _without(row: Row, readings: Sequence[Reading]) -> Iterator[Reading]:
+    """Yield the readings less one row; where that read for others, these begin anew."""
+    for reading in readings:
+        if row not in reading.rows:
+            yield reading
+        elif others := [other for other in reading.rows if other is not row]:
+            if reading.rows[0] is row:
+                yield Reading.of(others)
+            else:
+                reading.rows = others
+                yield reading
+
+
+def _left(row: Row) -> int:
+    """Return how many tokens a row has still to read and to write."""
+    return len(row.pending) + row.context.remaining
 
 
 def _known(slot: int | None) -> int:

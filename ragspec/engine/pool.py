@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from ragspec.acceptance.base import Step
+from ragspec.budget.shared_forward import SharedForward
 from ragspec.engine.engine import Engine
 from ragspec.engine.loop import Loop
 from ragspec.engine.options import Options, RowSettings
@@ -74,6 +75,7 @@ class Pool:
         self.engine = engine
         self.slots = slots
         self.queue = queue
+        self._forward = SharedForward()
         self._chunk = chunk if engine.target.divisible else None
         self._changed = threading.Condition()
         self._waiting: deque[_Request] = deque()
@@ -198,7 +200,7 @@ class Pool:
             try:
                 with self.engine.target.open_rows(self.slots) as session:
                     self._opened.set()
-                    loop = Loop(session, chunk=self._chunk, apart=True)
+                    loop = Loop(session, self._forward, chunk=self._chunk, apart=True)
                     while self._wait():
                         self._turn(loop)
                 return
@@ -225,7 +227,7 @@ class Pool:
         for each in [each for each in self._live.values() if each.ticket.cancelled]:
             loop.leave(each.row)
             self._end(each)
-        while (request := self._next()) is not None:
+        while loop.room and (request := self._next()) is not None:
             self._join(loop, request)
         if not self._live:
             return
@@ -255,9 +257,9 @@ class Pool:
             self._waiting.clear()
         return found
 
-    @staticmethod
-    def _run(parts: Parts, request: _Request) -> Run:
-        return Run(parts, [request.ticket.prompt], request.settings, 0, [request.sample])
+    def _run(self, parts: Parts, request: _Request) -> Run:
+        prompts, samples = [request.ticket.prompt], [request.sample]
+        return Run(parts, prompts, request.settings, 0, samples, self._forward)
 
     def _join(self, loop: Loop, request: _Request) -> None:
         """Make a request's row and let it join; what fails there ends this request alone."""
@@ -269,7 +271,7 @@ class Pool:
         except Exception as error:
             self._end(request, error)
             return
-        if request.row.done:  # a text that goes on and has ended already
+        if request.row not in loop.rows:  # a text that goes on and has ended already
             self._end(request)
 
     def _hand(self, loop: Loop, emission: Emission) -> None:

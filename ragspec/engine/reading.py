@@ -21,28 +21,36 @@ class Reading:
     """The rows of one prompt while it is read, for all of them.
 
     left: tokens that the target has not seen, at the end the root, but of a text that is read
-    `again`: its root waits for the next step, and nobody is told. slot: its row of the session,
-    None until the first of it is read. scope: see `TargetSession.join`. began: seconds of the
-    performance counter. tops, hidden: what the forwards knew of its tokens, where that is wanted.
+    `again`: its root waits for the next step, and nobody is told. began: seconds of the performance
+    counter. tops, hidden: what the forwards knew of its tokens, where that is wanted.
     """
 
     rows: list[Row]
     left: list[int]
-    slot: int | None = None
-    scope: str = ""
     again: bool = False
     began: float = field(default_factory=time.perf_counter)
     forwards: int = 0
     tops: list[Tops] = field(default_factory=list)
     hidden: list[torch.Tensor] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, rows: list[Row]) -> Reading:
+        """Return the reading of rows of which nothing is read, but what `pending` leaves out."""
+        return cls(rows, list(rows[0].pending))
+
+    @classmethod
+    def anew(cls, row: Row) -> Reading:
+        """Return the reading of a row that was read, and is to go on where it was."""
+        return cls([row], row.context.tokens[:-1], again=True)
+
     def join(self, session: TargetSession) -> int:
-        """Return its row of the session, which it takes now if it has none."""
-        if self.slot is None:
-            self.slot, known = session.join(self.left, self.scope)
+        """Return the row of the session that the first row has, and takes now if it had none."""
+        first = self.rows[0]
+        if first.slot is None:
+            first.slot, known = session.join(self.left, first.scope)
             del self.left[:known]
-            self.rows[0].report.kept = known
-        return self.slot
+            first.report.kept = max(first.report.kept, known)
+        return first.slot
 
     def note(self, count: int, tops: Tops | None, hidden: torch.Tensor | None) -> None:
         """Note that `count` more tokens were read, and what the target knew of their ends."""

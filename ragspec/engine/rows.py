@@ -13,6 +13,7 @@ from ragspec.acceptance.target_view import RowView
 from ragspec.acceptance.walk import Walk
 from ragspec.budget.base import BudgetSession
 from ragspec.budget.policy import for_one_text
+from ragspec.budget.shared_forward import SharedCost, SharedForward
 from ragspec.drafters.base import (
     DraftContext,
     Drafter,
@@ -52,8 +53,8 @@ class Row:
     hidden states. open_view: makes what the rule sees of a forward; targets whose laws are no
     tables have their own. pending: committed tokens that the target has not seen, the root last.
     rule: judges this row's drafts; the loop opens it. slot: the session's row that it has, None for
-    none. error: what ended it, where rows are kept apart. started, finished: seconds of the
-    performance counter.
+    none. scope: whom it shares what is read with, see `TargetSession.join`. error: what ended it,
+    where rows are kept apart. started, finished: seconds of the performance counter.
     """
 
     context: DraftContext
@@ -73,6 +74,7 @@ class Row:
     pending: list[int] = field(default_factory=list)
     rule: Rule = field(default_factory=Walk)
     slot: int | None = None
+    scope: str = ""
     error: Exception | None = None
     steps: list[Step] = field(default_factory=list)
     scored: list[TokenLogprob] = field(default_factory=list)
@@ -99,7 +101,8 @@ class Run:
     """The rows of some prompts, n of them each, and the results once they are done.
 
     first: the number of the first prompt in the whole call, which picks its seed. samples: which of
-    the n samples of each prompt are made, None for all.
+    the n samples of each prompt are made, None for all. forward: the one that the rows share, with
+    others where these are of the same loop; None for one of their own.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class Run:
         settings: RowSettings,
         first: int,
         samples: Sequence[int] | None = None,
+        forward: SharedForward | None = None,
     ) -> None:
         self.began = time.perf_counter()
         self.parts = parts
@@ -125,9 +129,8 @@ class Run:
         self._rounded = drafts and rounds(target.dtype, target.device)
         self.transform = _law_of(settings.transform, parts.drafter)
         self.seconds = 0.0
-        batch = len(prompts) * settings.sampling.n
-        cost = parts.cost
-        self._cost = cost if cost is None or batch == 1 else cost.batched(batch)
+        self.forward = SharedForward() if forward is None else forward
+        self._cost = None if parts.cost is None else SharedCost(parts.cost, self.forward)
         for number, prompt in enumerate(prompts):
             seed = settings.sampling.seed_of(first + number)
             seed = fresh_seed() if seed is None else seed

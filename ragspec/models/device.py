@@ -87,6 +87,16 @@ def without_autograd(function: Callable[P, T]) -> Callable[P, T]:
     return inside
 
 
+_NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Tell whether an error says that there was no memory left; torch has no class for a CPU's."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(said in str(error) for said in _NO_MEMORY)
+
+
 def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype | str:
     """Return what to give transformers as `dtype`.
 

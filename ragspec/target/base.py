@@ -70,6 +70,10 @@ class TargetSession(Protocol):
         """Keep the pending tokens and these nodes of the last forward, drop all others."""
         ...
 
+    def shrink(self) -> None:
+        """Free the memory of the rows that nobody has; it is taken anew when they are wanted."""
+        ...
+
     def __enter__(self) -> Self: ...
 
     def __exit__(

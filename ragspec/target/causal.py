@@ -222,7 +222,12 @@ class TreeSession:
         return self._take(self._texts.fork(row))
 
     def _take(self, place: Place) -> int:
-        self.cache.copy(place.source, place.row, place.known)
+        try:
+            self.cache.copy(place.source, place.row, place.known)
+        except BaseException:  # there was no memory for it
+            self._texts.forget(place.row)
+            self._texts.leave(place.row)
+            raise
         return place.row
 
     def leave(self, row: int) -> None:
@@ -238,6 +243,10 @@ class TreeSession:
         self._anew = {}
         self.cache.abandon()
         return []
+
+    def shrink(self) -> None:
+        """Free the memory of the rows that nobody has; see `TargetSession.shrink`."""
+        self.cache.drop(self._texts.free())
 
     def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
         """Return the whole draft, or what the row's keys are fit for; see `TargetSession.admit`."""

@@ -138,13 +138,30 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
             first[:, :, : lengths[1]] = second[:, :, : lengths[1]]
             second[:, :, : lengths[0]] = kept
 
+    def keep(self, places: Sequence[int]) -> None:
+        """Keep the sequences at these places of R, in that order, and free the memory of others."""
+        self.keys, self.values = (
+            self._every(buffer)[:, list(places)].flatten(0, 1)
+            for buffer in (self.keys, self.values)
+        )
+
+    def add(self) -> None:
+        """Make room for one more sequence, behind the others."""
+        self.keys, self.values = (
+            torch.cat([own := self._every(buffer), torch.zeros_like(own[:, :1])], 1).flatten(0, 1)
+            for buffer in (self.keys, self.values)
+        )
+
+    def _every(self, buffer: torch.Tensor) -> torch.Tensor:
+        """Return a buffer by copy and sequence: [C, R, heads, capacity, width]."""
+        return buffer.view(self.book.copies, self.book.rows, *buffer.shape[1:])
+
     def _lined(self, buffer: torch.Tensor) -> torch.Tensor:
         """Return what lies in line, a view: [B, heads, capacity, width], of copies [C, B, ...]."""
         book = self.book
         if book.copies == 1:
             return buffer if book.whole else buffer[book.first : book.first + len(book.lengths)]
-        every = buffer.view(book.copies, book.rows, *buffer.shape[1:])
-        return every[:, book.first : book.first + len(book.lengths)]
+        return self._every(buffer)[:, book.first : book.first + len(book.lengths)]
 
     def _by_copy(self, states: torch.Tensor) -> torch.Tensor:
         """Return states [C * B, ...] in the shape of `_lined`."""
@@ -213,9 +230,7 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
             strange = [place for place in here if self._lying[place] not in wanted]
             for one, other in zip(away, strange, strict=True):
                 self._swap(one, other)
-            found = [self._aside[self._lying[place]] for place in here]
-            book.lengths, book.hidden = [n for n, _ in found], [hidden for _, hidden in found]
-            book.moved()
+            self._recall(len(wanted))
         return self.line
 
     def length(self, row: int) -> int:
@@ -225,17 +240,37 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Let a sequence hold the first committed slots of another, or of itself, and no more."""
-        line = self.line
         self._put_aside()
+        self._make(target)
         if source != target and length:
             places = self._lying.index(source), self._lying.index(target)
             for layer in self.layers:
                 if layer.is_initialized:
                     layer.copy(*places, length)
         self._aside[target] = (length, self._aside[source][1])
-        found = [self._aside[row] for row in line]
-        self.book.lengths, self.book.hidden = [n for n, _ in found], [h for _, h in found]
-        self.book.moved()
+        self._recall(len(self.book.lengths))
+
+    def drop(self, rows: Sequence[int]) -> None:
+        """Give up the memory of these sequences, which then hold nothing; `copy` takes it anew."""
+        self._put_aside()
+        places = [place for place, row in enumerate(self._lying) if row not in rows]
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.keep(places)
+        self._lying = [self._lying[place] for place in places]
+        self.book.rows, self.book.first = len(places), 0
+        for row in rows:
+            self._aside[row] = (0, 0)
+        self._recall(len(places))
+
+    def _make(self, row: int) -> None:
+        """Give a sequence a place in the buffers, where it was dropped."""
+        if row not in self._lying:
+            for layer in self.layers:
+                if layer.is_initialized:
+                    layer.add()
+            self._lying.append(row)
+            self.book.rows += 1
 
     def abandon(self) -> None:
         """Forget what was not committed, also of a forward that was broken off."""
@@ -247,6 +282,13 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
         self.book.pending = 0
         for row, *known in zip(self.line, self.book.lengths, self.book.hidden, strict=True):
             self._aside[row] = (known[0], known[1])
+
+    def _recall(self, count: int) -> None:
+        """Put so many in line, from the book's first place on, with what is known of them."""
+        book = self.book
+        found = [self._aside[row] for row in self._lying[book.first : book.first + count]]
+        book.lengths, book.hidden = [length for length, _ in found], [hidden for _, hidden in found]
+        book.moved()
 
     def _window(self, wanted: set[int]) -> int:
         """Return the place from which on most of these sequences lie side by side already."""

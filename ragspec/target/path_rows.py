@@ -182,6 +182,9 @@ class PathSession:
             self._all[row] = _Row()
         return list(self._line)
 
+    def shrink(self) -> None:
+        """Nothing to do: rows that were left hold no memory."""
+
     def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
         """Return the part of a draft that is worth its rows: the best chain, or the best paths.
 

@@ -73,6 +73,13 @@ class RowTexts:
         self._leaves += 1
         self._rows[row].taken, self._rows[row].left = False, self._leaves
 
+    def free(self) -> list[int]:
+        """Forget the texts of all rows that nobody has; return these rows."""
+        found = [row for row, held in enumerate(self._rows) if not held.taken]
+        for row in found:
+            self.forget(row)
+        return found
+
     def grow(self, row: int, tokens: Sequence[int]) -> None:
         """Note tokens that were committed to a row that was joined."""
         if self._rows[row].taken:

@@ -8,6 +8,7 @@ import pytest
 from ragspec.acceptance.base import Step
 from ragspec.budget.cost_curve import ROWS, CostCurve
 from ragspec.budget.policy import AutoBudget
+from ragspec.budget.shared_forward import SharedCost
 from ragspec.budget.tree_size import GoodputSession
 from ragspec.drafters import fuse
 from ragspec.drafters.base import DraftContext, DraftRequest
@@ -109,7 +110,7 @@ def test_a_policy_is_told_the_times_of_draft_forward_and_host() -> None:
     told: list[dict[str, float]] = []
 
     class Listening(AutoBudget):
-        def open(self, cost: CostCurve | None) -> GoodputSession:
+        def open(self, cost: CostCurve | SharedCost | None) -> GoodputSession:
             assert cost is machine.belief
             session = super().open(cost)
             learn = session.observe

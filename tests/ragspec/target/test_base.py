@@ -24,6 +24,7 @@ def test_sessions_have_every_part_under_its_name(session: type) -> None:
         "leave",
         "line_up",
         "abandon",
+        "shrink",
         "__enter__",
         "__exit__",
     }
