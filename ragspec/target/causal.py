@@ -25,7 +25,7 @@ from ragspec.sampling.top_tokens import Tops, best_tokens
 from ragspec.target.base import Beginning
 from ragspec.target.cpu_weights import Packed, lend, pack
 from ragspec.target.hidden_states import HeadInputs
-from ragspec.target.kv_cache import SlotCache
+from ragspec.target.kv_cache import SlotCache, slot_bytes
 from ragspec.target.reading import PIECE, OnRead, in_pieces, read_in_pieces
 from ragspec.target.rotary_tables import RotaryTables
 from ragspec.target.row_texts import Place, RowTexts
@@ -33,7 +33,8 @@ from ragspec.target.tree_attention import Configs, TreeView, model_configs, tree
 from ragspec.trees.draft_tree import DraftTree, Ints
 from ragspec.trees.operations import ancestors, limit_depth
 
-FIRST_SLOTS = 512  # of a session for texts of any length
+FIRST_BYTES = 256 << 20  # of keys and values that a session for texts of any length begins with
+FIRST_SLOTS = 512  # of each of its rows, at least
 TIMINGS = 4  # of one forward, the first of them to warm up
 SLOW = 0.05  # seconds of a forward that is timed once
 MOST_LOGITS = 1 << 24  # of a prompt, kept at once to see its best tokens
@@ -105,8 +106,13 @@ class CausalTarget:
         return TreeSession(self, rows, capacity)
 
     def open_rows(self, rows: int) -> TreeSession:
-        """Return an empty session of R rows for texts of any length."""
-        return self.open(rows, FIRST_SLOTS)
+        """Return an empty session of R rows for texts of any length.
+
+        It begins with as much memory as most of them need: to grow takes as long as some steps.
+        """
+        each = slot_bytes(self.model.config, self.dtype) * self.copies * rows
+        most = max(FIRST_SLOTS, FIRST_BYTES // each)
+        return self.open(rows, most if self.max_length is None else min(most, self.max_length))
 
     @property
     def output_head(self) -> torch.nn.Module:

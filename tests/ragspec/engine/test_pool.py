@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 
+from ragspec.acceptance.base import Step
+from ragspec.budget.cost_curve import CostCurve
+from ragspec.budget.policy import AutoBudget
+from ragspec.drafters.base import DraftContext, DraftRequest, DraftSession, SourceText
 from ragspec.engine.engine import Engine
 from ragspec.engine.pool import Pool
+from ragspec.engine.reading import Reading
 from ragspec.engine.ticket import Ticket
+from ragspec.errors import InputError, PoolClosedError, QueueFullError
 from ragspec.sampling.settings import Sampling
+from ragspec.target.causal import CausalTarget, TreeSession
+from ragspec.target.constant_width import ConstantWidthTarget
+from ragspec.target.kv_cache import SlotCache
+from ragspec.target.path_rows import PathTarget
+from ragspec.target.row_texts import Place, RowTexts
+from ragspec.trees.draft_tree import DraftKind, DraftTree
 from tests.support import tiny
+from tests.support.architectures import build
+
+DRAFTERS = ["plain", "context", "recycling", "suffix", "model", "auto"]
+Asked = tuple[list[int], Sampling, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -21,14 +39,28 @@ def model() -> Any:
     return tiny.model("llama", dtype=torch.float64)
 
 
-@pytest.fixture(scope="module", params=["plain", "context", "recycling", "model", "auto"])
-def engine(request: pytest.FixtureRequest, model: Any) -> Engine:
-    drafter = {"plain": None, "model": None}.get(request.param, request.param)
-    draft = tiny.model("llama", seed=1, dtype=torch.float64) if request.param == "model" else None
-    return Engine(model, tiny.tokenizer(), drafter=drafter, draft_model=draft, budget=6)
+@pytest.fixture(scope="module")
+def target(model: Any) -> CausalTarget:
+    return Engine(model, drafter=None).target
 
 
-Asked = tuple[list[int], Sampling, dict[str, Any]]
+class Clocked(AutoBudget):
+    """The policy of "auto" over a curve that nobody had to measure."""
+
+    needs_cost = False
+
+
+def engine_of(target: CausalTarget, name: str, budget: int | AutoBudget = 6) -> Engine:
+    drafter = None if name in ("plain", "model") else name
+    draft = tiny.model("llama", seed=1, dtype=torch.float64) if name == "model" else None
+    engine = Engine(target, tiny.tokenizer(), drafter=drafter, draft_model=draft, budget=budget)
+    engine.cost = CostCurve.assumed() if isinstance(budget, AutoBudget) else None
+    return engine
+
+
+@pytest.fixture(scope="module")
+def plain(target: CausalTarget) -> Engine:
+    return engine_of(target, "plain")
 
 
 def asked(count: int, seed: int = 0) -> list[Asked]:
@@ -43,28 +75,446 @@ def asked(count: int, seed: int = 0) -> list[Asked]:
             seed=number,
             repetition_penalty=rng.choice([None, 1.2]),
         )
-        options = {"max_new_tokens": rng.randrange(1, 24), "stop": rng.choice([(), ("e",)])}
+        options: dict[str, Any] = {
+            "max_new_tokens": rng.randrange(1, 24),
+            "stop": rng.choice([(), ("e",)]),
+            "logprobs": rng.choice([None, 2]),
+        }
+        if rng.random() < 0.3:
+            options["texts"] = [SourceText(tuple(rng.choice(parts)))]
+        if rng.random() < 0.3:
+            options["prediction"] = rng.choice(parts)
         found.append((prompt, sampling, options))
     return found
 
 
-def alone(engine: Engine, requests: list[Asked]) -> list[list[int]]:
+def alone(engine: Engine, requests: Sequence[Asked]) -> list[list[int]]:
     return [engine.generate(prompt, s, **options).tokens for prompt, s, options in requests]
+
+
+def submit(pool: Pool, requests: Sequence[Asked], **more: Any) -> list[Ticket]:
+    return [pool.submit(prompt, s, **options, **more) for prompt, s, options in requests]
 
 
 def tokens_of(ticket: Ticket) -> list[int]:
     return [token for emission in ticket for token in emission.step.tokens]
 
 
+@pytest.fixture(scope="module")
+def requests() -> list[Asked]:
+    return asked(12)
+
+
+@pytest.fixture(scope="module")
+def expected(plain: Engine, requests: list[Asked]) -> list[list[int]]:
+    return alone(plain, requests)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("budget", [6, Clocked()], ids=["fixed", "auto"])
+def test_the_tokens_are_those_of_each_request_alone(
+    name: str, budget: Any, target: CausalTarget, requests: list[Asked], expected: list[list[int]]
+) -> None:
+    rng = random.Random(name)
+    with Pool(engine_of(target, name, budget), slots=3, chunk=16) as pool:
+        tickets = []
+        for each in requests:
+            tickets += submit(pool, [each])
+            time.sleep(rng.choice([0.0, 0.01]))
+        assert [tokens_of(ticket) for ticket in tickets] == expected
+    results = [ticket.result() for ticket in tickets]
+    assert [result.tokens for result in results] == expected
+    for result, (_, _, options) in zip(results, requests, strict=True):
+        assert result.label == "exact"
+        assert result.report.tokens == len(result.tokens)
+        assert (result.logprobs is None) == (options["logprobs"] is None)
+        assert result.logprobs is None or len(result.logprobs) == len(result.tokens)
+
+
+def test_cancelled_texts_end_and_change_no_other(
+    target: CausalTarget, requests: list[Asked], expected: list[list[int]]
+) -> None:
+    rng = random.Random(5)
+    with Pool(engine_of(target, "context"), slots=3, chunk=8) as pool:
+        tickets = submit(pool, requests)
+        for _ in range(5):
+            time.sleep(rng.uniform(0.0, 0.05))
+            rng.choice(tickets).cancel()
+        found = [ticket.result() for ticket in tickets]
+    reasons = [result.finish_reason for result in found]
+    assert "cancelled" in reasons
+    for result, whole in zip(found, expected, strict=True):
+        assert result.tokens == whole or (
+            result.finish_reason == "cancelled" and result.tokens == whole[: len(result.tokens)]
+        )
+
+
+def test_every_sample_of_a_prompt_is_a_request(plain: Engine) -> None:
+    sampling = Sampling(temperature=1.0, seed=4, n=3)
+    whole = plain.generate("What is a draft?", sampling, max_new_tokens=12)
+    one = Sampling(temperature=1.0, seed=4)
+    with Pool(plain, slots=2) as pool:
+        tickets = [
+            pool.submit("What is a draft?", one, sample=number, max_new_tokens=12)
+            for number in range(3)
+        ]
+    assert [ticket.result().tokens for ticket in tickets] == [each.tokens for each in whole]
+    assert [ticket.result().sample for ticket in tickets] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", ["chain", "constant width", "recurrent"])
+def test_models_that_read_a_prompt_at_once_have_pools_too(kind: str) -> None:
+    if kind == "constant width":
+        target: CausalTarget = ConstantWidthTarget(tiny.model("llama", dtype=torch.float64), 4)
+    else:
+        target = PathTarget(build("qwen3_5_text" if kind == "recurrent" else "bloom"), "chain")
+    engine = Engine(target, drafter="context", budget=3)
+    some = [(p, s, {"max_new_tokens": 8, "ignore_eos": True}) for p, s, _ in asked(4)]
+    with Pool(engine, slots=1 if kind == "constant width" else 3, chunk=4) as pool:
+        tickets = submit(pool, some)
+    assert [ticket.result().tokens for ticket in tickets] == alone(engine, some)
+
+
+# --- what was read serves others ----------------------------------------------------------------
+
+
+def read_of(pool: Pool, prompt: list[int], **more: Any) -> int:
+    return pool.submit(prompt, max_new_tokens=6, **more).result().report.kept_tokens
+
+
+def test_a_prompt_is_read_from_where_it_parts_from_one_of_its_tenant(plain: Engine) -> None:
+    common, others = tiny.prompt(40, seed=7), [tiny.prompt(9, seed=seed) for seed in (8, 9, 10)]
+    prompts = [[*common, *other] for other in others]
+    with Pool(plain, slots=4, chunk=16) as pool:
+        assert [read_of(pool, prompt, tenant="one") for prompt in prompts[:2]] == [0, 40]
+        assert read_of(pool, prompts[2], tenant="two") == 0
+        assert read_of(pool, prompts[2], tenant="one") == 40
+        assert read_of(pool, prompts[2], tenant="one") == 48, "the last token is read for its law"
+        tickets = [pool.submit(p, max_new_tokens=6, tenant="one") for p in prompts]
+        texts = [ticket.result().tokens for ticket in tickets]
+    assert texts == [plain.generate(p, max_new_tokens=6).tokens for p in prompts]
+
+
+def wrong_scope(self: RowTexts, tokens: Sequence[int], scope: str) -> Place:
+    for held in self._rows:
+        held.scope = scope
+    return TRUE_JOIN(self, tokens, scope)
+
+
+TRUE_JOIN = RowTexts.join
+
+
+def test_a_prefix_of_another_tenant_is_noticed(
+    plain: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = tiny.prompt(30, seed=3)
+    monkeypatch.setattr(RowTexts, "join", wrong_scope)
+    with Pool(plain, slots=3) as pool:
+        assert [read_of(pool, prompt, tenant=name) for name in "ab"] == [0, 29]
+
+
+def stale(self: SlotCache, source: int, target: int, length: int) -> None:
+    """Leave the keys of whoever had the row before."""
+    self._put_aside()
+    self._aside[target] = (length, 0)
+    self._recall(len(self.book.lengths))
+
+
+def unread(self: Reading, session: Any) -> int:
+    found = TRUE_READING_JOIN(self, session)
+    del self.left[: min(2, len(self.left) - 1)]
+    return found
+
+
+TRUE_READING_JOIN = Reading.join
+SHARED: dict[int, DraftSession] = {}
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "mutant"),
+    [
+        (SlotCache, "copy", stale),
+        (Reading, "join", unread),
+        (TreeSession, "line_up", lambda self, rows: self.cache.line_up(rows)[::-1]),
+    ],
+)
+def test_what_is_wrong_with_the_cache_is_noticed(
+    owner: type,
+    name: str,
+    mutant: Callable[..., Any],
+    plain: Engine,
+    requests: list[Asked],
+    expected: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, mutant)
+        with Pool(plain, slots=3, chunk=16) as pool:
+            tickets = submit(pool, requests)
+            found = [ticket.future.exception() or ticket.result().tokens for ticket in tickets]
+    assert found != expected
+
+
+class Drawn(DraftSession):
+    """Proposes what its text ends with; `seen` is what it must not share."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        new = context.tokens[len(self.seen) :]
+        assert self.seen == context.tokens[: len(self.seen)], "another text's"
+        self.seen += new
+        return DraftTree.chain(context.tokens[-3:], "drawn")
+
+
+class Drawing:
+    """A drafter whose sessions are one of their own for each text, or one for all."""
+
+    name, kind = "drawn", DraftKind.DETERMINISTIC
+
+    def __init__(self, shared: bool) -> None:
+        self.session = Drawn() if shared else None
+
+    def open(self, request: DraftRequest) -> DraftSession:
+        return self.session or Drawn()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.filterwarnings("ignore:drafter 'drawn'")
+def test_state_of_a_drafter_that_texts_share_is_noticed(
+    shared: bool, target: CausalTarget, requests: list[Asked], expected: list[list[int]]
+) -> None:
+    with Pool(Engine(target, tiny.tokenizer(), drafter=Drawing(shared), budget=4)) as pool:
+        found = [ticket.result() for ticket in submit(pool, requests)]
+    assert [each.tokens for each in found] == expected, "a fault of a drafter changes no text"
+    assert any(each.report.faults for each in found) == shared
+
+
+# --- errors stay with whom they are of ----------------------------------------------------------
+
+
+def failing(*arguments: Any) -> Any:
+    raise RuntimeError("not today")
+
+
+def third(ids: torch.Tensor, scores: torch.Tensor) -> Any:
+    """Fail at the third of new tokens, as a processor or a criterion."""
+    return failing() if ids.shape[1] >= 7 else scores if scores.numel() else False
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"on_step": failing},
+        {"stopping_criteria": [failing]},
+        {"stopping_criteria": [third]},
+        {"logits_processor": [failing]},
+        {"logits_processor": [third]},
+    ],
+)
+@pytest.mark.parametrize("name", ["plain", "context"])
+def test_a_request_that_fails_ends_alone(
+    options: dict[str, Any],
+    name: str,
+    target: CausalTarget,
+    requests: list[Asked],
+    expected: list[list[int]],
+) -> None:
+    with Pool(engine_of(target, name), slots=4, chunk=16) as pool:
+        tickets = []
+        for each in requests:
+            tickets += submit(pool, [each])
+            failed = pool.submit([5, 6, 7, 8], max_new_tokens=9, **options)
+        with pytest.raises(RuntimeError, match="not today"):
+            failed.result()
+        with pytest.raises(RuntimeError, match="not today"):
+            tokens_of(failed)
+        assert [ticket.result().tokens for ticket in tickets] == expected
+        assert pool.live == pool.waiting == 0
+
+
+def test_a_broken_model_fails_its_texts_and_the_pool_goes_on(
+    plain: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = plain.generate([4, 5, 6], max_new_tokens=4).tokens
+    with Pool(plain, slots=2) as pool:
+        with monkeypatch.context() as patched:
+            patched.setattr(CausalTarget, "forward", failing)
+            tickets = [pool.submit([4, 5, 6], max_new_tokens=4) for _ in range(3)]
+            for ticket in tickets:
+                with pytest.raises(RuntimeError, match="not today"):
+                    ticket.result()
+        assert pool.submit([4, 5, 6], max_new_tokens=4).result().tokens == whole
+
+
+# --- memory that ends ---------------------------------------------------------------------------
+
+
+class Scarce:
+    """A forward for which there is memory for so many rows of text, and none now and then."""
+
+    def __init__(self, rows: int, every: int) -> None:
+        self.rows, self.every, self.count, self.failed = rows, every, 0, 0
+        self.true = CausalTarget.forward
+
+    def __call__(self, target: CausalTarget, tokens: torch.Tensor, *more: Any) -> torch.Tensor:
+        self.count += 1
+        logits = self.true(target, tokens, *more)  # what it wrote is half of a step
+        if len(tokens) > self.rows or (self.count % self.every == 0 and len(tokens) > 1):
+            self.failed += 1
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return logits
+
+
+@pytest.mark.parametrize("name", ["plain", "context", "model"])
+def test_where_memory_ends_a_row_is_put_back_and_no_text_changes(
+    name: str,
+    target: CausalTarget,
+    requests: list[Asked],
+    expected: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, scarce = engine_of(target, name), Scarce(2, 7)
+    monkeypatch.setattr(CausalTarget, "forward", lambda *a: scarce(*a))
+    with Pool(engine, slots=5, chunk=16) as pool:
+        found = [ticket.result().tokens for ticket in submit(pool, requests)]
+    assert found == expected
+    assert scarce.failed > 3
+
+
+def test_rows_of_paths_are_read_again_where_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(PathTarget(build("qwen3_5_text"), "chain"), drafter=None)
+    some = [(p, s, {"max_new_tokens": 8, "ignore_eos": True}) for p, s, _ in asked(4)]
+    texts = alone(engine, some)
+    true, count = engine.model.forward, iter(range(1000))
+
+    def scarce(*arguments: Any, **more: Any) -> Any:
+        if next(count) in (2, 6):  # other rows are there
+            raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate")
+        return true(*arguments, **more)
+
+    monkeypatch.setattr(engine.model, "forward", scarce)
+    with Pool(engine, slots=3) as pool:
+        assert [ticket.result().tokens for ticket in submit(pool, some)] == texts
+
+
+def test_a_text_that_memory_does_not_hold_alone_fails(
+    plain: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scarce = Scarce(0, 99)
+    monkeypatch.setattr(CausalTarget, "forward", lambda *a: scarce(*a))
+    with Pool(plain) as pool, pytest.raises(torch.OutOfMemoryError):
+        pool.submit([4, 5, 6]).result()
+
+
+# --- the queue and the end ----------------------------------------------------------------------
+
+
 @pytest.fixture
-def pool(engine: Engine) -> Iterator[Pool]:
-    with Pool(engine, slots=3, chunk=16) as made:
-        yield made
+def held(plain: Engine) -> Iterator[tuple[Pool, threading.Event]]:
+    """Return a pool of one slot, whose text waits for the event, and room for one to wait."""
+    go = threading.Event()
+    with Pool(plain, slots=1, queue=1) as pool:
+        pool.submit([4, 5], max_new_tokens=2, ignore_eos=True, on_step=lambda _: wait(go))
+        yield pool, go
+        go.set()
 
 
-def test_the_tokens_are_those_of_each_request_alone(engine: Engine, pool: Pool) -> None:
-    requests = asked(14)
-    tickets = [pool.submit(prompt, s, **options) for prompt, s, options in requests]
-    texts = [tokens_of(ticket) for ticket in tickets]
-    assert texts == alone(engine, requests)
-    assert [ticket.result().tokens for ticket in tickets] == texts
+def wait(event: threading.Event) -> None:
+    assert event.wait(20)
+
+
+def test_a_full_queue_refuses(held: tuple[Pool, threading.Event]) -> None:
+    pool, go = held
+    waiting = pool.submit([4, 5, 6], max_new_tokens=2)
+    with pytest.raises(QueueFullError, match="1 slots"):
+        pool.submit([7, 8])
+    assert (pool.live, pool.waiting) == (1, 1) or pool.live + pool.waiting == 2
+    waiting.cancel()
+    go.set()
+    assert waiting.result().finish_reason == "cancelled" and waiting.result().tokens == []
+    assert len(pool.submit([7, 8], max_new_tokens=3, ignore_eos=True).result().tokens) == 3
+
+
+def test_a_closed_pool_refuses_and_has_drained(plain: Engine, requests: list[Asked]) -> None:
+    pool = Pool(plain, slots=2)
+    tickets = submit(pool, requests)
+    pool.close()
+    assert all(ticket.done for ticket in tickets)
+    assert {ticket.result().finish_reason for ticket in tickets} <= {"stop", "length"}
+    with pytest.raises(PoolClosedError, match="was closed"):
+        pool.submit([1, 2])
+    pool.close()
+
+
+def test_closing_may_cancel_and_errors_do(plain: Engine) -> None:
+    def endless(pool: Pool) -> list[Ticket]:
+        tickets = [pool.submit([4, 5], max_new_tokens=400, ignore_eos=True) for _ in range(3)]
+        next(tickets[0])
+        return tickets
+
+    pool = Pool(plain, slots=2)
+    tickets = endless(pool)
+    pool.close(timeout=0.01)
+    with pytest.raises(KeyError), Pool(plain, slots=2) as other:
+        tickets += endless(other)
+        raise KeyError
+    assert {ticket.result().finish_reason for ticket in tickets} == {"cancelled"}
+    assert all(ticket.done for ticket in tickets)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "match"),
+    [
+        (([],), {}, "prompt"),
+        (([[1], [2]],), {}, "2 prompts"),
+        (([1], Sampling(n=2, temperature=1.0)), {}, "n=2"),
+        (([1],), {"sample": -1}, "sample is -1"),
+        (([1],), {"max_new_tokens": 0}, "max_new_tokens is 0"),
+        (([1],), {"prefix": 3}, "prefix= for a pool"),
+        (([1] * 600,), {}, "context of 512"),
+        (([97],), {}, "97"),
+    ],
+)
+def test_requests_are_checked_when_they_are_submitted(
+    arguments: Any, options: dict[str, Any], match: str, plain: Engine
+) -> None:
+    with Pool(plain) as pool:
+        with pytest.raises(InputError, match=match):
+            pool.submit(*arguments, **options)
+        assert pool.live + pool.waiting == 0
+
+
+@pytest.mark.parametrize("numbers", [{"slots": 0}, {"chunk": 0}, {"queue": -1}])
+def test_numbers_out_of_range_are_refused(numbers: dict[str, int], plain: Engine) -> None:
+    with pytest.raises(InputError, match="at least"):
+        Pool(plain, **numbers)  # type: ignore[arg-type]
+
+
+def test_a_request_may_bring_an_engine_over_the_same_target(
+    target: CausalTarget, plain: Engine, requests: list[Asked], expected: list[list[int]]
+) -> None:
+    drafting, told = engine_of(target, "context"), list[list[int]]()
+    end = drafting.on_finish(lambda generation: told.append(generation.tokens))
+    with Pool(plain, slots=3) as pool:
+        mixed = [
+            pool.submit(p, s, **o, engine=drafting if i % 2 else None)
+            for i, (p, s, o) in enumerate(requests)
+        ]
+        with pytest.raises(InputError, match="another target"):
+            pool.submit([1], engine=Engine(tiny.model("llama", seed=3), drafter=None))
+    end()
+    assert [ticket.result().tokens for ticket in mixed] == expected
+    assert {ticket.result().report.budget for ticket in mixed[::2]} == {"none"}
+    assert sorted(told) == sorted(expected[1::2])
+
+
+def test_steps_are_told_as_they_are_taken(plain: Engine) -> None:
+    steps: list[Step] = []
+    with Pool(plain) as pool:
+        ticket = pool.submit("a tree", max_new_tokens=7, ignore_eos=True, on_step=steps.append)
+        tokens = tokens_of(ticket)
+    assert [token for step in steps for token in step.tokens] == tokens
+    assert 0 < ticket.submitted <= ticket.joined <= ticket.first <= ticket.finished
+    assert list(ticket) == [] and ticket.result(timeout=1).text == tiny.tokenizer().decode(tokens)

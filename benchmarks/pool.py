@@ -1,0 +1,254 @@
+"""A pool beside one caller at a time: the same tokens, how many a second, and who waits how long.
+
+    python benchmarks/pool.py [--small] [--model starter] [--parts equal,rate,gap,again]
+
+equal: requests that join, leave and are cancelled at random times, greedy and sampled, under every
+drafter; each must have the tokens that it has alone. rate: tokens a second of eight clients against
+one, who each ask their next question when they have the last answer: free text by plain decoding,
+and the questions of the bundled guide with `context`; medians of interleaved repeats. gap: the
+longest wait between two steps of seven texts while a prompt of 1,500 tokens joins them, against
+their median step and the time of one chunk. again: the time to the first token of a second question
+over the same documents against that of the first. Exits with 1 where a token differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ragspec.engine.engine import Engine
+from ragspec.engine.pool import CHUNK, Pool
+from ragspec.engine.ticket import Ticket
+from ragspec.models.load import load_model
+from ragspec.pipelines.bench.prompts import DOCQA, BenchItem, bundled_items
+from ragspec.sampling.settings import Sampling
+
+DRAFTERS = ("plain", "context", "auto", "recycling", "suffix", "draft model")
+LONG, CLIENTS, NEW = 1500, 8, 96
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request: what `generate` and `submit` take."""
+
+    prompt: list[int]
+    sampling: Sampling
+    options: dict[str, Any]
+
+
+def requests(items: Sequence[BenchItem], count: int, seed: int) -> list[Asked]:
+    """Return random requests over the prompts of the items, or parts of them."""
+    rng = random.Random(seed)
+    found = []
+    for number in range(count):
+        item = rng.choice(items)
+        prompt = list(item.prompt)[: rng.randrange(8, 400)]
+        sampling = Sampling(
+            temperature=rng.choice([0.0, 0.7, 1.0]),
+            top_p=rng.choice([1.0, 0.9]),
+            repetition_penalty=rng.choice([None, None, 1.2]),
+            seed=number,
+        )
+        options = {"max_new_tokens": rng.randrange(1, 48), "stop": rng.choice([(), (".",)])}
+        found.append(Asked(prompt, sampling, options))
+    return found
+
+
+def differing(engine: Engine, asked: Sequence[Asked], seed: int) -> int:
+    """Return how many of the requests get other tokens in a pool than alone."""
+    rng = random.Random(seed)
+    alone = [engine.generate(a.prompt, a.sampling, **a.options).tokens for a in asked]
+    wrong = 0
+    with Pool(engine, slots=CLIENTS, chunk=64) as pool:
+        tickets = []
+        for each in asked:
+            tenant = rng.choice(["one", "two"])
+            tickets.append(pool.submit(each.prompt, each.sampling, tenant=tenant, **each.options))
+            time.sleep(rng.expovariate(20.0))
+            if rng.random() < 0.2:
+                rng.choice(tickets).cancel()
+        for ticket, expected in zip(tickets, alone, strict=True):
+            found = ticket.result().tokens
+            whole = found == expected
+            wrong += not (whole or (ticket.cancelled and found == expected[: len(found)]))
+    return wrong
+
+
+def served(pool: Pool, asked: Sequence[Asked], clients: int) -> float:
+    """Return the tokens a second of so many clients that ask in turn."""
+    left, tokens, lock = list(asked), [0], threading.Lock()
+
+    def ask() -> None:
+        while True:
+            with lock:
+                if not left:
+                    return
+                each = left.pop(0)
+            found = pool.submit(each.prompt, each.sampling, **each.options).result()
+            with lock:
+                tokens[0] += len(found.tokens)
+
+    threads = [threading.Thread(target=ask) for _ in range(clients)]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return tokens[0] / (time.perf_counter() - began)
+
+
+def rate(engine: Engine, asked: Sequence[Asked], repeats: int) -> tuple[float, float, float]:
+    """Return tokens a second of one client and of eight, and the median of their ratios."""
+    ones, eights = [], []
+    for _ in range(repeats):
+        for clients, into in ((1, ones), (CLIENTS, eights)):
+            with Pool(engine, slots=CLIENTS) as pool:
+                into.append(served(pool, asked, clients))
+    ratios = [eight / one for one, eight in zip(ones, eights, strict=True)]
+    return statistics.median(ones), statistics.median(eights), statistics.median(ratios)
+
+
+def gap(engine: Engine, prompts: Sequence[list[int]], long: list[int]) -> tuple[float, ...]:
+    """Return milliseconds: longest wait, median step, one chunk, and time to the first token."""
+    stamps: list[list[float]] = [[] for _ in prompts[: CLIENTS - 1]]
+
+    def note(own: list[float]) -> Callable[[Any], None]:
+        return lambda step: own.append(time.perf_counter())
+
+    def live(pool: Pool) -> list[Ticket]:
+        return [
+            pool.submit(prompt, max_new_tokens=400, ignore_eos=True, on_step=note(own))
+            for prompt, own in zip(prompts, stamps, strict=False)
+        ]
+
+    with Pool(engine, slots=CLIENTS) as pool:
+        tickets = live(pool)
+        while min(map(len, stamps)) < 12:
+            time.sleep(0.01)
+        before = [len(own) for own in stamps]
+        ticket = pool.submit(long, max_new_tokens=4)
+        ticket.result()
+        for each in tickets:
+            each.cancel()
+    steps = [b - a for own, n in zip(stamps, before, strict=True) for a, b in pairs(own[2:n])]
+    waits = [
+        b - a
+        for own, n in zip(stamps, before, strict=True)
+        for a, b in pairs(own[n - 1 :])
+        if a < ticket.first
+    ]
+    step, first = statistics.median(steps), ticket.first - ticket.submitted
+    return 1000 * max(waits), 1000 * step, 1000 * chunk_seconds(engine, long), 1000 * first
+
+
+def pairs(times: Sequence[float]) -> list[tuple[float, float]]:
+    """Return each time with the next."""
+    return list(itertools.pairwise(times))
+
+
+def chunk_seconds(engine: Engine, long: list[int]) -> float:
+    """Return the seconds of reading the last chunk of a long prompt: the least of three."""
+    from ragspec.trees.draft_tree import DraftTree
+
+    empty, found = [DraftTree.empty()], []
+    for _ in range(3):
+        with engine.target.open(1, len(long)) as session, torch.no_grad():
+            session.verify([long[:-CHUNK]], empty)
+            session.commit([()])
+            began = time.perf_counter()
+            session.verify([long[-CHUNK:]], empty)
+            found.append(time.perf_counter() - began)
+    return min(found)
+
+
+def again(engine: Engine, documents: list[int], questions: Sequence[list[int]]) -> float:
+    """Return the second question's time to its first token by that of the first: the median."""
+    ratios = []
+    for first, second in itertools.pairwise(questions):
+        with Pool(engine, slots=CLIENTS) as pool:
+            times = []
+            for question in (first, second):
+                ticket = pool.submit([*documents, *question], max_new_tokens=8)
+                ticket.result()
+                times.append(ticket.first - ticket.submitted)
+        ratios.append(times[1] / times[0])
+    return statistics.median(ratios)
+
+
+def engine_of(name: str, model: Any, tokenizer: Any) -> Engine:
+    """Return the engine for one of `DRAFTERS`."""
+    if name == "draft model":
+        return Engine(model, tokenizer, drafter=None, draft_model=load_model("starter-draft"))
+    return Engine(model, tokenizer, drafter=None if name == "plain" else name)
+
+
+def main() -> int:
+    """Measure and print; returns 1 where a token differs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="starter")
+    parser.add_argument("--small", action="store_true", help="a tenth of the work")
+    parser.add_argument("--parts", default="equal,rate,gap,again")
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    parts, scale = options.parts.split(","), 10 if options.small else 1
+    torch.set_num_threads(1)
+    model, tokenizer = load_model(options.model)
+    items = bundled_items(Engine(model, tokenizer, drafter=None))
+    questions = [item for item in items if item.category == DOCQA]
+    free = [item for item in items if item.category != DOCQA]
+    wrong = 0
+    if "equal" in parts:
+        for name in DRAFTERS:
+            asked = requests(items, 200 // scale, 0)
+            own = differing(engine_of(name, model, tokenizer), asked, 1)
+            wrong += own
+            print(f"equal   {name}: {len(asked) - own} of {len(asked)} texts as alone", flush=True)
+    if "rate" in parts:
+        sampled = [
+            Asked(
+                list(item.prompt),
+                Sampling(temperature=0.8, seed=seed),
+                {"max_new_tokens": NEW, "ignore_eos": True},
+            )
+            for seed in range(40 // scale + 1)
+            for item in free[: 16 if scale == 1 else 4]
+        ][: max(CLIENTS, 48 // scale)]
+        asking = [Asked(list(i.prompt), Sampling(), {"max_new_tokens": NEW}) for i in questions]
+        asking = asking[: max(CLIENTS, 48 // scale)]
+        for name, asked in (("plain", sampled), ("context", asking)):
+            found = rate(
+                engine_of(name, model, tokenizer), asked, 1 if options.small else options.repeats
+            )
+            print(
+                "rate    {}: {:.0f} tokens/s alone, {:.0f} of eight, {:.2f}x".format(name, *found),
+                flush=True,
+            )
+    text = [token for item in items for token in item.prompt]
+    prompts = [text[start : start + 60] for start in range(0, 600, 60)]
+    long = text[-LONG:]
+    for name in ("plain", "context") if "gap" in parts else ():
+        found = gap(engine_of(name, model, tokenizer), prompts, long)
+        print(
+            "gap     {}: longest {:.0f} ms, median step {:.1f} ms, a chunk {:.0f} ms; the prompt's "
+            "first token after {:.0f} ms".format(name, *found),
+            flush=True,
+        )
+    if "again" in parts:
+        asks = [list(item.prompt)[-20:] for item in questions[: 12 // min(scale, 3)]]
+        ratio = again(engine_of("plain", model, tokenizer), text[: LONG // 2], asks)
+        print(f"again   {ratio:.2f} of the first question's time to the first token", flush=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
