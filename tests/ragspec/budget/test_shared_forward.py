@@ -1,0 +1,110 @@
+"""Rows that share a forward choose its width together, by what it costs over those alive now."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from ragspec.acceptance.base import Step
+from ragspec.budget.cost_curve import ROWS, CostCurve, at
+from ragspec.budget.gains import BUCKETS
+from ragspec.budget.policy import AutoBudget, FixedBudget
+from ragspec.budget.shared_forward import SharedCost, SharedForward
+from ragspec.budget.tree_size import GoodputSession, fit_together
+from ragspec.trees.draft_tree import DraftTree
+
+
+def linear(base: float = 10.0, row: float = 0.4) -> CostCurve:
+    """A forward of `base` ms and `row` ms more for each further position."""
+    return CostCurve((128,), np.array([[(base + row * (n - 1)) / 1000 for n in ROWS]]))
+
+
+def chain(count: int, chance: float) -> DraftTree:
+    reach = [chance ** (depth + 1) for depth in range(count)]
+    return DraftTree.chain(list(range(count)), "a", reach=reach)
+
+
+def ready(policy: AutoBudget, cost: SharedCost) -> GoodputSession:
+    session = policy.open(cost)
+    session.adviser.nodes(None, session.allowance(128))
+    session.adviser.asked = len(BUCKETS) - 1
+    return session
+
+
+def fitted(chances: list[float], row: float = 0.4) -> list[int]:
+    """Return how many nodes of each row's chain of 23 are kept; a chance of 0: it has no draft."""
+    forward, policy = SharedForward(), AutoBudget(margin=0.0)
+    forward.begin(len(chances))
+    cost = SharedCost(linear(row=row), forward)
+    sessions = [ready(policy, cost) for _ in chances]
+    trees = [chain(23, chance) if chance else DraftTree.empty() for chance in chances]
+    return [len(tree) for tree in fit_together(sessions, trees, [128] * len(chances))]
+
+
+@pytest.mark.parametrize("row", [0.1, 0.4, 1.5])
+@pytest.mark.parametrize("chances", [[0.9, 0.9], [0.97, 0.0, 0.0, 0.0], [0.95, 0.6, 0.3, 0.0, 0.9]])
+def test_no_width_gives_more_tokens_for_the_time_of_the_whole_forward(
+    chances: list[float], row: float
+) -> None:
+    alive = len(chances)
+
+    def pace(width: int) -> float:
+        tokens = alive + sum(sum(p ** (d + 1) for d in range(width)) for p in chances)
+        line = linear(row=row).batched(alive).line(128)
+        return tokens / at(line, width + 1)
+
+    sizes = [size for size in BUCKETS if size <= 23]
+    best = max(sizes, key=pace)
+    assert fitted(chances, row) == [best if chance else 0 for chance in chances]
+
+
+def test_a_draft_pays_for_the_rows_beside_it() -> None:
+    """A row that drafts alone widens the forward of all, so it drafts less the more there are."""
+    kept = [fitted([0.9] + [0.0] * others)[0] for others in range(8)]
+    assert kept[0] > kept[-1]
+    assert all(more >= fewer for more, fewer in itertools.pairwise(kept))
+    together = fitted([0.9] * 8)[0]
+    assert kept[-1] < together <= kept[0]
+
+
+def test_other_policies_decide_for_themselves() -> None:
+    forward = SharedForward()
+    cost = SharedCost(linear(row=9.0), forward)
+    trees = [chain(9, 0.9), chain(9, 0.9), chain(0, 0.9)]
+    budgets = [FixedBudget(5).open(None), ready(AutoBudget(), cost), None]
+    assert [len(tree) for tree in fit_together(budgets, trees, [1, 1, 1])] == [5, 0, 0]
+
+
+def test_a_forward_teaches_once_and_at_its_own_width() -> None:
+    curve, forward = linear(), SharedForward()
+    cost = SharedCost(curve, forward)
+    forward.begin(4)
+    expected = cost.line(128)
+    assert expected == curve.batched(4).line(128) != curve.line(128)
+    forward.widen(8)
+    for own in (8, 2, 1, 1):
+        cost.refine(own, 128, 1.2 * at(expected, 8))
+    once = linear().batched(4)
+    once.refine(8, 128, 1.2 * at(expected, 8))
+    assert cost.line(128) == once.line(128) != expected
+    assert curve.line(128) == linear().line(128), "what four rows cost says nothing of one"
+
+
+def test_times_of_all_rows_are_learned_as_those_of_one() -> None:
+    """Eight rows take eight times the host and draft; what is learned serves one row as well."""
+    found = []
+    for alive in (1, 8):
+        forward, policy = SharedForward(), AutoBudget()
+        forward.begin(alive)
+        session = ready(policy, SharedCost(linear(), forward))
+        for _ in range(6):
+            session.adviser.nodes(None, session.allowance(128))
+            tree = session.fit(chain(7, 0.9), 128)
+            forward.widen(1 + len(tree))
+            spent = {"draft": 2.0 * alive, "host": 0.5 * alive, "verify": 12.0}
+            session.observe(Step(tree, (), (5,), spent), 128)
+        known = policy.experience
+        found.append((known.host, known.draft.of(7)))
+    assert found[0] == pytest.approx(found[1], rel=0.2)
