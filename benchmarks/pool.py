@@ -4,8 +4,9 @@
 
 equal: requests that join, leave and are cancelled at random times, greedy and sampled, under every
 drafter; each must have the tokens that it has alone. rate: tokens a second of eight clients against
-one, who each ask their next question when they have the last answer: free text by plain decoding,
-and the questions of the bundled guide with `context`; medians of interleaved repeats. gap: the
+one, who each ask their next question when they have the last answer: free text (sampled, 96 tokens
+after 128) and the questions of the bundled guide (short answers after 400 tokens, the reading of
+which counts), by plain decoding and with `context`; medians of interleaved repeats. gap: the
 longest wait between two steps of seven texts while a prompt of 1,500 tokens joins them, against
 their median step and the time of one chunk. again: the time to the first token of a second question
 over the same documents against that of the first. Exits with 1 where a token differs.
@@ -192,61 +193,98 @@ def engine_of(name: str, model: Any, tokenizer: Any) -> Engine:
     return Engine(model, tokenizer, drafter=None if name == "plain" else name)
 
 
+@dataclass(frozen=True)
+class Ground:
+    """What all parts measure with."""
+
+    model: Any
+    tokenizer: Any
+    questions: Sequence[BenchItem]
+    free: Sequence[BenchItem]
+    scale: int
+
+    @property
+    def text(self) -> list[int]:
+        """The tokens of all prompts."""
+        return [token for item in (*self.questions, *self.free) for token in item.prompt]
+
+    def engine(self, name: str) -> Engine:
+        """Return the engine of one of `DRAFTERS`."""
+        return engine_of(name, self.model, self.tokenizer)
+
+
+def show_equal(ground: Ground) -> int:
+    """Print which texts are those that each request has alone; return how many are not."""
+    wrong = 0
+    for name in DRAFTERS:
+        asked = requests([*ground.questions, *ground.free], 200 // ground.scale, 0)
+        own = differing(ground.engine(name), asked, 1)
+        wrong += own
+        print(f"equal   {name}: {len(asked) - own} of {len(asked)} texts as alone", flush=True)
+    return wrong
+
+
+def show_rate(ground: Ground, repeats: int) -> None:
+    """Print tokens a second of one client and of eight, on free text and on questions."""
+    most = max(CLIENTS, 32 // ground.scale)
+    sampled = [
+        Asked(
+            list(item.prompt),
+            Sampling(temperature=0.8, seed=seed),
+            {"max_new_tokens": NEW, "ignore_eos": True},
+        )
+        for seed in range(most)
+        for item in ground.free
+    ][:most]
+    asking = [
+        Asked(list(item.prompt), Sampling(), {"max_new_tokens": NEW})
+        for item in ground.questions[:most]  # each once: what was read is not read again
+    ]
+    for what, asked in (("free text", sampled), ("questions", asking)):
+        for name in ("plain", "context"):
+            found = rate(ground.engine(name), asked, repeats)
+            numbers = "{:.0f} tokens/s of one client, {:.0f} of eight, {:.2f}x".format(*found)
+            print(f"rate    {what}, {name}: {numbers}", flush=True)
+
+
+def show_gap(ground: Ground) -> None:
+    """Print what a long prompt costs the texts that it joins."""
+    prompts = [ground.text[start : start + 60] for start in range(0, 600, 60)]
+    for name in ("plain", "context"):
+        found = gap(ground.engine(name), prompts, ground.text[-LONG:])
+        numbers = "longest {:.0f} ms, median step {:.1f} ms, a chunk {:.0f} ms".format(*found)
+        print(f"gap     {name}: {numbers}; first token after {found[3]:.0f} ms", flush=True)
+
+
+def show_again(ground: Ground) -> None:
+    """Print what a second question over the same documents costs."""
+    asks = [list(item.prompt)[-20:] for item in ground.questions[: 12 // min(ground.scale, 3)]]
+    ratio = again(ground.engine("plain"), ground.text[: LONG // 2], asks)
+    print(f"again   {ratio:.2f} of the first question's time to the first token", flush=True)
+
+
 def main() -> int:
     """Measure and print; returns 1 where a token differs."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Measure a pool beside one caller at a time.")
     parser.add_argument("--model", default="starter")
     parser.add_argument("--small", action="store_true", help="a tenth of the work")
     parser.add_argument("--parts", default="equal,rate,gap,again")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    parts, scale = options.parts.split(","), 10 if options.small else 1
+    parts = options.parts.split(",")
     torch.set_num_threads(1)
     model, tokenizer = load_model(options.model)
     items = bundled_items(Engine(model, tokenizer, drafter=None))
     questions = [item for item in items if item.category == DOCQA]
     free = [item for item in items if item.category != DOCQA]
-    wrong = 0
-    if "equal" in parts:
-        for name in DRAFTERS:
-            asked = requests(items, 200 // scale, 0)
-            own = differing(engine_of(name, model, tokenizer), asked, 1)
-            wrong += own
-            print(f"equal   {name}: {len(asked) - own} of {len(asked)} texts as alone", flush=True)
+    ground = Ground(model, tokenizer, questions, free, 10 if options.small else 1)
+    wrong = show_equal(ground) if "equal" in parts else 0
     if "rate" in parts:
-        sampled = [
-            Asked(
-                list(item.prompt),
-                Sampling(temperature=0.8, seed=seed),
-                {"max_new_tokens": NEW, "ignore_eos": True},
-            )
-            for seed in range(40 // scale + 1)
-            for item in free[: 16 if scale == 1 else 4]
-        ][: max(CLIENTS, 48 // scale)]
-        asking = [Asked(list(i.prompt), Sampling(), {"max_new_tokens": NEW}) for i in questions]
-        asking = asking[: max(CLIENTS, 48 // scale)]
-        for name, asked in (("plain", sampled), ("context", asking)):
-            found = rate(
-                engine_of(name, model, tokenizer), asked, 1 if options.small else options.repeats
-            )
-            print(
-                "rate    {}: {:.0f} tokens/s alone, {:.0f} of eight, {:.2f}x".format(name, *found),
-                flush=True,
-            )
-    text = [token for item in items for token in item.prompt]
-    prompts = [text[start : start + 60] for start in range(0, 600, 60)]
-    long = text[-LONG:]
-    for name in ("plain", "context") if "gap" in parts else ():
-        found = gap(engine_of(name, model, tokenizer), prompts, long)
-        print(
-            "gap     {}: longest {:.0f} ms, median step {:.1f} ms, a chunk {:.0f} ms; the prompt's "
-            "first token after {:.0f} ms".format(name, *found),
-            flush=True,
-        )
+        show_rate(ground, 1 if options.small else options.repeats)
+    if "gap" in parts:
+        show_gap(ground)
     if "again" in parts:
-        asks = [list(item.prompt)[-20:] for item in questions[: 12 // min(scale, 3)]]
-        ratio = again(engine_of("plain", model, tokenizer), text[: LONG // 2], asks)
-        print(f"again   {ratio:.2f} of the first question's time to the first token", flush=True)
+        show_again(ground)
     return 1 if wrong else 0
 
 

@@ -231,8 +231,7 @@ class TreeSession:
         try:
             self.cache.copy(place.source, place.row, place.known)
         except BaseException:  # there was no memory for it
-            self._texts.forget(place.row)
-            self._texts.leave(place.row)
+            self._texts.free_again(place.row)
             raise
         return place.row
 

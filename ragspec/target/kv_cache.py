@@ -140,17 +140,18 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
 
     def keep(self, places: Sequence[int]) -> None:
         """Keep the sequences at these places of R, in that order, and free the memory of others."""
-        self.keys, self.values = (
-            self._every(buffer)[:, list(places)].flatten(0, 1)
-            for buffer in (self.keys, self.values)
-        )
+        kept = list(places)
+        self.keys = self._every(self.keys)[:, kept].flatten(0, 1)
+        self.values = self._every(self.values)[:, kept].flatten(0, 1)
 
-    def add(self) -> None:
-        """Make room for one more sequence, behind the others."""
-        self.keys, self.values = (
-            torch.cat([own := self._every(buffer), torch.zeros_like(own[:, :1])], 1).flatten(0, 1)
-            for buffer in (self.keys, self.values)
-        )
+    def added(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values with room for one more sequence behind the others."""
+        found = []
+        for buffer in (self.keys, self.values):
+            own = self._every(buffer)
+            more = own.new_zeros(own.shape[0], 1, *own.shape[2:])
+            found.append(torch.cat([own, more], 1).flatten(0, 1))
+        return found[0], found[1]
 
     def _every(self, buffer: torch.Tensor) -> torch.Tensor:
         """Return a buffer by copy and sequence: [C, R, heads, capacity, width]."""
@@ -266,9 +267,10 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
     def _make(self, row: int) -> None:
         """Give a sequence a place in the buffers, where it was dropped."""
         if row not in self._lying:
-            for layer in self.layers:
-                if layer.is_initialized:
-                    layer.add()
+            made = [layer.added() if layer.is_initialized else None for layer in self.layers]
+            for layer, buffers in zip(self.layers, made, strict=True):  # all of them, or none
+                if buffers is not None:
+                    layer.keys, layer.values = buffers
             self._lying.append(row)
             self.book.rows += 1
 

@@ -25,12 +25,16 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class _Held:
-    """The text of one row. tokens: committed ones. left: when it was left, counted; 0: never."""
+    """The text of one row. tokens: committed ones. left: when it was left, counted; 0: never.
+
+    dropped: its memory was given up.
+    """
 
     tokens: list[int] = field(default_factory=list)
     scope: str = ""
     taken: bool = False
     left: int = 0
+    dropped: bool = False
 
 
 class RowTexts:
@@ -41,9 +45,10 @@ class RowTexts:
         self._leaves = 0
 
     def join(self, tokens: Sequence[int], scope: str) -> Place:
-        """Take the free row that was left longest ago for a text that begins with these tokens.
+        """Take a free row for a text that begins with these tokens, that left longest ago first.
 
-        Texts of another scope are not looked at. Raises InputError where no row is free.
+        Rows that would take new memory are the last choice. Texts of another scope are not looked
+        at. Raises InputError where no row is free.
         """
         free = [row for row, held in enumerate(self._rows) if not held.taken]
         if not free:
@@ -52,7 +57,7 @@ class RowTexts:
                 "Let a row leave first."
             )
         tokens = list(tokens)
-        row = min(free, key=lambda each: (bool(self._rows[each].tokens), self._rows[each].left))
+        row = min(free, key=lambda each: _worth(self._rows[each]))
         alike = [
             (_common(held.tokens, tokens) if held.scope == scope else 0, -number)
             for number, held in enumerate(self._rows)
@@ -74,11 +79,15 @@ class RowTexts:
         self._rows[row].taken, self._rows[row].left = False, self._leaves
 
     def free(self) -> list[int]:
-        """Forget the texts of all rows that nobody has; return these rows."""
-        found = [row for row, held in enumerate(self._rows) if not held.taken]
+        """Forget the texts of all rows that nobody has and that have memory; return these rows."""
+        found = [row for row, held in enumerate(self._rows) if not (held.taken or held.dropped)]
         for row in found:
-            self.forget(row)
+            self._rows[row] = _Held(dropped=True)
         return found
+
+    def free_again(self, row: int) -> None:
+        """Give a row back that could not be had."""
+        self._rows[row] = _Held(dropped=True)
 
     def grow(self, row: int, tokens: Sequence[int]) -> None:
         """Note tokens that were committed to a row that was joined."""
@@ -88,6 +97,11 @@ class RowTexts:
     def forget(self, row: int) -> None:
         """Note that nothing is left of a row's text."""
         self._rows[row].tokens = []
+
+
+def _worth(held: _Held) -> tuple[bool, bool, int]:
+    """Return what orders free rows: those first of which nobody else has any use."""
+    return held.dropped, bool(held.tokens), held.left
 
 
 def _common(first: list[int], second: list[int]) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ragspec.acceptance.base import Step
+from ragspec.budget.base import BudgetSession
 from ragspec.budget.cost_curve import ROWS, CostCurve, at
 from ragspec.budget.gains import BUCKETS
 from ragspec.budget.policy import AutoBudget, FixedBudget
@@ -73,6 +74,7 @@ def test_other_policies_decide_for_themselves() -> None:
     forward = SharedForward()
     cost = SharedCost(linear(row=9.0), forward)
     trees = [chain(9, 0.9), chain(9, 0.9), chain(0, 0.9)]
+    budgets: list[BudgetSession | None]
     budgets = [FixedBudget(5).open(None), ready(AutoBudget(), cost), None]
     assert [len(tree) for tree in fit_together(budgets, trees, [1, 1, 1])] == [5, 0, 0]
 

@@ -489,7 +489,7 @@ def test_requests_are_checked_when_they_are_submitted(
 @pytest.mark.parametrize("numbers", [{"slots": 0}, {"chunk": 0}, {"queue": -1}])
 def test_numbers_out_of_range_are_refused(numbers: dict[str, int], plain: Engine) -> None:
     with pytest.raises(InputError, match="at least"):
-        Pool(plain, **numbers)  # type: ignore[arg-type]
+        Pool(plain, **numbers)
 
 
 def test_a_request_may_bring_an_engine_over_the_same_target(

@@ -41,49 +41,84 @@ def held(cache: SlotCache, row: int, copy: int = 0) -> list[int]:
     return marks
 
 
+class Pair:
+    """A cache, and the lists that it has to agree with: by copy and sequence, all drawn."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self.data = data
+        self.rows, self.copies = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 2))
+        self.cache = SlotCache(self.rows, 4, self.copies)
+        self.truth: list[list[list[int]]] = [[[] for _ in range(self.rows)] for _ in self.of_copy]
+        self.mark, self.row = 0, st.integers(0, self.rows - 1)
+
+    @property
+    def of_copy(self) -> range:
+        return range(self.copies)
+
+    def block(self, rows: int, n: int) -> list[list[list[int]]]:
+        """Write n new marks to every row in line; return them."""
+        start, self.mark = self.mark, self.mark + self.copies * rows * n
+        found = torch.arange(start, self.mark).reshape(self.copies, rows, n)
+        write(self.cache, found.flatten(0, 1).tolist())
+        marks: list[list[list[int]]] = found.tolist()
+        return marks
+
+    def commit(self) -> None:
+        """Run a forward or two over some rows and keep some of what they wrote."""
+        draw = self.data.draw
+        line = draw(st.lists(self.row, unique=True, min_size=1))
+        line = self.cache.line_up(line)
+        blocks = [
+            self.block(len(line), draw(st.integers(1, 5))) for _ in range(draw(st.integers(1, 2)))
+        ]
+        n = sum(len(block[0][0]) for block in blocks)
+        kept = [sorted(draw(st.lists(st.integers(0, n - 1), unique=True))) for _ in line]
+        self.cache.commit(kept)
+        for copy in self.of_copy:
+            for place, (row, slots) in enumerate(zip(line, kept, strict=True)):
+                fresh = [mark for block in blocks for mark in block[copy][place]]
+                self.truth[copy][row] = self.truth[copy][row] + [fresh[slot] for slot in slots]
+
+    def copy(self) -> None:
+        """Let one row hold the beginning of another, or of itself."""
+        source, target = self.data.draw(self.row), self.data.draw(self.row)
+        length = self.data.draw(st.integers(0, len(self.truth[0][source])))
+        self.cache.copy(source, target, length)
+        for texts in self.truth:
+            texts[target] = texts[source][:length]
+
+    def truncate(self) -> None:
+        """Forget the end of one row in line."""
+        row, length = self.data.draw(st.sampled_from(self.cache.line)), self.data.draw(self.row)
+        self.cache.truncate(self.cache.line.index(row), length)
+        for texts in self.truth:
+            texts[row] = texts[row][:length]
+
+    def drop(self) -> None:
+        """Give up the memory of some rows, which are then taken again."""
+        dropped = self.data.draw(st.lists(self.row, unique=True))
+        self.cache.drop(dropped)
+        for layer in self.cache.layers:
+            assert len(layer.keys) == (self.rows - len(dropped)) * self.copies, "memory is free"
+        for row in dropped:
+            self.cache.copy(row, row, 0)
+            for texts in self.truth:
+                texts[row] = []
+
+
 @given(st.data())
 @settings(max_examples=60)
 def test_a_cache_holds_what_lists_hold(data: st.DataObject) -> None:
-    rows, copies = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 2))
-    cache = SlotCache(rows, 4, copies)
-    truth: list[list[list[int]]] = [[[] for _ in range(rows)] for _ in range(copies)]
-    mark, everyone = 0, list(range(rows))
-    for _ in range(data.draw(st.integers(1, 6))):
-        line = cache.line_up(
-            data.draw(st.permutations(everyone))[: data.draw(st.integers(1, rows))]
-        )
-        fresh: list[list[list[int]]] = [[[] for _ in line] for _ in truth]
-        for _ in range(data.draw(st.integers(1, 2))):  # one or two forwards before a commit
-            n = data.draw(st.integers(1, 5))
-            block = [[[mark := mark + 1 for _ in range(n)] for _ in line] for _ in truth]
-            write(cache, [row for copy in block for row in copy])
-            fresh = [
-                [old + new for old, new in zip(*both, strict=True)]
-                for both in zip(fresh, block, strict=True)
-            ]
-        indices = st.lists(st.integers(0, len(fresh[0][0]) - 1), unique=True)
-        kept = [sorted(data.draw(indices)) for _ in line]
-        cache.commit(kept)
-        for texts, new in zip(truth, fresh, strict=True):
-            for row, added, places in zip(line, new, kept, strict=True):
-                texts[row] = texts[row] + [added[place] for place in places]
-        if data.draw(st.booleans()):
-            source, target = (
-                data.draw(st.sampled_from(everyone)),
-                data.draw(st.sampled_from(everyone)),
-            )
-            length = data.draw(st.integers(0, len(truth[0][source])))
-            cache.copy(source, target, length)
-            for texts in truth:
-                texts[target] = texts[source][:length]
-        if data.draw(st.booleans()):
-            place, length = data.draw(st.integers(0, len(line) - 1)), data.draw(st.integers(0, 6))
-            cache.truncate(place, length)
-            for texts in truth:
-                texts[line[place]] = texts[line[place]][:length]
-        found = [[held(cache, row, copy) for row in everyone] for copy in range(copies)]
-        assert found == truth
-        assert cache.book.pending == 0 and sorted(cache._lying) == everyone
+    pair = Pair(data)
+    for _ in range(data.draw(st.integers(1, 5))):
+        pair.commit()
+        for change in (pair.copy, pair.truncate, pair.drop):
+            if data.draw(st.booleans()):
+                change()
+        rows = range(pair.rows)
+        found = [[held(pair.cache, row, copy) for row in rows] for copy in pair.of_copy]
+        assert found == pair.truth
+        assert pair.cache.book.pending == 0 and sorted(pair.cache._lying) == list(rows)
 
 
 def test_rows_that_lie_side_by_side_are_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:

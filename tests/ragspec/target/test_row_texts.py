@@ -57,3 +57,13 @@ def test_what_was_forgotten_serves_nobody() -> None:
     rows.grow(rows.join([1, 2], "").row, [1, 2])
     rows.forget(0)
     assert rows.join([1, 2], "").known == 0
+
+
+def test_memory_that_was_given_up_is_taken_last() -> None:
+    rows = left(("a", ""), ("b", ""))
+    assert rows.free() == [0, 1, 2] and rows.free() == []
+    first = rows.join([1], "").row
+    rows.grow(first, [1])
+    rows.leave(first)
+    assert rows.join([2], "") == (first, first, 0), "rather than a row that takes new memory"
+    assert rows.join([2], "").row != first
