@@ -130,7 +130,7 @@ class Pool:
             )
         if sample < 0:
             raise InputError(f"sample is {sample}; expected 0 or more.")
-        ticket = Ticket(encoded.ids[0], self._wake)
+        ticket = Ticket(encoded.ids[0], settings, engine.tokenizer, self._wake)
         request = _Request(ticket, engine, settings, sample, tenant, on_step)
         with self._changed:
             if self._closed:

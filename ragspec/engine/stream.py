@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
+from ragspec.engine.options import RowSettings
 from ragspec.engine.output import Generation
-from ragspec.engine.rows import Run
 from ragspec.sampling.stopping import TextStream
+
+
+class Written(Protocol):
+    """The one text that a stream is of."""
+
+    @property
+    def settings(self) -> RowSettings:
+        """What was asked for."""
+        ...
+
+    def results(self) -> list[list[Generation]]:
+        """Return its generation so far, or once it has ended."""
+        ...
 
 
 class Stream:
@@ -21,7 +34,7 @@ class Stream:
     """
 
     def __init__(
-        self, run: Run, passes: Iterator[Any], tokenizer: Any, stops: Sequence[str]
+        self, run: Written, passes: Iterator[Any], tokenizer: Any, stops: Sequence[str]
     ) -> None:
         self._run = run
         self._passes = passes
@@ -67,15 +80,19 @@ class Stream:
 
     def _advance(self) -> str | None:
         """Return the next piece that is not empty, or None where there is no more."""
-        row = self._run.rows[0]
         while not self._ended:
             emissions = next(self._passes, None)
             if emissions is None:
                 return None
+            if not emissions:
+                continue
             for emission in emissions:
                 self._text.push(emission.step.tokens)
+            row = emissions[-1].row
             # What was held back is due as soon as nothing can follow it.
-            self._ended = row.done or self._cancelled.is_set()
+            self._ended = row.done
+            if self._cancelled.is_set():
+                self.close()
             piece = self._new(self._ended and row.stop.reason != "paused")
             if piece:
                 return piece

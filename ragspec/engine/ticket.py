@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Self
+from typing import Any, Self
 
+from ragspec.engine.options import RowSettings
 from ragspec.engine.output import Generation
 from ragspec.engine.step import Emission
+from ragspec.engine.stream import Stream
+from ragspec.errors import InputError
 
 
 class Ticket:
@@ -17,12 +20,17 @@ class Ticket:
 
     An emission's `step.tokens` are new tokens of the text. All methods may be called from any
     thread; the emissions go to one reader. What ended the text by an error is raised by the
-    iteration and by `result`. submitted, joined, first, finished: seconds of the performance
-    counter; 0 for what has not happened.
+    iteration and by `result`. future: of the result, for those who would rather be called.
+    submitted, joined, first, finished: seconds of the performance counter; 0 for what has not
+    happened.
     """
 
-    def __init__(self, prompt: list[int], wake: Callable[[], None]) -> None:
+    def __init__(
+        self, prompt: list[int], settings: RowSettings, tokenizer: Any, wake: Callable[[], None]
+    ) -> None:
         self.prompt = prompt
+        self.settings = settings
+        self._tokenizer = tokenizer
         self.submitted = time.perf_counter()
         self.joined = self.first = self.finished = 0.0
         self.future: Future[Generation] = Future()
@@ -64,6 +72,19 @@ class Ticket:
         """
         return self.future.result(timeout)
 
+    def stream(self) -> Stream:
+        """Return an iterator over pieces of text, in place of that over emissions; see `Stream`.
+
+        Leaving it early cancels the text. Raises InputError where the engine has no tokenizer.
+        """
+        if self._tokenizer is None:
+            raise InputError("stream() yields text but the engine has no tokenizer; pass one")
+        return Stream(self, _passes(self), self._tokenizer, self.settings.stop.strings)
+
+    def results(self) -> list[list[Generation]]:
+        """Return what `result` does, as a stream asks for it."""
+        return [[self.result()]]
+
     def emit(self, emission: Emission) -> None:
         """Hand an emission on; for the pool alone."""
         self.first = self.first or time.perf_counter()
@@ -77,3 +98,13 @@ class Ticket:
         else:
             self.future.set_result(outcome)
         self._emissions.put(None)
+
+
+def _passes(ticket: Ticket) -> Iterator[list[Emission]]:
+    """Yield the emissions of a ticket, all that are left once its text has ended."""
+    try:
+        for emission in ticket:
+            yield [emission, *(ticket if emission.row.done else ())]
+    finally:
+        if not ticket.done:
+            ticket.cancel()

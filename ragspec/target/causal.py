@@ -236,8 +236,12 @@ class TreeSession:
         return place.row
 
     def leave(self, row: int) -> None:
-        """Give a row back; see `TargetSession.leave`."""
-        self._texts.leave(row)
+        """Give a row back; see `TargetSession.leave`.
+
+        Of pairs its memory is freed: all rows but those in line would cost a copy a forward.
+        """
+        if self._texts.leave(row) and self.target.copies > 1:
+            self.shrink()
 
     def line_up(self, rows: Sequence[int]) -> list[int]:
         """Let the next forwards cover these rows; see `TargetSession.line_up`."""

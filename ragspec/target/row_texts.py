@@ -73,10 +73,14 @@ class RowTexts:
         self._rows[place.row].tokens = list(held.tokens)
         return Place(place.row, row, len(held.tokens))
 
-    def leave(self, row: int) -> None:
-        """Give a row back; what it holds stays known."""
-        self._leaves += 1
-        self._rows[row].taken, self._rows[row].left = False, self._leaves
+    def leave(self, row: int) -> bool:
+        """Give a row back, of which what it holds stays known; tell whether it had been joined."""
+        held = self._rows[row]
+        if held.taken:
+            self._leaves += 1
+            held.taken, held.left = False, self._leaves
+            return True
+        return False
 
     def free(self) -> list[int]:
         """Forget the texts of all rows that nobody has and that have memory; return these rows."""

@@ -518,3 +518,30 @@ def test_steps_are_told_as_they_are_taken(plain: Engine) -> None:
     assert [token for step in steps for token in step.tokens] == tokens
     assert 0 < ticket.submitted <= ticket.joined <= ticket.first <= ticket.finished
     assert list(ticket) == [] and ticket.result(timeout=1).text == tiny.tokenizer().decode(tokens)
+
+
+def test_a_ticket_streams_text(plain: Engine) -> None:
+    whole = plain.generate("a tree", max_new_tokens=16, ignore_eos=True).text
+    stop = whole[9:11]
+    with Pool(plain, slots=2) as pool:
+        tickets = [
+            pool.submit("a tree", max_new_tokens=16, ignore_eos=True, **more)
+            for more in ({}, {"stop": stop}, {"pause": 5})
+        ]
+        texts = ["".join(ticket.stream()) for ticket in tickets]
+        early = pool.submit("a tree", max_new_tokens=400, ignore_eos=True)
+        stream = early.stream()
+        pieces = [next(stream), next(stream)]
+        stream.cancel()
+        pieces += list(stream)
+        left = pool.submit("a tree", max_new_tokens=400, ignore_eos=True)
+        for _ in left.stream():
+            break
+    assert texts == [whole, whole[: whole.find(stop)], whole[:5]]
+    assert "".join(pieces) == early.result().text and len(early.result().tokens) < 400
+    assert left.result().finish_reason == early.result().finish_reason == "cancelled"
+    with (
+        Pool(Engine(plain.target, drafter=None)) as pool,
+        pytest.raises(InputError, match="no tok"),
+    ):
+        pool.submit([1], max_new_tokens=1).stream()
