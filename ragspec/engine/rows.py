@@ -138,11 +138,6 @@ class Run:
                 self.prompt_of_row.append(number)
                 self.rows.append(self._row(prompt, seed, sample, first + number))
 
-    @property
-    def prompts_count(self) -> int:
-        """The number of distinct prompts, which is the number of rows to prefill."""
-        return len(self.prompts)
-
     def close(self, seconds: float) -> None:
         """Note the wall time; rows that did not end were cancelled."""
         self.seconds = seconds

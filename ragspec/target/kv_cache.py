@@ -209,7 +209,8 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
         super().__init__(layers=[])
         self.book = SlotBook(rows, capacity, copies)
         self._lying = list(range(rows))  # the sequence at each place of the buffers
-        self._aside = [(0, 0)] * rows  # of each sequence out of line its length and hidden slots
+        # Of each sequence out of line its length and hidden slots.
+        self._aside: list[tuple[int, tuple[int, ...]]] = [(0, (0,) * copies)] * rows
 
     @property
     def line(self) -> list[int]:
@@ -261,7 +262,7 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
         self._lying = [self._lying[place] for place in places]
         self.book.rows, self.book.first = len(places), 0
         for row in rows:
-            self._aside[row] = (0, 0)
+            self._aside[row] = (0, (0,) * self.book.copies)
         self._recall(len(places))
 
     def _make(self, row: int) -> None:
@@ -282,8 +283,9 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
     def _put_aside(self) -> None:
         """Note what is known of those in line."""
         self.book.pending = 0
-        for row, *known in zip(self.line, self.book.lengths, self.book.hidden, strict=True):
-            self._aside[row] = (known[0], known[1])
+        known = zip(self.book.lengths, self.book.hidden, strict=True)
+        for row, own in zip(self.line, known, strict=True):
+            self._aside[row] = own
 
     def _recall(self, count: int) -> None:
         """Put so many in line, from the book's first place on, with what is known of them."""

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from ragspec.target.causal import CausalTarget, TreeSession
-from ragspec.target.row_texts import RowTexts
+from ragspec.target.listed_rows import ListedRows
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import keep_paths, limit_depth, paths
 
@@ -129,19 +129,12 @@ class _Row:
         return _Row(snapshot(self.cache), self.length, replay=list(self.replay))
 
 
-class PathSession:
+class PathSession(ListedRows[_Row]):
     """Verification path by path over the model's own cache; see `TargetSession`."""
 
     def __init__(self, target: PathTarget, rows: int) -> None:
+        super().__init__(rows, _Row, _Row.fork)
         self.target = target
-        self._all = [_Row() for _ in range(rows)]
-        self._line = list(range(rows))
-        self._texts = RowTexts(rows)
-
-    @property
-    def _rows(self) -> list[_Row]:
-        """The rows in line."""
-        return [self._all[row] for row in self._line]
 
     def __enter__(self) -> Self:
         return self
@@ -154,43 +147,18 @@ class PathSession:
     ) -> None:
         self._all, self._line = [], []
 
-    def join(self, tokens: Sequence[int], scope: str = "") -> tuple[int, int]:
-        """Take a free row for a text, of which it holds nothing; see `TargetSession.join`."""
-        row = self._texts.join((), scope).row
-        self._all[row] = _Row()
-        return row, 0
-
-    def fork(self, row: int) -> int:
-        """Take a free row that holds what this one does; see `TargetSession.fork`."""
-        place = self._texts.fork(row)
-        self._all[place.row] = self._all[row].fork()
-        return place.row
-
-    def leave(self, row: int) -> None:
-        """Give a row back, and its memory; see `TargetSession.leave`."""
-        self._texts.leave(row)
-        self._all[row] = _Row()
-
-    def line_up(self, rows: Sequence[int]) -> list[int]:
-        """Let the next forwards cover these rows; see `TargetSession.line_up`."""
-        self._line = list(rows)
-        return self._line
-
     def abandon(self) -> list[int]:
         """Empty the rows in line, whose states cannot be taken back; see `TargetSession`."""
         for row in self._line:
             self._all[row] = _Row()
         return list(self._line)
 
-    def shrink(self) -> None:
-        """Nothing to do: rows that were left hold no memory."""
-
     def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
         """Return the part of a draft that is worth its rows: the best chain, or the best paths.
 
         Drafts end where the keys of the row cease to be fit; see `RotaryTables`.
         """
-        border, own = self.target.tables.reread, self._rows[row]
+        border, own = self.target.tables.reread, self.lined[row]
         if border is not None and len(text) > border >= own.length + len(own.replay):
             self._all[self._line[row]] = _Row(replay=list(text[:-1]))
             return DraftTree.empty(tree.kind)
@@ -202,7 +170,7 @@ class PathSession:
         """Run one forward a row; see `TargetSession.verify`."""
         parts = [
             self._verify(row, list(tokens), tree)
-            for row, tokens, tree in zip(self._rows, pending, trees, strict=True)
+            for row, tokens, tree in zip(self.lined, pending, trees, strict=True)
         ]
         if len(parts) == 1:
             return parts[0][None]
@@ -210,7 +178,7 @@ class PathSession:
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep pending tokens and accepted nodes; see `TargetSession.commit`."""
-        for row, path in zip(self._rows, paths, strict=True):
+        for row, path in zip(self.lined, paths, strict=True):
             _commit(row, tuple(path))
 
     def copied(self) -> PathSession:

@@ -21,6 +21,7 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.stopping import StopState
 from ragspec.sampling.transform import RowTransform
 from ragspec.target.causal import CausalTarget
+from ragspec.target.listed_rows import ListedRows
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.latents.sampler import Drawn
 from ragspec.visual.latents.table import MOST_LATENTS, LatentTable
@@ -196,12 +197,12 @@ class MaskedView(LatentView):
         self.picture = picture_of(self._context)
 
 
-class MaskedSession:
+class MaskedSession(ListedRows[list[int]]):
     """The pictures of one generation, read anew at every forward; see `TargetSession`."""
 
     def __init__(self, target: MaskedTarget, rows: int) -> None:
+        super().__init__(rows, list, list)
         self.target = target
-        self._texts: list[list[int]] = [[] for _ in range(rows)]
         self._read: list[tuple[list[int], DraftTree]] = []
 
     def __enter__(self) -> Self:
@@ -213,7 +214,7 @@ class MaskedSession:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._texts = []
+        self.line_up([])
 
     def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
         """Return the whole draft, which must be a chain."""
@@ -223,7 +224,7 @@ class MaskedSession:
         """Read one masked prefix a node, in one forward; returns states [B, N + 1, C * H]."""
         target, pictures, known = self.target, list[int](), list[list[int]]()
         self._read = [([*pending[row]], tree) for row, tree in enumerate(trees)]
-        for text, (fresh, tree) in zip(self._texts, self._read, strict=True):
+        for text, (fresh, tree) in zip(self.lined, self._read, strict=True):
             whole = [*text, *fresh, *tree.tokens.tolist()]
             depths = range(len(whole) - len(tree), len(whole) + 1)
             pictures += [picture_of(whole)] * len(depths)
@@ -243,12 +244,8 @@ class MaskedSession:
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep the pending numbers and those of the accepted nodes."""
-        for text, (fresh, tree), path in zip(self._texts, self._read, paths, strict=True):
+        for text, (fresh, tree), path in zip(self.lined, self._read, paths, strict=True):
             text += [*fresh, *(int(tree.tokens[node]) for node in path)]
-
-    def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows in this order; naming a row several times copies it."""
-        self._texts = [list(self._texts[row]) for row in rows]
 
 
 class MaskedReader:

@@ -216,7 +216,7 @@ def test_a_prefix_of_another_tenant_is_noticed(
 def stale(self: SlotCache, source: int, target: int, length: int) -> None:
     """Leave the keys of whoever had the row before."""
     self._put_aside()
-    self._aside[target] = (length, 0)
+    self._aside[target] = (length, (0,))
     self._recall(len(self.book.lengths))
 
 
