@@ -7,6 +7,7 @@ from pathlib import Path
 from ragspec.errors import InputError
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.image_options import (
+    BandOption,
     ClassOption,
     CountOption,
     DeltaOption,
@@ -48,6 +49,7 @@ def draw(
     neighbours: NeighboursOption = None,
     delta: DeltaOption = None,
     lam: LamOption = None,
+    band: BandOption = None,
     tv_budget: TVBudgetOption = None,
     least_gain: GainOption = None,
     r: RadiusOption = None,
@@ -88,6 +90,7 @@ def draw(
             neighbours=neighbours,
             delta=delta,
             lam=lam,
+            band=band,
             tv_budget=tv_budget,
             least_gain=least_gain,
             r=r,

@@ -29,7 +29,7 @@ def load_masked_pipeline(asked: Asked) -> MaskedLatentPipeline:
         given = {"floor": FLOOR, "window": window_of(asked.budget), **given}
     return MaskedLatentPipeline.from_pretrained(
         asked.source(),
-        drafter=drafter,
+        drafter=drafter or None,
         rule=asked.rule or "aligned",
         device=asked.device,
         dtype="float32" if asked.dtype == "auto" else asked.dtype,

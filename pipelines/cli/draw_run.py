@@ -217,7 +217,8 @@ def _write_sheets(asked: Asked, drawn: Drawn, plain: Drawn | None, seed: int, st
 def _tell(found: Mapping[str, Any], drawn: Drawn, out: Path, terminal: Terminal) -> None:
     count = len(found["images"])
     line = f"{count} image{'s' * (count > 1)} in {out}: {drawn.told}, "
-    line += f"{found['codes_per_forward']:.2f} codes a forward, label {found['label']}"
+    what = "codes" if drawn.latents is None else "latents"
+    line += f"{found['codes_per_forward']:.2f} {what} a forward, label {found['label']}"
     if found["tv_excess"] is not None and not drawn.label.startswith("exact"):
         line += f", tv_excess {found['tv_excess']:.4f} a position"
         if found["surprise"] is not None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ragspec.errors import InputError
 from ragspec.pipelines.bench.image_ways import ALIASES, DRAFT_ONLY, PLAIN, Way
 from ragspec.pipelines.bench.latent_ways import FEWER
+from ragspec.pipelines.cli.draw_compare import denoised
 from ragspec.pipelines.cli.draw_run import resolved
 from ragspec.pipelines.cli.drawn import Asked, Drawn, draw_once, generator
 from ragspec.pipelines.cli.drawn_files import save
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 RULES = ("exact", "sjd", "lantern", "cool")  # columns where nothing is said
 LATENT_RULES = ("aligned", "near@0.02", "fewer@8")
+MASKED_RULES = ("aligned", "near@0.1", "fewer@8")
 _SIDE = 176  # pixels of a picture on the sheet
 _WARNED = 2.0  # errors of a mean surprise from which on it is marked
 FOOT = (
@@ -64,7 +66,7 @@ def draw_sheet(asked: Asked, out: Path, terminal: Terminal) -> None:
     _check(asked, out)
     with terminal.working("loading"):
         ready = _prepared(asked)
-        asked = resolved(asked, ready.base)
+        asked = replace(resolved(asked, ready.base), denoising=denoised(ready.base) or {})
         seed = fresh_seed() if asked.seed is None else asked.seed
     with terminal.working("drawing"):
         columns = _drawn(asked, ready, seed)
@@ -99,9 +101,16 @@ def _prepared(asked: Asked) -> Prepared:
     """Return the models and the ways of drawing, plain first."""
     from ragspec.pipelines.bench.image_asked import ImageBench
     from ragspec.pipelines.bench.image_run import prepare
-    from ragspec.visual.pipeline.folder import find_folder, of_latents
+    from ragspec.visual.pipeline.folder import find_folder, of_latents, of_masked
 
-    usual = LATENT_RULES if of_latents(find_folder(asked.source()).target) else RULES
+    target = find_folder(asked.source()).target
+    masked = of_masked(target)
+    usual = MASKED_RULES if masked else LATENT_RULES if of_latents(target) else RULES
+    if asked.denoising.get("iterations") is not None:
+        raise InputError(
+            "got --sheet and --iterations; expected fewer@N in --rules: plain drawing, which all is "
+            "measured against, takes one iteration a latent."
+        )
     one = asked.rule is not None
     names = () if one else asked.rules or usual
     bench = ImageBench(
@@ -120,6 +129,8 @@ def _prepared(asked: Asked) -> Prepared:
         device=asked.device,
         dtype=asked.dtype,
         features=None,
+        steps=asked.denoising.get("steps"),
+        floor=asked.denoising.get("floor"),
     )
     ready = prepare(bench)
     drafter = "+".join(asked.drafter)
@@ -163,6 +174,9 @@ def sheet_figures(asked: Asked, columns: Sequence[Column], seed: int) -> dict[st
         "temperature": asked.temperature,
         "top_k": asked.top_k,
         "budget": asked.budget,
+        "denoising": {name: asked.denoising.get(name) for name in ("steps", "floor")}
+        if asked.denoising
+        else None,
         "image": None if asked.image is None else str(asked.image),
         "kept_codes": 0 if asked.kept is None else int(asked.kept.places.sum()),
         "latents": plain.latents is not None,
@@ -247,6 +261,8 @@ def settings_told(figures: dict[str, Any]) -> str:
     line = f"guidance {figures['guidance']:g}, temperature {figures['temperature']:g}"
     line += f", top-k {figures['top_k']}" if figures["top_k"] else ""
     line += f", budget {figures['budget']}"
+    if figures["denoising"] is not None:
+        line += ", {steps} denoising steps, floor {floor:g}".format(**figures["denoising"])
     if figures["image"] is not None:
         line += f"; {figures['kept_codes']} codes of {figures['image']} are kept"
     return line

@@ -60,8 +60,9 @@ def kept_codes(image: Path, mask: Path, pipe: ImagePipeline) -> Kept:
     import torch
 
     from ragspec.visual.pipeline.latents import LatentPipeline
+    from ragspec.visual.pipeline.pipeline import ImagePipeline
 
-    if isinstance(pipe, LatentPipeline):
+    if not isinstance(pipe, ImagePipeline) or isinstance(pipe, LatentPipeline):
         raise InputError(
             "got --image with a model of continuous latents; expected one of codes, such as --set "
             "tiles: only codes can be given."

@@ -83,6 +83,12 @@ DeltaOption = Annotated[
 LamOption = Annotated[float | None, typer.Option(min=1.0, help="How far lantern++ relaxes.")]
 
 
+BandOption = Annotated[
+    float | None,
+    typer.Option(min=0.0, help="Nats by which even may change how likely a picture is."),
+]
+
+
 TVBudgetOption = Annotated[
     float | None, typer.Option(min=0.0, help="Total variation that one image may spend.")
 ]

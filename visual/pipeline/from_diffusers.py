@@ -22,6 +22,7 @@ from ragspec.visual.pipeline.base import NODES
 from ragspec.visual.pipeline.latent_source import NODES as LATENTS
 from ragspec.visual.pipeline.latents import LatentPipeline
 from ragspec.visual.pipeline.masked import MaskedLatentPipeline
+from ragspec.visual.pipeline.masked_drafts import WINDOW
 from ragspec.visual.pipeline.model_index import AUTO
 from ragspec.visual.pipeline.pipeline import ImagePipeline
 
@@ -120,20 +121,38 @@ class SavedLatentPipeline(LatentPipeline):
 class SavedMaskedPipeline(MaskedLatentPipeline):
     """A `MaskedLatentPipeline` made of the folders that its `save_pretrained` wrote."""
 
-    _optional_components: ClassVar[list[str]] = ["tokenizer", "vae"]
+    _optional_components: ClassVar[list[str]] = ["tokenizer", "vae", "draft"]
 
     def __init__(
         self,
         target: MaskedModel,
         tokenizer: VQModel | None = None,
         vae: AutoencoderKL | None = None,
+        draft: MaskedModel | None = None,
         *,
         iterations: int = 64,
         steps: int = 100,
+        floor: float = 0.0,
+        drafter: str = "none",
+        rule: dict | str = "aligned",  # type: ignore[type-arg]
+        window: int = WINDOW,
+        prefill: float = 0.0,
         batch_size: int = 16,
     ) -> None:
-        wrapped = KLAutoencoder(vae) if vae is not None else VQTokenizer(tokenizer)
-        super().__init__(target, wrapped, iterations=iterations, steps=steps, batch_size=batch_size)
+        name, settings = _rule(rule)
+        super().__init__(
+            target,
+            KLAutoencoder(vae) if vae is not None else VQTokenizer(tokenizer),
+            iterations=iterations,
+            steps=steps,
+            floor=floor,
+            drafter=_drafter(drafter, {"model": draft}),
+            rule=name,
+            window=window,
+            prefill=prefill,
+            batch_size=batch_size,
+            **settings,
+        )
         self.__class__ = MaskedLatentPipeline
 
 

@@ -13,6 +13,7 @@ from ragspec.acceptance.base import Rule
 from ragspec.budget.policy import make_budget
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.visual.checks import checked_count
 from ragspec.visual.latents.judged import Watched, WatchedTarget
 from ragspec.visual.latents.model import LatentModel
 from ragspec.visual.latents.rules.by_name import latent_rule
@@ -81,7 +82,7 @@ class LatentPipeline(ImagePipeline):
         self.rule, self.rule_name = latent_rule(rule, settings)
         self.budget = make_budget(budget)
         self.source = latent_source(drafter, model, folder, getattr(self.budget, "nodes", NODES))
-        self.batch_size = batch_size
+        self.batch_size = checked_count(batch_size, "batch_size")
         self.folder = folder
         self.class_names = class_names(model.trunk)
         self.captions = caption_encoder(model.trunk)

@@ -45,10 +45,11 @@ from ragspec.visual.pipeline.masked_parts import (
     autoencoder_of,
     check_parts,
     iterations_of,
+    masked_told,
 )
 from ragspec.visual.pipeline.masked_run import Batch, DrawnLatents, joined
 from ragspec.visual.pipeline.masked_stats import MaskedStats, placed
-from ragspec.visual.pipeline.model_index import more_of, write_index
+from ragspec.visual.pipeline.model_index import masked_as_saved, write_index
 from ragspec.visual.pipeline.output import label_for
 from ragspec.visual.pipeline.request import (
     check_output_type,
@@ -116,6 +117,7 @@ class MaskedLatentPipeline(Manners):
         self.autoencoder = autoencoder
         self.side = int(model.config.grid_size)
         self.schedule = LearnedSchedule(steps, floor)
+        self.rule_is_named, self.settings = isinstance(rule, str), settings
         self.rule, name = latent_rule(rule, settings)
         source = masked_source(drafter, model, folder)
         self.drafts = None if source is None else MaskedDrafts(source, self.rule, window, prefill)
@@ -169,10 +171,7 @@ class MaskedLatentPipeline(Manners):
                 )
         else:
             folder = find_folder(name, offline)
-            saved = more_of(folder.index)
-            if settings.get("drafter") is not None:
-                saved.pop("iterations", None)  # those of plain drawing
-            settings = {**saved, **settings, "folder": folder}
+            settings = {**masked_as_saved(folder.index, settings), "folder": folder}
             model = load_masked(folder.target, place, dtype)
             if autoencoder is None:
                 kl = folder.target.parent / "vae"
@@ -217,9 +216,8 @@ class MaskedLatentPipeline(Manners):
         part = "vae" if isinstance(self.autoencoder, KLAutoencoder) else "tokenizer"
         self.autoencoder.save_pretrained(root / part, dtype=torch.float32)
         parts = {"target": "MaskedModel", part: type(self.autoencoder.model).__name__}
-        told: dict[str, Any] = {"iterations": self.iterations, "steps": self.schedule.steps}
-        told |= {"floor": self.schedule.floor}
-        write_index(root, "SavedMaskedPipeline", parts, {**told, "batch_size": self.batch_size})
+        parts |= {} if self.draft is None else {"draft": "MaskedModel"}
+        write_index(root, "SavedMaskedPipeline", parts, masked_told(self))
 
     @frees
     def __call__(

@@ -10,6 +10,7 @@ from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.schedule import masked_counts
 from ragspec.visual.models.kl import KLAutoencoder
 from ragspec.visual.models.vq import VQTokenizer
+from ragspec.visual.pipeline.model_index import rule_told
 
 Autoencoder = VQTokenizer | KLAutoencoder
 ITERATIONS = 64  # where nothing is said, and there are as many latents
@@ -39,6 +40,16 @@ def autoencoder_of(path: Path, allow_namespace: bool) -> Autoencoder:
             "such as kl16.ckpt."
         )
     return KLAutoencoder.from_pretrained(path, allow_namespace=allow_namespace)
+
+
+def masked_told(pipe: Any) -> dict[str, Any]:
+    """Return what a masked pipeline's index says of how it draws."""
+    schedule, drafts = pipe.schedule, pipe.drafts
+    told = {"iterations": pipe.iterations, "steps": schedule.steps, "floor": schedule.floor}
+    told |= {"batch_size": pipe.batch_size, "drafter": pipe.drafter_name or "none"}
+    if drafts is not None:
+        told |= {"window": drafts.window, "prefill": drafts.prefill, **rule_told(pipe)}
+    return told
 
 
 def check_parts(model: Any, autoencoder: Any) -> None:

@@ -61,16 +61,7 @@ def write_index(root: Path, kind: str, parts: dict[str, str], told: dict[str, An
 
 def told_of(pipe: Any, drafter: str | None) -> dict[str, Any]:
     """Return what an image pipeline's index says of how it draws; warns of what it cannot say."""
-    told: dict[str, Any] = {"batch_size": pipe.batch_size}
-    if all(isinstance(value, _PLAIN) for value in pipe.settings.values()) and pipe.rule_is_named:
-        told["rule"] = {"name": pipe.rule_name, **pipe.settings}
-    else:
-        warnings.warn(
-            f"the rule {pipe.rule_name!r} was given as an object, which is not saved: what is "
-            "loaded will draw by the default rule. Name the rule and its numbers to keep them.",
-            UserWarning,
-            stacklevel=3,
-        )
+    told: dict[str, Any] = {"batch_size": pipe.batch_size, **rule_told(pipe)}
     if isinstance(pipe.budget, FixedBudget):
         told["budget"] = pipe.budget.nodes
     elif isinstance(pipe.budget, AutoBudget):
@@ -81,6 +72,38 @@ def told_of(pipe: Any, drafter: str | None) -> dict[str, Any]:
         if (value := getattr(pipe.source, name, None)) is not None:
             told[key] = value
     return told
+
+
+def rule_told(pipe: Any) -> dict[str, Any]:
+    """Return what an index says of a pipeline's rule; warns of one that it cannot name."""
+    if all(isinstance(value, _PLAIN) for value in pipe.settings.values()) and pipe.rule_is_named:
+        return {"rule": {"name": pipe.rule_name, **pipe.settings}}
+    warnings.warn(
+        f"the rule {pipe.rule_name!r} was given as an object, which is not saved: what is "
+        "loaded will draw by the default rule. Name the rule and its numbers to keep them.",
+        UserWarning,
+        stacklevel=4,
+    )
+    return {}
+
+
+def masked_as_saved(path: Path | None, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a masked pipeline with what its index tells where nothing is given.
+
+    Where a drafter is named, or None for plain drawing, that which was saved is not taken; a rule
+    that is named comes without the numbers of the saved one.
+    """
+    found = read_setup(path)
+    if found is None:
+        return settings
+    saved = dict(found.more)
+    if "drafter" not in settings and found.drafter not in (None, AUTO):
+        saved["drafter"] = found.drafter
+        if "rule" not in settings and found.rule:
+            saved |= {"rule": found.rule, **found.settings}
+    elif settings.get("drafter") is not None:
+        saved.pop("iterations", None)  # those of plain drawing
+    return {**saved, **settings}
 
 
 def read_setup(path: Path | None) -> Setup | None:
@@ -102,12 +125,6 @@ def read_setup(path: Path | None) -> Setup | None:
             f"{path} cannot be read ({error!r}); expected what save_pretrained wrote. Save the "
             "pipeline again, or remove the file."
         ) from error
-
-
-def more_of(path: Path | None) -> dict[str, Any]:
-    """Return the arguments of a constructor that an index tells; see `read_setup`."""
-    found = read_setup(path)
-    return {} if found is None else found.more
 
 
 def setup_of(told: dict[str, Any]) -> Setup:

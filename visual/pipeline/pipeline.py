@@ -103,7 +103,7 @@ class ImagePipeline(CodePipeline):
         )
         self.source = draft_source(drafter, self.rule, model, folder, draft_mode, draft_worth)
         self.budget = make_budget(budget)
-        self.batch_size = batch_size
+        self.batch_size = checked_count(batch_size, "batch_size")
         self.folder = folder
         self.class_names = class_names(model)
         self.captions = caption_encoder(model, text_encoder)

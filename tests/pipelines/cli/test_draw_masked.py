@@ -13,6 +13,7 @@ from ragspec.errors import InputError
 from ragspec.pipelines.cli.draw_run import draw_images, load_pipeline
 from ragspec.pipelines.cli.drawn import Asked
 from ragspec.pipelines.console.terminal import Terminal
+from ragspec.visual.pipeline.masked import MaskedLatentPipeline
 from tests.support import tiny_images, tiny_latents, tiny_masked
 
 
@@ -65,6 +66,15 @@ def test_a_rule_is_compared_with_one_latent_an_iteration(folder: Path, tmp_path:
     assert found["drafter_used"] == "jacobi" and found["forwards"] <= 18
     lossless = figures(asked(folder, rule="path"), tmp_path)
     assert lossless["label"] == "exact-for(law)" and lossless["repeatable"] is True
+
+
+def test_a_folder_keeps_its_iterations_on_the_command_line(folder: Path, tmp_path: Path) -> None:
+    made = MaskedLatentPipeline.from_pretrained(folder, iterations=2, steps=3)
+    made.save_pretrained(tmp_path / "saved")
+    pipe: Any = load_pipeline(asked(tmp_path / "saved", denoising={}))
+    assert (pipe.iterations, pipe.schedule.steps, pipe.drafter_name) == (2, 3, None)
+    drafted: Any = load_pipeline(asked(tmp_path / "saved", denoising={}, rule="path"))
+    assert (drafted.iterations, drafted.drafter_name) == (9, "jacobi")
 
 
 def test_what_does_not_go_together_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.cli.draw_sheet import _head_lines, _warned, cell_lines
-from tests.support import tiny_images, tiny_latents
+from tests.support import tiny_images, tiny_latents, tiny_masked
 
 Capture = pytest.CaptureFixture[str]
 
@@ -85,6 +85,45 @@ def test_latents_have_rules_and_figures_of_their_own(tmp_path: Path) -> None:
     plain, near, fewer = found["columns"]
     assert found["latents"] and plain["surprise"] is None and near["distance_mean"] is not None
     assert fewer["label"] == "approximate" and near["rule"] == "near@0.2"
+
+
+def test_masked_latents_have_usual_rules_too(tmp_path: Path, capsys: Capture) -> None:
+    folder = str(tiny_masked.save(tmp_path / "masked"))
+    found = sheet(folder, tmp_path / "s.png", "-c", "1", "--steps", "3", "--floor", "0.3")
+    plain, aligned, near, fewer = found["columns"]
+    assert [each["rule"] for each in (aligned, near, fewer)] == ["aligned", "near@0.1", "fewer@8"]
+    assert aligned["label"] == "exact-for(law)" and near["distance_mean"] is not None
+    assert (plain["forwards"], fewer["forwards"]) == (9, 8) and near["forwards"] < 9
+    assert found["denoising"] == {"steps": 3, "floor": 0.3}
+    assert "3 denoising steps, floor 0.3" in (tmp_path / "s.html").read_text(encoding="utf-8")
+    usual = ["draw", "--model", folder, "-c", "1", "--sheet", str(tmp_path / "t.png")]
+    assert main([*usual, "--iterations", "2"]) == 2
+    assert "expected fewer@N in --rules" in capsys.readouterr().err
+    assert not (tmp_path / "t.png").exists()
+
+
+def test_a_mask_and_a_band_reach_the_sheet(folder: str, tmp_path: Path) -> None:
+    given, mask = tmp_path / "given.png", tmp_path / "mask.png"
+    Image.new("RGB", (6, 6), (200, 30, 90)).save(given)
+    marks = Image.new("L", (3, 3), 255)
+    marks.putpixel((0, 0), 0)
+    marks.save(mask)
+    parts = ("--image", str(given), "--mask", str(mask))
+    found = sheet(
+        folder,
+        tmp_path / "s.png",
+        "-c",
+        "1",
+        "--rule",
+        "even",
+        "--band",
+        "2",
+        "--seed",
+        "1",
+        *parts,
+    )
+    assert found["kept_codes"] == 1
+    assert found["columns"][1]["settings"] == {"band": 2.0}
 
 
 def told(**more: Any) -> dict[str, Any]:

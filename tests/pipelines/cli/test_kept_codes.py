@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +15,11 @@ from ragspec.errors import InputError
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.cli.kept_codes import kept_codes
 from ragspec.visual import ImagePipeline
-from tests.support import tiny_images, tiny_latents
+from tests.support import tiny_images, tiny_latents, tiny_masked
 
 Capture = pytest.CaptureFixture[str]
 CELLS = np.array([[0, 255, 0], [255, 0, 0], [0, 255, 255]], dtype=np.uint8)
-RULES = ("exact", "lantern", "lantern++", "gsd", "cool", "rejection", "lantern-rejection")
+RULES = ("exact", "lantern", "lantern++", "gsd", "even", "cool", "rejection", "lantern-rejection")
 
 
 @pytest.fixture(scope="module")
@@ -133,9 +134,11 @@ def test_half_a_request_is_refused_before_a_model_is_loaded(
         assert message in capsys.readouterr().err
 
 
-def test_latents_cannot_be_given(tmp_path: Path, capsys: Capture) -> None:
-    folder = tiny_latents.save(tmp_path / "latents")
+@pytest.mark.parametrize("made", [tiny_latents, tiny_masked], ids=["causal", "masked"])
+@pytest.mark.parametrize("way", ["--out", "--sheet"])
+def test_latents_cannot_be_given(made: Any, way: str, tmp_path: Path, capsys: Capture) -> None:
+    folder = made.save(tmp_path / "latents")
     image, small = picture(tmp_path / "p.png"), mask(tmp_path / "m.png")
-    arguments = ["draw", "-c", "1", "--model", str(folder), "--out", str(tmp_path / "out")]
+    arguments = ["draw", "-c", "1", "--model", str(folder), way, str(tmp_path / "out.png")]
     assert main([*arguments, "--image", str(image), "--mask", str(small)]) == 2
     assert "continuous latents" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -160,3 +161,29 @@ def test_masked_pipelines_come_back(tmp_path: Path) -> None:
             each
         ).latents  # weights lie elsewhere in memory, so that sums are rounded anew
         assert torch.allclose(before.latents, after, rtol=1e-4)
+
+
+@pytest.mark.parametrize("drafter", ["jacobi", "model"])
+def test_masked_pipelines_come_back_with_their_drafts(drafter: str, tmp_path: Path) -> None:
+    root = tiny_masked.save(tmp_path / "made")
+    shutil.copytree(root / "target", root / "draft")
+    pipe = MaskedLatentPipeline.from_pretrained(
+        root, drafter=drafter, rule="near", r=5.0, steps=3, floor=0.3, window=2, prefill=0.2
+    )
+    pipe.save_pretrained(tmp_path / "saved")
+    before = drawn(pipe)
+    assert before.label == "approximate"
+    for each in (
+        loaded(tmp_path / "saved"),
+        MaskedLatentPipeline.from_pretrained(tmp_path / "saved"),
+    ):
+        assert type(each) is MaskedLatentPipeline and each.drafter_name == drafter
+        assert (each.rule_name, each.rule.r) == ("near", 5.0)
+        assert (each.drafts.window, each.drafts.prefill, each.schedule.floor) == (2, 0.2, 0.3)
+        after = drawn(each)
+        assert after.stats.forwards == before.stats.forwards
+        assert torch.allclose(before.latents, after.latents, rtol=1e-3, atol=1e-3)
+    plain = MaskedLatentPipeline.from_pretrained(tmp_path / "saved", drafter=None, iterations=3)
+    assert plain.drafter_name is None and plain.iterations == 3 and plain.schedule.floor == 0.3
+    other = MaskedLatentPipeline.from_pretrained(tmp_path / "saved", rule="aligned")
+    assert (other.rule_name, other.drafter_name) == ("aligned", drafter)
