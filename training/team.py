@@ -18,9 +18,12 @@ def run_team(work: Callable[[int], None], workers: int) -> None:
     """Call `work(rank)` in each of `workers` processes, which end together; one needs no team."""
     if workers == 1:
         return work(0)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # for the members, who end by themselves
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(_member, (workers, Path(folder) / "meet", work), workers)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the members end by themselves
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            torch.multiprocessing.spawn(_member, (workers, Path(folder) / "meet", work), workers)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _member(rank: int, workers: int, meet: Path, work: Callable[[int], None]) -> None:

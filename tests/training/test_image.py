@@ -328,7 +328,8 @@ def learns_to_draft(latents: Any, pictures: Any, tokenizer: VQTokenizer, place: 
     assert trainer.measure() < before and torch.equal(teacher.head.write.weight, kept)
     trainer.export(place)
     pipe = LatentPipeline.from_pretrained(place, "model", tokenizer=latents.TOKENIZER)
-    assert pipe.draft.config.head_width == 96 and pipe.draft.trunk.config.hidden_size == 64
+    assert pipe.draft.config.head_width == latents.DRAFT_HEAD[0]
+    assert pipe.draft.trunk.config.hidden_size == latents.DRAFT_TRUNK["hidden_size"]
 
 
 def test_emoji_latents_are_learnt_from_their_names(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import random
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,9 @@ def work(rank: int, folder: Path) -> None:
 
 
 def test_a_team_learns_from_the_rows_of_all(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
     module("team").run_team(partial(work, folder=tmp_path), 2)
+    assert signal.getsignal(signal.SIGTERM) is before, "this process can be ended as before"
     one, two = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     assert not torch.equal(one["own"], two["own"])
     torch.testing.assert_close(one["mean"], (one["own"] + two["own"]) / 2)

@@ -320,10 +320,11 @@ def _elsewhere(name: str, tried: Path, offline: bool) -> Path:
     """Return the folder of a model id in the cache or on the hub."""
     if not tried.exists() and name.count("/") == 1 and not name.startswith((".", "/", "~")):
         return resolve_model(name, offline=offline).folder
-    if name in SETS:
+    sets = (*SETS, *LATENT_SETS, *MASKED_SETS)
+    if name in sets:
         raise ModelNotFoundError(f"the bundled set {name!r} is missing ({tried}); install again.")
     state = f"holds neither {_CONFIG} nor target/{_CONFIG}" if tried.is_dir() else "is no folder"
     raise ModelNotFoundError(
-        f"no image model {name!r} was found.{did_you_mean(name, SETS)} {tried} {state}; expected "
-        f"a bundled set ({', '.join(SETS)}) or a folder with target/ and tokenizer/."
+        f"no image model {name!r} was found.{did_you_mean(name, sets)} {tried} {state}; expected "
+        f"a bundled set ({', '.join(sets)}) or a folder with target/ and tokenizer/."
     )

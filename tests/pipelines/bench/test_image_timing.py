@@ -34,7 +34,12 @@ class FakePipe:
             images=np.clip(pictures + 0.2 * self.shift, 0, 1),
             label="exact" if not self.shift else "approximate",
             stats=SimpleNamespace(
-                seconds=1.0, forwards=9, codes_per_forward=2.0, tv_excess=0.5, reports=[report]
+                seconds=1.0,
+                forwards=9,
+                codes_per_forward=2.0,
+                tv_excess=0.5,
+                reports=[report],
+                surprises=np.full(2, 0.25),
             ),
         )
 
@@ -60,6 +65,8 @@ def test_every_image_is_drawn_in_all_ways_and_in_turns() -> None:
     assert by_name["exact"].forwards == [9] * 3 and by_name["draft-only"].forwards == [0] * 3
     assert by_name["draft-only"].label == "approximate"
     assert by_name["draft-only"].excess == [None] * 3
+    assert [each.tolist() for each in by_name["exact"].surprises] == [[0.25, 0.25]] * 3
+    assert not by_name["draft-only"].surprises  # the target does nothing there
     assert by_name["exact"].usual_size == 5
 
 

@@ -308,6 +308,12 @@ def test_what_does_not_fit_is_refused(folder: Path) -> None:
             pipe(**arguments)
 
 
+@pytest.mark.parametrize("count", [0, -1, 1.5, "2"])
+def test_so_many_side_by_side_cannot_be(folder: Path, count: Any) -> None:
+    with pytest.raises(InputError, match="batch_size is .* expected a whole number, at least 1"):
+        opened(folder, batch_size=count)
+
+
 @pytest.mark.parametrize("drafter", [None, "jacobi", "starter"])
 def test_given_codes_stand_and_the_rest_is_drawn_after_them(folder: Path, drafter: Any) -> None:
     pipe = opened(folder, drafter)
