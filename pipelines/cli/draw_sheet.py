@@ -108,8 +108,8 @@ def _prepared(asked: Asked) -> Prepared:
     usual = MASKED_RULES if masked else LATENT_RULES if of_latents(target) else RULES
     if asked.denoising.get("iterations") is not None:
         raise InputError(
-            "got --sheet and --iterations; expected fewer@N in --rules: plain drawing, by which all "
-            "is measured, takes one iteration a latent."
+            "got --sheet and --iterations; expected fewer@N in --rules: plain drawing, by which "
+            "all is measured, takes one iteration a latent."
         )
     one = asked.rule is not None
     names = () if one else asked.rules or usual

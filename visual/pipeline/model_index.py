@@ -17,6 +17,7 @@ from ragspec.budget.policy import AutoBudget, FixedBudget
 from ragspec.errors import ModelError
 
 INDEX = "model_index.json"
+SETUP = "ragspec.json"  # the same beside a model of transformers, which diffusers does not load
 PARTS = "ragspec_parts"  # the module beside it; one text everywhere, as diffusers caches by name
 _MODULE = '''"""Where diffusers finds the classes of this folder; written by ragspec."""
 
@@ -57,6 +58,13 @@ def write_index(root: Path, kind: str, parts: dict[str, str], told: dict[str, An
         (place / f"{PARTS}.py").write_text(_MODULE, encoding="utf-8")
     text = json.dumps(index, indent=2, sort_keys=True) + "\n"
     (root / INDEX).write_text(text, encoding="utf-8")
+
+
+def write_setup(root: Path, pipe: Any, drafter: str | None, **more: Any) -> None:
+    """Write how a pipeline over a model of transformers draws; more: what it alone knows."""
+    known = {key: value for key, value in more.items() if value is not None}
+    told = {"_class_name": [PARTS, type(pipe).__name__], **told_of(pipe, drafter), **known}
+    (root / SETUP).write_text(json.dumps(told, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def told_of(pipe: Any, drafter: str | None) -> dict[str, Any]:

@@ -26,8 +26,10 @@ from ragspec.visual.checks import checked_count
 from ragspec.visual.models.raster import Raster, codes_along
 from ragspec.visual.models.target import ImageTarget
 from ragspec.visual.pipeline.base import NODES, CodePipeline, chosen_rule
+from ragspec.visual.pipeline.drafter_choice import source_name
 from ragspec.visual.pipeline.loading import check_loading, saving
 from ragspec.visual.pipeline.manners import frees
+from ragspec.visual.pipeline.model_index import SETUP, as_saved, write_setup
 from ragspec.visual.pipeline.prompt_parts import expect_kind, load_part, load_processor
 from ragspec.visual.pipeline.prompt_source import (
     Drafting,
@@ -94,7 +96,8 @@ class PromptPipeline(CodePipeline):
         self.prompt_template = prompt_template
         self.tokenizer = self._vq(model, vq)
         self.raster = self._own_raster(model)
-        self.rule, self.rule_name, _ = chosen_rule(
+        self.rule_is_named = isinstance(rule, str)
+        self.rule, self.rule_name, self.settings = chosen_rule(
             rule,
             self.tokenizer.codebook(),
             settings,
@@ -120,7 +123,7 @@ class PromptPipeline(CodePipeline):
         cls,
         name: str | Path,
         drafter: Any = "auto",
-        rule: str | Rule = "exact",
+        rule: str | Rule = "auto",
         *,
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "auto",
@@ -128,14 +131,17 @@ class PromptPipeline(CodePipeline):
     ) -> Self:
         """Return a pipeline over a folder or a model id; settings: see the class.
 
-        dtype: also as torch_dtype. What loaders of diffusers are told: see `check_loading`. Raises
-        what the class does, and ModelError.
+        rule: "auto" takes the one that the folder was saved with, and its drafter and budget where
+        none are named; else "exact". dtype: also as torch_dtype. What loaders of diffusers are
+        told: see `check_loading`. Raises what the class does, and ModelError.
         """
         dtype = settings.pop("torch_dtype", None) or dtype
         device, offline = check_loading(settings, device)
         place = pick_device(device)
         found = resolve_model(name, offline=offline)
         folder = Path(found.folder)
+        setup = folder / SETUP if (folder / SETUP).is_file() else None
+        drafter, rule, settings = as_saved(setup, "exact", drafter, rule, settings)
         model = load_part(folder, cls.kind, place, dtype)
         processor = settings.pop("processor", None) or load_processor(folder)
         own = folder / "vq"
@@ -151,7 +157,7 @@ class PromptPipeline(CodePipeline):
         return {**parts, "folder": self.folder, "prompt_template": self.prompt_template}
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
-        """Write model, tokenizer, draft model and decoder to a folder for `from_pretrained`.
+        """Write all models, tokenizer and settings to a folder for `from_pretrained`.
 
         A draft model that lies with the model is copied where no other drafts.
         """
@@ -162,6 +168,7 @@ class PromptPipeline(CodePipeline):
             self.draft.save_pretrained(root / "draft", **saving(kwargs))
         if self.vq is not None:
             self.vq.save_pretrained(root / "vq", safe_serialization=True)
+        write_setup(root, self, source_name(self.source), prompt_template=self.prompt_template)
         if self.folder is None or self.folder.resolve() == root.resolve():
             return
         if (self.folder / FILE).is_file():

@@ -173,6 +173,7 @@ def test_masked_pipelines_come_back_with_their_drafts(drafter: str, tmp_path: Pa
     pipe.save_pretrained(tmp_path / "saved")
     before = drawn(pipe)
     assert before.label == "approximate"
+    each: Any
     for each in (
         loaded(tmp_path / "saved"),
         MaskedLatentPipeline.from_pretrained(tmp_path / "saved"),

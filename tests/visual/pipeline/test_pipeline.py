@@ -310,7 +310,7 @@ def test_what_does_not_fit_is_refused(folder: Path) -> None:
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, "2"])
 def test_so_many_side_by_side_cannot_be(folder: Path, count: Any) -> None:
-    with pytest.raises(InputError, match="batch_size is .* expected a whole number, at least 1"):
+    with pytest.raises(InputError, match=r"batch_size is .* expected a whole number, at least 1"):
         opened(folder, batch_size=count)
 
 

@@ -458,3 +458,26 @@ def test_a_callback_is_told_codes_alone() -> None:
     assert seen[-1][0] == 8 and torch.equal(seen[-1][1], out.codes.flatten(1))
     for codes, tensor in seen:
         assert int((tensor >= 0).sum()) == codes and int(tensor.max()) < BOOK
+
+
+@KINDS
+def test_a_folder_keeps_how_it_was_drawn_with(kind: str, tmp_path: Path) -> None:
+    made = PIPELINES[kind]
+    first = tiny_prompted.save(tmp_path / "model", kind)
+    given: dict[str, Any] = {"rule": "even", "band": 9.0, "neighbours": 20, "budget": 5}
+    template = {"prompt_template": "a {prompt} *"}
+    pipe = made.from_pretrained(first, "model", **given, **template, batch_size=2)
+    pipe.save_pretrained(tmp_path / "saved")
+    again = made.from_pretrained(tmp_path / "saved")
+    assert (again.rule_name, again.rule.band, again.budget.nodes) == ("even", 9.0, 5)
+    assert (again.batch_size, again.prompt_template) == (2, "a {prompt} *")
+    outs = []
+    for each in (pipe, again):
+        each.set_progress_bar_config(disable=True)
+        outs.append(each(PROMPTS, generator=dice(), output_type="latent", **sized(kind)))
+    assert torch.equal(outs[0].codes, outs[1].codes) and outs[1].label == "approximate"
+    other = made.from_pretrained(tmp_path / "saved", "jacobi", "exact")  # named: nothing is taken
+    assert (other.rule_name, other.batch_size, other.prompt_template) == ("exact", 4, None)
+    (tmp_path / "saved" / "ragspec.json").write_text("[", encoding="utf-8")
+    with pytest.raises(ModelError, match=r"ragspec\.json cannot be read"):
+        made.from_pretrained(tmp_path / "saved")
