@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ragspec.errors import InputError
+from ragspec.visual.checks import whole
 from ragspec.visual.latents.rules.coupling import Coupled
 
 
@@ -16,9 +17,10 @@ class Horizon(Coupled):
     name = "horizon"
 
     def __init__(self, s: int = 4) -> None:
-        if s < 1:
-            raise InputError(f"got s {s}; expected at least 1 denoising step.")
-        self.s = s
+        number = whole(s)
+        if number is None or number < 1:
+            raise InputError(f"got s {s!r}; expected a whole number of denoising steps, 1 or more.")
+        self.s = number
 
     def steps(self, most: int) -> int:
         """Return s, or T where there are fewer."""

@@ -12,6 +12,7 @@ import torch
 from ragspec.acceptance.base import TargetView, Verdict
 from ragspec.errors import InputError
 from ragspec.trees.draft_tree import DraftTree
+from ragspec.visual.checks import is_number
 from ragspec.visual.latents.rules.base import KINDS, expect_latents, walk
 from ragspec.visual.latents.target import LatentView
 
@@ -27,8 +28,8 @@ class Near:
     accepts = KINDS
 
     def __init__(self, r: float = 0.02) -> None:
-        if not (math.isfinite(r) and r >= 0.0):
-            raise InputError(f"got r {r}; expected a distance of 0 or more, such as 0.02.")
+        if not (is_number(r) and math.isfinite(r) and r >= 0.0):
+            raise InputError(f"got r {r!r}; expected a distance of 0 or more, such as 0.02.")
         self.r = r
         self.label = "approximate" if r else "exact"
 

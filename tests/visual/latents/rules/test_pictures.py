@@ -89,10 +89,13 @@ def test_what_no_forward_drew_for_its_index_is_no_draft() -> None:
         assert rule.judge(tree, view).token == view.token(-1)
 
 
-@pytest.mark.parametrize("make", [lambda: Near(-1.0), lambda: Near(math.nan), lambda: Horizon(0)])
-def test_bad_settings_are_refused(make: Any) -> None:
-    with pytest.raises(InputError):
-        make()
+@pytest.mark.parametrize(
+    ("rule", "setting"),
+    [(Near, -1.0), (Near, math.nan), (Near, "3"), (Horizon, 0), (Horizon, 1.5), (Horizon, "2")],
+)
+def test_bad_settings_are_refused(rule: Any, setting: Any) -> None:
+    with pytest.raises(InputError, match="expected"):
+        rule(setting)
 
 
 def test_rules_of_the_other_kind_are_refused() -> None:
