@@ -19,7 +19,7 @@ class Horizon(Coupled):
     def __init__(self, s: int = 4) -> None:
         number = whole(s)
         if number is None or number < 1:
-            raise InputError(f"got s {s!r}; expected a whole number of denoising steps, 1 or more.")
+            raise InputError(f"got s {s!r}; expected at least 1 denoising step, a whole number.")
         self.s = number
 
     def steps(self, most: int) -> int:
