@@ -29,6 +29,7 @@ def test_the_best_setting_without_a_cost_is_kept_and_taken(
 ) -> None:
     grid = {"neighbours": (3, 50), "delta": (0.01, 0.9)}  # 50 are more than there are codes
     monkeypatch.setitem(image_tune.GRIDS, "lantern", grid)
+    monkeypatch.setattr(image_tune, "MOST_SURPRISE", 0.2)  # for so few images
     rows = tmp_path / "rows.json"
     asked = ["bench", "image", "--model", str(folder), "--images", "40", "--seed", "3"]
     assert main([*asked, "--tune", "lantern", "--json", str(rows)]) == 0
@@ -61,9 +62,10 @@ def test_what_cannot_be_tuned_is_refused(folder: Path) -> None:
 
 
 def test_a_cost_is_told_by_either_figure() -> None:
-    fine = Tried({"delta": 0.1}, 3.0, 0.01, 0.02, 0.01, 9)
+    fine = Tried({"delta": 0.1}, 3.0, 0.008, 0.011, 0.01, 9)
     assert fine.costs_nothing
-    assert not Tried({}, 3.0, 0.03, 0.02, 0.01, 9).costs_nothing
-    assert not Tried({}, 3.0, 0.0, 0.02, 0.06, 9).costs_nothing
+    for surprise, error, excess in ((0.012, 0.011, 0.01), (-0.012, 0.011, 0.01), (0.0, 0.01, 0.06)):
+        assert not Tried({}, 3.0, surprise, error, excess, 9).costs_nothing
+    assert not Tried({}, 3.0, 0.0, 0.03, 0.01, 9).costs_nothing, "too few images to tell"
     assert tuned_table([fine], fine, "").row_count == 1
     assert tuned_table([], None, "").row_count == 0
