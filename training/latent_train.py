@@ -2,12 +2,14 @@
 
     python training/latent_train.py --set tiles --minutes 30 --out runs/latents
     python training/latent_train.py --minutes 10 --draft runs/latents/latent-tiles/target
+    python training/latent_train.py --set emoji --trunk ragspec/starter/images/emoji/target
 
 Latents are those of the starter tokenizer without its look-up, of pictures that are changed anew
 whenever they are drawn. The loss is the square error of the clean latent at several times of each,
 weighted by what is left of it, which keeps early and late steps of one size. A draft model learns
 what its target makes of the same noisy latent in place of the clean one: what it lacks is judged,
-not the picture.
+not the picture. `--trunk` begins with the layers of a model of codes, which has learnt to read
+names already: latents and their head are then all that is new.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ from typing import Any
 import torch
 from image_data import SETS, read_pictures, split
 from image_export import readable
-from image_model import CONDITIONS, GRID, use_plain_attention
+from image_model import CONDITIONS, GRID, SHAPES, use_plain_attention
 from image_train import DROPPED, Rows, misread
-from masters import save_whole
+from masters import FAST, HALVES, save_whole
+from safetensors.torch import load_file
 from torch import Tensor
 
 from ragspec.visual.latents.model import LatentConfig, LatentModel
@@ -39,6 +42,9 @@ DRAFT_TRUNK = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads":
 HEAD, DRAFT_HEAD = (128, 3), (96, 2)  # width and layers
 UNGUIDED = 1 / 3  # conditions that a draft model is not told: at guidance 2 its error has that part
 RATE, WARM_UP, DECAY, KEEP = 2e-3, 100, 0.3, 0.999
+TAKEN = ("layers.", "norm.", "caption.", "class_embedding.")  # of a model of codes
+_CODES = ["embed_tokens.weight", "lm_head.weight"]  # what it has beside them
+TAKEN_RATE, TAKEN_WARM_UP = 0.25, 1000  # its part of the rate, and how slowly it comes to that
 TOKENIZER = Path("ragspec/starter/images/tokenizer")
 EMBEDDER = Path("ragspec/starter/embedder")
 ROUGH = 0.3  # most noise, in deviations, of latents that are read: what is drawn is never perfect
@@ -84,6 +90,14 @@ def loss_of(
     return (error * (1.0 + 1.0 / (0.1 + times))).mean()
 
 
+def take(model: LatentModel, source: Path) -> None:
+    """Give a model's trunk the layers of a model of codes with the same shape."""
+    weights = load_file(source / "model.safetensors")
+    found = {key: value.float() for key, value in weights.items() if key.startswith(TAKEN)}
+    if model.trunk.load_state_dict(found, strict=False).missing_keys not in ([], _CODES):
+        raise ValueError(f"{source} does not fit a trunk of {SHAPES['target']}")
+
+
 def denoised(
     model: LatentModel, read: Tensor, given: Tensor, dropped: Tensor, noisy: Tensor, times: Tensor
 ) -> Tensor:
@@ -104,6 +118,7 @@ class Trainer:
         steps: int,
         seed: int = 1,
         teacher: LatentModel | None = None,
+        taken: Path | None = None,
     ) -> None:
         torch.manual_seed(seed)
         self.most = MISREAD[pictures.kind]
@@ -117,6 +132,8 @@ class Trainer:
                 DRAFT_HEAD,
             )
         )
+        if taken is not None:
+            shape = SHAPES["target"]
         trunk = {"grid_size": GRID, **shape, **CONDITIONS[pictures.kind]}
         if pictures.classes:
             trunk["id2label"] = dict(enumerate(pictures.classes))
@@ -124,6 +141,8 @@ class Trainer:
             steps=steps, trunk=trunk, head_width=head_width, head_layers=head_layers
         )
         self.model = LatentModel(config).train()
+        if taken is not None:
+            take(self.model, taken)
         use_plain_attention(self.model.trunk)
         self.rng = torch.Generator().manual_seed(seed)
         if teacher is None:
@@ -135,17 +154,21 @@ class Trainer:
             self.model.mean.copy_(teacher.mean)
             self.model.deviation.copy_(teacher.deviation)
         self.mean = {key: value.detach().clone() for key, value in self.model.named_parameters()}
-        self.optimiser = torch.optim.AdamW(
-            self.model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01
-        )
+        names = dict(self.model.named_parameters())
+        old = [p for key, p in names.items() if taken is not None and key.startswith("trunk.")]
+        new = [p for key, p in names.items() if taken is None or not key.startswith("trunk.")]
+        groups = [{"params": new}, {"params": old}] if old else [{"params": new}]
+        self.optimiser = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
         self.step = 0
 
     def update(self, factor: float) -> float:
         """Do one step at `factor` of the rate; returns the loss."""
-        for group in self.optimiser.param_groups:
-            group["lr"] = RATE * min(1.0, (self.step + 1) / WARM_UP) * factor
+        warm = (1.0, WARM_UP), (TAKEN_RATE, TAKEN_WARM_UP)
+        for group, (part, steps) in zip(self.optimiser.param_groups, warm, strict=False):
+            group["lr"] = RATE * part * min(1.0, (self.step + 1) / steps) * factor
         rows = self.rows.draw(BATCH, self.rng)
-        loss = loss_of(self.model, rows, self.rng, teacher=self.teacher, most=self.most)
+        with torch.autocast("cpu", FAST, enabled=HALVES):
+            loss = loss_of(self.model, rows, self.rng, teacher=self.teacher, most=self.most)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimiser.step()
@@ -197,6 +220,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/latents"))
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--steps", type=int, default=16, help="of the denoising")
+    parser.add_argument("--trunk", type=Path, help="folder of a model of codes to begin with")
     parser.add_argument("--draft", type=Path, help="folder of a target: train a draft model of it")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -204,7 +228,8 @@ def main() -> None:
     pictures = read_pictures(args.shared, args.set)
     teacher = None if args.draft is None else load_latents(args.draft, "cpu", "float32")
     steps = args.steps if teacher is None else int(teacher.config.steps)
-    trainer = Trainer(pictures, VQTokenizer.from_pretrained(TOKENIZER), steps, teacher=teacher)
+    tokenizer = VQTokenizer.from_pretrained(TOKENIZER)
+    trainer = Trainer(pictures, tokenizer, steps, teacher=teacher, taken=args.trunk)
     path = args.out / f"{args.set}{'' if teacher is None else '-draft'}.pt"
     if path.exists():
         trainer.load(path)

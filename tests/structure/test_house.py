@@ -30,6 +30,7 @@ LAYERS = (
     ("bridge",),
     ("retrievers", "visual"),
     ("pipelines",),
+    ("adapters",),
 )
 LEVEL = {part: level for level, layer in enumerate(LAYERS) for part in layer}
 SCRIPTS = [
