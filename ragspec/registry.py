@@ -25,6 +25,9 @@ EXTRAS = MappingProxyType(
         "peft": "adapters",
         "torchao": "int8",
         "faiss": "cpu",
+        "fastapi": "serve",
+        "uvicorn": "serve",
+        "prometheus_client": "serve",
     }
 )
 

@@ -8,8 +8,9 @@ Latents are those of the starter tokenizer without its look-up, of pictures that
 whenever they are drawn. The loss is the square error of the clean latent at several times of each,
 weighted by what is left of it, which keeps early and late steps of one size. A draft model learns
 what its target makes of the same noisy latent in place of the clean one: what it lacks is judged,
-not the picture. `--trunk` begins with the layers of a model of codes, which has learnt to read
-names already: latents and their head are then all that is new.
+not the picture. `--trunk` takes the layers of a model of codes as they are, which has learnt to
+read names: a small network learns to give it a latent as it knows the code, and the head is all
+that is trained.
 """
 
 from __future__ import annotations
@@ -42,13 +43,16 @@ DRAFT_TRUNK = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads":
 HEAD, DRAFT_HEAD = (128, 3), (96, 2)  # width and layers
 UNGUIDED = 1 / 3  # conditions that a draft model is not told: at guidance 2 its error has that part
 RATE, WARM_UP, DECAY, KEEP = 2e-3, 100, 0.3, 0.999
-TAKEN = ("layers.", "norm.", "caption.", "class_embedding.")  # of a model of codes
-_CODES = ["embed_tokens.weight", "lm_head.weight"]  # what it has beside them
-TAKEN_RATE, TAKEN_WARM_UP = 0.25, 1000  # its part of the rate, and how slowly it comes to that
+TAKEN = ("layers.", "norm.", "caption.", "class_embedding.", "embed_tokens.")  # of a model of codes
+READ_WIDTH, READ_STEPS, READ_RATE = 384, 2000, 3e-3  # of the network that reads latents as codes
+READ_BATCH, READ_PICTURES = 1024, 4096
 TOKENIZER = Path("ragspec/starter/images/tokenizer")
 EMBEDDER = Path("ragspec/starter/embedder")
 ROUGH = 0.3  # most noise, in deviations, of latents that are read: what is drawn is never perfect
-MISREAD = {"emoji": 0.5, "tiles": 0.0}  # most of a row that is read as another's, see `image_train`
+MISREAD = {
+    "emoji": 0.25,
+    "tiles": 0.0,
+}  # most of a row that is read as another's, see `image_train`
 
 
 class LatentRows(Rows):
@@ -90,12 +94,35 @@ def loss_of(
     return (error * (1.0 + 1.0 / (0.1 + times))).mean()
 
 
-def take(model: LatentModel, source: Path) -> None:
-    """Give a model's trunk the layers of a model of codes with the same shape."""
+def take(model: LatentModel, source: Path, rows: LatentRows, rng: torch.Generator) -> None:
+    """Give a model the trunk of a model of codes, teach it to read latents, and hold both."""
     weights = load_file(source / "model.safetensors")
     found = {key: value.float() for key, value in weights.items() if key.startswith(TAKEN)}
-    if model.trunk.load_state_dict(found, strict=False).missing_keys not in ([], _CODES):
-        raise ValueError(f"{source} does not fit a trunk of {SHAPES['target']}")
+    book = found.pop("embed_tokens.weight")
+    lacking = model.trunk.load_state_dict(found, strict=False).missing_keys
+    if lacking != ["embed_tokens.weight", "lm_head.weight"]:
+        raise ValueError(f"{source} does not fit a trunk of {SHAPES['target']}: {lacking}")
+    latents = torch.cat([rows.draw(64, rng)[0] for _ in range(READ_PICTURES // 64)]).flatten(0, 1)
+    nearest = torch.cat([part @ rows.tokenizer.codebook().T for part in latents.split(8192)])
+    learn_to_read(model, model.standardised(latents), book[nearest.argmax(-1)], rng)
+    for part in (model.trunk, model.read):
+        part.requires_grad_(False)
+
+
+def learn_to_read(
+    model: LatentModel, latents: Tensor, wanted: Tensor, rng: torch.Generator
+) -> None:
+    """Fit what reads latents [N, D], a little noisy, to the embeddings of their codes [N, H]."""
+    optimiser = torch.optim.AdamW(model.read.parameters(), lr=READ_RATE)
+    for step in range(READ_STEPS):
+        picked = torch.randint(len(latents), (READ_BATCH,), generator=rng)
+        rough = ROUGH / 2 * torch.rand(READ_BATCH, 1, generator=rng)
+        noisy = latents[picked]
+        noisy = noisy + rough * torch.randn(noisy.shape, generator=rng)
+        optimiser.param_groups[0]["lr"] = READ_RATE * min(1.0, 2.0 * (1 - step / READ_STEPS))
+        (model.read(noisy) - wanted[picked]).square().mean().backward()
+        optimiser.step()
+        optimiser.zero_grad()
 
 
 def denoised(
@@ -138,11 +165,13 @@ class Trainer:
         if pictures.classes:
             trunk["id2label"] = dict(enumerate(pictures.classes))
         config = LatentConfig(
-            steps=steps, trunk=trunk, head_width=head_width, head_layers=head_layers
+            steps=steps,
+            trunk=trunk,
+            read_width=0 if taken is None else READ_WIDTH,
+            head_width=head_width,
+            head_layers=head_layers,
         )
         self.model = LatentModel(config).train()
-        if taken is not None:
-            take(self.model, taken)
         use_plain_attention(self.model.trunk)
         self.rng = torch.Generator().manual_seed(seed)
         if teacher is None:
@@ -153,19 +182,17 @@ class Trainer:
             use_plain_attention(teacher.trunk)
             self.model.mean.copy_(teacher.mean)
             self.model.deviation.copy_(teacher.deviation)
+        if taken is not None:
+            take(self.model, taken, self.rows, self.rng)
         self.mean = {key: value.detach().clone() for key, value in self.model.named_parameters()}
-        names = dict(self.model.named_parameters())
-        old = [p for key, p in names.items() if taken is not None and key.startswith("trunk.")]
-        new = [p for key, p in names.items() if taken is None or not key.startswith("trunk.")]
-        groups = [{"params": new}, {"params": old}] if old else [{"params": new}]
-        self.optimiser = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
+        learning = [each for each in self.model.parameters() if each.requires_grad]
+        self.optimiser = torch.optim.AdamW(learning, lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
         self.step = 0
 
     def update(self, factor: float) -> float:
         """Do one step at `factor` of the rate; returns the loss."""
-        warm = (1.0, WARM_UP), (TAKEN_RATE, TAKEN_WARM_UP)
-        for group, (part, steps) in zip(self.optimiser.param_groups, warm, strict=False):
-            group["lr"] = RATE * part * min(1.0, (self.step + 1) / steps) * factor
+        for group in self.optimiser.param_groups:
+            group["lr"] = RATE * min(1.0, (self.step + 1) / WARM_UP) * factor
         rows = self.rows.draw(BATCH, self.rng)
         with torch.autocast("cpu", FAST, enabled=HALVES):
             loss = loss_of(self.model, rows, self.rng, teacher=self.teacher, most=self.most)

@@ -17,6 +17,7 @@ from ragspec.pipelines.cli.datastore import app as datastore_app
 from ragspec.pipelines.cli.draw import draw
 from ragspec.pipelines.cli.index import app as index_app
 from ragspec.pipelines.cli.models import app as models_app
+from ragspec.pipelines.cli.serve import serve
 from ragspec.pipelines.cli.store import app as store_app
 from ragspec.pipelines.cli.train_head import train_head
 from ragspec.pipelines.console import options as o
@@ -71,6 +72,7 @@ app.add_typer(datastore_app, name="datastore")
 app.add_typer(models_app, name="models")
 app.command()(chat)
 app.command()(draw)
+app.command()(serve)
 app.command("train-head")(train_head)
 
 

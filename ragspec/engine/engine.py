@@ -15,6 +15,7 @@ import torch
 
 from ragspec.acceptance.base import Rule, Step, expect_rule
 from ragspec.budget.base import BudgetPolicy
+from ragspec.budget.cost_curve import CostCurve
 from ragspec.budget.policy import make_budget
 from ragspec.drafters.base import Drafter, check_pairing
 from ragspec.drafters.build import build_drafter
@@ -68,16 +69,10 @@ class Engine:
         self.model = self.target.model
         self.tokenizer = tokenizer
         self.batch_size = batch_size
-        self.drafter = build_drafter(drafter, draft_model, tokenizer, self.target)
-        self.budget = make_budget(budget)
-        rule = brought(self.drafter, "rule") or "walk" if rule is None else rule
-        self.rule = expect_rule(resolve("rule", rule)() if isinstance(rule, str) else rule)
+        self.cost: CostCurve | None = None
         self._listeners: dict[object, Callable[[Generation], None]] = {}
         self._listening = threading.Lock()
-        self.cost = None
-        if self.drafter is not None:
-            check_pairing(self.rule, self.drafter)
-            self.cost = read_cost(self.target, self.budget, cache)
+        self._equip(drafter, draft_model, budget, rule, cache)
 
     @classmethod
     def from_pretrained(
@@ -186,6 +181,39 @@ class Engine:
         other = copy.copy(self)
         other._listeners = {}
         return other
+
+    def drafting(
+        self,
+        drafter: str | Drafter | Sequence[str | Drafter] | None,
+        budget: str | int | BudgetPolicy = "auto",
+    ) -> Engine:
+        """Return an engine over the same target that drafts otherwise; nobody listens to it.
+
+        drafter, budget: as for `Engine`; the rule is that of the drafter. What forwards cost is
+        not measured again. Raises as `Engine` does.
+        """
+        other = self.aside()
+        other._equip(drafter, None, budget, None, None)
+        return other
+
+    def _equip(
+        self,
+        drafter: str | Drafter | Sequence[str | Drafter] | None,
+        draft_model: Any,
+        budget: str | int | BudgetPolicy,
+        rule: str | Rule | None,
+        cache: Path | None,
+    ) -> None:
+        """Take what drafts, how much, and what judges it; costs that are known are kept."""
+        self.drafter = build_drafter(drafter, draft_model, self.tokenizer, self.target)
+        self.budget = make_budget(budget)
+        rule = brought(self.drafter, "rule") or "walk" if rule is None else rule
+        self.rule = expect_rule(resolve("rule", rule)() if isinstance(rule, str) else rule)
+        if self.drafter is None:
+            return
+        check_pairing(self.rule, self.drafter)
+        if self.cost is None or not self.budget.needs_cost:
+            self.cost = read_cost(self.target, self.budget, cache)
 
     def tell(self, generation: Generation) -> None:
         """Hand a text to those who asked for finished ones, see `on_finish`."""

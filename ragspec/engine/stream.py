@@ -24,6 +24,31 @@ class Written(Protocol):
         ...
 
 
+class Pieces:
+    """The pieces of a text whose tokens come step by step, without what may become a stop string.
+
+    written: tokens that were given before. stops: strings that end the text and never appear.
+    """
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str], written: Sequence[int] = ()) -> None:
+        self._text = TextStream(tokenizer)
+        self._held = max((len(stop) for stop in stops), default=1) - 1
+        self._text.push(written)
+        self._given = max(0, len(self._text.text) - self._held)  # by the stream before a pause
+
+    def push(self, tokens: Sequence[int]) -> None:
+        """Take the tokens of a step."""
+        self._text.push(tokens)
+
+    def new(self, whole: str | None = None) -> str:
+        """Return what has not been given yet, "" for nothing; whole: the text once it has ended."""
+        text = self._text.text[: max(0, len(self._text.text) - self._held)]
+        if whole is not None:
+            text = whole
+        piece, self._given = text[self._given :], max(self._given, len(text))
+        return piece
+
+
 class Stream:
     """Iterate over it for pieces of text; `result` has the generation afterwards.
 
@@ -38,11 +63,8 @@ class Stream:
     ) -> None:
         self._run = run
         self._passes = passes
-        self._text = TextStream(tokenizer)
-        self._held = max((len(stop) for stop in stops), default=1) - 1
+        self._pieces = Pieces(tokenizer, stops, run.settings.written)
         self._cancelled = threading.Event()
-        self._text.push(run.settings.written)
-        self._given = max(0, len(self._text.text) - self._held)  # by the stream before a pause
         self._ended = False
 
     def __iter__(self) -> Self:
@@ -87,23 +109,14 @@ class Stream:
             if not emissions:
                 continue
             for emission in emissions:
-                self._text.push(emission.step.tokens)
+                self._pieces.push(emission.step.tokens)
             row = emissions[-1].row
             # What was held back is due as soon as nothing can follow it.
             self._ended = row.done
             if self._cancelled.is_set():
                 self.close()
-            piece = self._new(self._ended and row.stop.reason != "paused")
+            whole = self._ended and row.stop.reason != "paused"
+            piece = self._pieces.new(self.result.text if whole else None)
             if piece:
                 return piece
         return None
-
-    def _new(self, done: bool) -> str:
-        """Return text that cannot become part of a stop string any more."""
-        if done:
-            text = self._run.results()[0][0].text
-        else:
-            text = self._text.text
-            text = text[: max(0, len(text) - self._held)]
-        piece, self._given = text[self._given :], max(self._given, len(text))
-        return piece

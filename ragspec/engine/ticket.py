@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -34,9 +35,23 @@ class Ticket:
         self.submitted = time.perf_counter()
         self.joined = self.first = self.finished = 0.0
         self.future: Future[Generation] = Future()
+        self.future.set_running_or_notify_cancel()  # `cancel` here is the one way to end it
         self._wake = wake
         self._emissions: SimpleQueue[Emission | None] = SimpleQueue()
         self._cancelled = False
+        self._putting = threading.Lock()
+        self._watcher: Callable[[], None] | None = None
+
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Call `watcher`, in the pool's thread, whenever an emission or the end has come.
+
+        As often as there is something to read, so that an event loop never has to wait for it; at
+        once, in this thread, for what has come already.
+        """
+        with self._putting:
+            self._watcher = watcher
+            for _ in range(self._emissions.qsize()):
+                watcher()
 
     @property
     def done(self) -> bool:
@@ -88,7 +103,7 @@ class Ticket:
     def emit(self, emission: Emission) -> None:
         """Hand an emission on; for the pool alone."""
         self.first = self.first or time.perf_counter()
-        self._emissions.put(emission)
+        self._put(emission)
 
     def end(self, outcome: Generation | Exception) -> None:
         """Say what became of the text; for the pool alone."""
@@ -97,7 +112,13 @@ class Ticket:
             self.future.set_exception(outcome)
         else:
             self.future.set_result(outcome)
-        self._emissions.put(None)
+        self._put(None)
+
+    def _put(self, found: Emission | None) -> None:
+        with self._putting:
+            self._emissions.put(found)
+            if self._watcher is not None:
+                self._watcher()
 
 
 def _passes(ticket: Ticket) -> Iterator[list[Emission]]:

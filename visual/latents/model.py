@@ -25,7 +25,8 @@ _WAVES = 16  # frequencies that tell the time
 class LatentConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
     """Sizes of a `LatentModel`.
 
-    latent_dim: D, numbers of a latent. head_width, head_layers: of the diffusion head. steps,
+    latent_dim: D, numbers of a latent. read_width: of the hidden layer through which latents are
+    read, 0 for none: one projection. head_width, head_layers: of the diffusion head. steps,
     floor: of the schedule that it is sampled with, see `Schedule`. trunk: fields of the
     `LlamaGenConfig` below, without vocab_size.
     """
@@ -35,6 +36,7 @@ class LatentConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
     def __init__(
         self,
         latent_dim: int = 8,
+        read_width: int = 0,
         head_width: int = 128,
         head_layers: int = 3,
         steps: int = 16,
@@ -43,6 +45,7 @@ class LatentConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
         **kwargs: Any,
     ) -> None:
         self.latent_dim = latent_dim
+        self.read_width = read_width
         self.head_width = head_width
         self.head_layers = head_layers
         self.steps = steps
@@ -106,6 +109,13 @@ class DiffusionHead(nn.Module):
         return out.clamp(-MOST, MOST)
 
 
+def _reader(latent_dim: int, width: int, hidden: int) -> nn.Module:
+    """Return what makes a trunk's input of latents."""
+    if not width:
+        return nn.Linear(latent_dim, hidden)
+    return nn.Sequential(nn.Linear(latent_dim, width), nn.SiLU(), nn.Linear(width, hidden))
+
+
 class LatentModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
     """A trunk that reads latents and a head that draws the next one.
 
@@ -121,7 +131,7 @@ class LatentModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         super().__init__(config)
         trunk = config.trunk_config()
         self.trunk = LlamaGenModel(trunk)
-        self.read = nn.Linear(config.latent_dim, trunk.hidden_size)
+        self.read = _reader(config.latent_dim, config.read_width, trunk.hidden_size)
         self.head = DiffusionHead(
             config.latent_dim, trunk.hidden_size, config.head_width, config.head_layers
         )

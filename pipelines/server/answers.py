@@ -1,0 +1,222 @@
+"""Generations in OpenAI's forms: choices, usage, log-probabilities, citations."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from ragspec.pipelines.docqa.citations import Citation, cite
+
+if TYPE_CHECKING:
+    from ragspec.engine.output import Generation
+    from ragspec.pipelines.docqa.prompt import Prompt
+    from ragspec.sampling.settings import TokenLogprob
+
+REASONS = {"length": "length", "paused": "length"}
+
+
+class Reply:
+    """The head of one answer: what all its parts have in common."""
+
+    def __init__(self, kind: str, model: str, tokenizer: Any) -> None:
+        self.chat = kind == "chat"
+        self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self.created = int(time.time())
+        self.model = model
+        self.tokenizer = tokenizer
+
+    def whole(
+        self, done: Sequence[tuple[Generation, Prompt | None]], prompts: Sequence[int]
+    ) -> dict[str, Any]:
+        """Return the answer: texts with what they quote. prompts: which texts count for usage."""
+        texts = [generation for generation, _ in done]
+        return {
+            **self._head("chat.completion" if self.chat else "text_completion"),
+            "choices": [
+                self._choice(index, generation, cited)
+                for index, (generation, cited) in enumerate(done)
+            ],
+            "usage": usage(texts, prompts),
+            "metrics": metrics(texts),
+        }
+
+    def chunk(self, choices: Sequence[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        """Return a piece of a stream."""
+        kind = "chat.completion.chunk" if self.chat else "text_completion"
+        return {**self._head(kind), "choices": list(choices), **more}
+
+    def opening(self, index: int) -> dict[str, Any]:
+        """Return a stream's first choice, which says who speaks."""
+        return {
+            "index": index,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+
+    def piece(self, index: int, text: str, scored: Sequence[TokenLogprob] | None) -> dict[str, Any]:
+        """Return a choice of a stream that holds a piece of text."""
+        told = None if scored is None else self.logprobs(scored)
+        found: dict[str, Any] = {"index": index, "logprobs": told, "finish_reason": None}
+        return {**found, "delta": {"content": text}} if self.chat else {**found, "text": text}
+
+    def end(
+        self, index: int, text: str, generation: Generation, cited: Prompt | None
+    ) -> dict[str, Any]:
+        """Return the last choice of a text in a stream: its rest, why it ended, what it quotes."""
+        found: dict[str, Any] = {
+            "index": index,
+            "logprobs": None,
+            "finish_reason": reason(generation),
+        }
+        if not self.chat:
+            return {**found, "text": text}
+        delta: dict[str, Any] = {"content": text} if text else {}
+        if cited is not None:
+            delta["annotations"] = self.annotations(generation, cited)
+        return {**found, "delta": delta}
+
+    def refused(self, text: str, why: str) -> dict[str, Any]:
+        """Return the answer that stands in for the model's, where the documents know nothing."""
+        message = {"role": "assistant", "content": text, "refusal": why, "annotations": []}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
+        head = self._head("chat.completion")
+        return {**head, "choices": [choice], "usage": usage([], []), "metrics": metrics([])}
+
+    def annotations(self, generation: Generation, cited: Prompt) -> list[dict[str, Any]]:
+        """Return the citations of a text."""
+        found = cite(generation.text, cited, generation.steps, self._decode)
+        return [_annotation(each, cited.hits[each.passage - 1].passage.title) for each in found]
+
+    def logprobs(self, scored: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """Return log-probabilities in the form of chats, or of completions."""
+        if self.chat:
+            content = [
+                {
+                    **self._scored(each.token, each.logprob),
+                    "top_logprobs": [self._scored(token, value) for token, value in each.top],
+                }
+                for each in scored
+            ]
+            return {"content": content, "refusal": None}
+        return {
+            "tokens": [self._decode([each.token]) for each in scored],
+            "token_logprobs": [each.logprob for each in scored],
+            "top_logprobs": [
+                {self._decode([token]): value for token, value in each.top} for each in scored
+            ],
+            "text_offset": self._offsets(scored),
+        }
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def _choice(self, index: int, generation: Generation, cited: Prompt | None) -> dict[str, Any]:
+        told = None if generation.logprobs is None else self.logprobs(generation.logprobs)
+        found: dict[str, Any] = {
+            "index": index,
+            "logprobs": told,
+            "finish_reason": reason(generation),
+        }
+        if not self.chat:
+            return {**found, "text": generation.text}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": generation.text,
+            "refusal": None,
+            "annotations": [] if cited is None else self.annotations(generation, cited),
+        }
+        return {**found, "message": message}
+
+    def _scored(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self._decode([token])
+        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
+
+    def _offsets(self, scored: Sequence[TokenLogprob]) -> list[int]:
+        found, at = [], 0
+        for each in scored:
+            found.append(at)
+            at += len(self._decode([each.token]))
+        return found
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+
+def reason(generation: Generation) -> str:
+    """Return why a text ended, in OpenAI's words."""
+    return REASONS.get(generation.finish_reason, "stop")
+
+
+def usage(texts: Sequence[Generation], prompts: Sequence[int]) -> dict[str, Any]:
+    """Return the tokens that were read and written; a prompt of several samples counts once.
+
+    prompts: for each prompt one of its texts.
+    """
+    read = sum(len(texts[number].prompt_tokens) for number in prompts)
+    written = sum(len(text.tokens) for text in texts)
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "total_tokens": read + written,
+        "prompt_tokens_details": {
+            "cached_tokens": sum(texts[number].report.kept_tokens for number in prompts)
+        },
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": sum(t.report.accepted_prediction_tokens for t in texts),
+            "rejected_prediction_tokens": sum(t.report.rejected_prediction_tokens for t in texts),
+        },
+    }
+
+
+def metrics(texts: Sequence[Generation]) -> dict[str, Any]:
+    """Return what speculation did, under vLLM's names; `label`: what the texts are worth."""
+    reports = [text.report for text in texts]
+    accepted = [count for report in reports for count in report.per_step_accepted]
+    drafted = [count for report in reports for count in report.per_step_drafted]
+    return {
+        "speculative_decoding": {
+            "num_drafts": sum(1 for count in drafted if count),
+            "num_draft_tokens": sum(drafted),
+            "num_accepted_tokens": sum(accepted),
+            "num_accepted_tokens_per_pos": [
+                sum(1 for count in accepted if count > place)
+                for place in range(max(accepted, default=0))
+            ],
+            "num_forwards": sum(report.forwards for report in reports),
+            "accepted_by_source": _added([report.accepted_by_source for report in reports]),
+            "label": reports[0].label if reports else "exact",
+            "seeds": [report.seed for report in reports],
+        }
+    }
+
+
+def _added(parts: Sequence[Any]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for part in parts:
+        for source, count in part.items():
+            found[source] = found.get(source, 0) + count
+    return found
+
+
+def _annotation(citation: Citation, title: str) -> dict[str, Any]:
+    """Return a citation; the address is the document's name with the characters (RFC 5147)."""
+    place = f"{quote(citation.document)}#char={citation.start},{citation.end}"
+    return {
+        "type": "url_citation",
+        "url_citation": {
+            "url": place,
+            "title": title,
+            "start_index": citation.answer_start,
+            "end_index": citation.answer_end,
+        },
+        "document": citation.document,
+        "start": citation.start,
+        "end": citation.end,
+        "page": citation.page,
+        "passage": citation.passage,
+        "found_by": citation.found_by,
+    }

@@ -1,0 +1,117 @@
+"""Engines over one target: the ways in which requests may be drafted for, a tenant's own each."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ragspec.drafters.method import Sources, listed
+from ragspec.errors import InputError, UnknownNameError
+from ragspec.pipelines.methods import compose
+from ragspec.registry import unknown
+
+if TYPE_CHECKING:
+    from ragspec.engine.engine import Engine
+    from ragspec.retrievers.corpus.index import CorpusIndex
+
+MOST = 64  # engines that are kept: what the least recent tenant's drafters learnt is let go
+ALL = object()  # every store there is
+Names = str | Sequence[str] | None
+
+
+class Drafting:
+    """The engines of a server, one for each tenant and way of drafting.
+
+    Drafters and budgets learn from the texts that they serve: with one for each tenant nobody
+    drafts from another's. base: the engine of the model; its drafter serves requests that name
+    none. drafter: the names that made it. draft_model: a source beside methods that are named.
+    """
+
+    def __init__(
+        self,
+        base: Engine,
+        drafter: Names = "auto",
+        budget: str | int = "auto",
+        draft_model: Any = None,
+    ) -> None:
+        self.base = base
+        self.stores: dict[str, CorpusIndex] = {}
+        self._default: tuple[Names, str | int] = (drafter, budget)
+        self._draft_model = draft_model
+        self._kept: OrderedDict[tuple[Any, ...], Engine] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def engine(
+        self,
+        tenant: str,
+        drafter: Names = None,
+        budget: str | int | None = None,
+        store: Any = ALL,
+    ) -> Engine:
+        """Return the engine that serves a request.
+
+        drafter: method names, "none" for plain decoding, None for the server's. store: the name of
+        one, None for none. Raises UnknownNameError and InputError.
+        """
+        names, nodes = self._default
+        names = names if drafter is None else drafter
+        names = names if isinstance(names, str | None) else tuple(names)
+        nodes = nodes if budget is None else budget
+        stores = self._named(store)
+        key = (tenant, names, nodes, tuple(stores))
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        made = self._made(tenant, names, nodes, stores)
+        with self._lock:
+            self._kept[key] = made
+            if len(self._kept) > MOST:
+                self._kept.popitem(last=False)
+        return made
+
+    def add(self, name: str, store: CorpusIndex) -> None:
+        """Let requests draft from a store from now on; raises InputError for a name that is taken.
+
+        Requests under way go on as they were.
+        """
+        with self._lock:
+            if name in self.stores:
+                raise InputError(f"there is a store {name} already; expected another name.")
+            self.stores = {**self.stores, name: store}
+
+    def close(self) -> None:
+        """Let the stores go."""
+        for store in self.stores.values():
+            store.close()
+
+    def _named(self, store: Any) -> list[str]:
+        known = self.stores
+        if store is ALL:
+            return list(known)
+        if store is not None and store not in known:
+            raise UnknownNameError(unknown("store", store, known))
+        return [] if store is None else [store]
+
+    def _made(self, tenant: str, names: Names, budget: str | int, stores: Sequence[str]) -> Engine:
+        if names in (None, "none"):
+            return self.base.drafting(None, budget)
+        asked = [names] if isinstance(names, str) else list(names or ())
+        known = {name for name, method in listed().items() if not method.needs}
+        if self._draft_model is not None:
+            known.add("model")
+        for name in asked:
+            if name not in known:
+                raise UnknownNameError(unknown("drafter", name, ["none", *sorted(known)]))
+        methods = [name for name in asked if name != "model"]
+        made = [*_several(compose(methods, Sources()) if methods else [])]
+        made += [self.stores[name].drafter(tenant or "global", name=name) for name in stores]
+        if self._draft_model is not None:
+            made.append(self._draft_model)
+        return self.base.drafting(made, budget)
+
+
+def _several(made: Any) -> list[Any]:
+    return made if isinstance(made, list) else [made]

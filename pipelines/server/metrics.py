@@ -1,0 +1,80 @@
+"""What a server counts, in Prometheus' form."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from ragspec.engine.ticket import Ticket
+
+if TYPE_CHECKING:
+    from ragspec.engine.pool import Pool
+    from ragspec.reports.report import Report
+
+FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
+EACH = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)  # seconds a token
+
+
+class Metrics:
+    """Counters over the texts of a pool, in a registry of their own."""
+
+    def __init__(self, pool: Pool) -> None:
+        own = CollectorRegistry()
+        self.registry = own
+        for name, what, value in (
+            ("waiting", "Requests that wait for a slot.", lambda: pool.waiting),
+            ("live", "Requests that have a slot.", lambda: pool.live),
+            ("slots", "Texts that are decoded at once.", lambda: pool.slots),
+        ):
+            Gauge(f"ragspec_{name}", what, registry=own).set_function(value)
+        self.requests = Counter(
+            "ragspec_requests", "Requests answered.", ["route", "status"], registry=own
+        )
+        self.texts = Counter("ragspec_texts", "Texts ended.", ["reason"], registry=own)
+        self.prompt_tokens = Counter("ragspec_prompt_tokens", "Tokens of prompts.", registry=own)
+        self.cached = Counter("ragspec_cached_tokens", "Of these, not read again.", registry=own)
+        self.tokens = Counter("ragspec_tokens", "Tokens written.", registry=own)
+        self.forwards = Counter("ragspec_forwards", "Forwards of the model.", registry=own)
+        self.drafted = Counter(
+            "ragspec_drafted_tokens", "Tokens drafted, by source.", ["source"], registry=own
+        )
+        self.accepted = Counter(
+            "ragspec_accepted_tokens", "Drafts accepted, by source.", ["source"], registry=own
+        )
+        self.first = Histogram(
+            "ragspec_first_token_seconds",
+            "From a request to its first token.",
+            buckets=FIRST,
+            registry=own,
+        )
+        self.each = Histogram(
+            "ragspec_token_seconds", "Of a token after the first.", buckets=EACH, registry=own
+        )
+
+    def ended(self, ticket: Ticket) -> None:
+        """Count a text that has ended."""
+        if ticket.future.exception() is not None:
+            self.texts.labels("error").inc()
+            return
+        generation = ticket.future.result()
+        self.texts.labels(generation.finish_reason).inc()
+        self._count(generation.report)
+        if ticket.first:
+            self.first.observe(ticket.first - ticket.submitted)
+        if ticket.first and len(generation.tokens) > 1:
+            self.each.observe((ticket.finished - ticket.first) / (len(generation.tokens) - 1))
+
+    def _count(self, report: Report) -> None:
+        self.prompt_tokens.inc(report.prompt_tokens)
+        self.cached.inc(report.kept_tokens)
+        self.tokens.inc(report.tokens)
+        self.forwards.inc(report.forwards)
+        for source, count in report.drafted_by_source.items():
+            self.drafted.labels(source).inc(count)
+        for source, count in report.accepted_by_source.items():
+            self.accepted.labels(source).inc(count)
+
+    def page(self) -> bytes:
+        """Return all of it as text."""
+        return bytes(generate_latest(self.registry))

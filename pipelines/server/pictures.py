@@ -1,0 +1,76 @@
+"""Pictures for `/v1/images/generations`."""
+
+from __future__ import annotations
+
+import base64
+import io
+import time
+from typing import TYPE_CHECKING, Any
+
+from ragspec.errors import InputError
+from ragspec.pipelines.server.failures import Refusal
+
+if TYPE_CHECKING:
+    from ragspec.pipelines.server.schema import ImageRequest
+    from ragspec.pipelines.server.serving import Serving
+
+
+def draw(request: ImageRequest, serving: Serving) -> dict[str, Any]:
+    """Return pictures in OpenAI's form, as PNG; raises Refusal and what the pipeline does.
+
+    The prompt of a model of classes is the name of one.
+    """
+    import torch
+
+    pipe = _pipeline(request, serving)
+    options: dict[str, Any] = _size(request.size)
+    if request.guidance_scale is not None:
+        options["guidance_scale"] = request.guidance_scale
+    if request.seed is not None:
+        options["generator"] = torch.Generator().manual_seed(request.seed)
+    count = 1 if request.n is None else request.n
+    named = "class_labels" if pipe.trunk.config.condition == "class" else "prompt"
+    out = pipe(**{named: request.prompt}, num_images_per_prompt=count, **options)
+    data = [{"b64_json": _png(image)} for image in out.images]
+    return {"created": int(time.time()), "data": data, "metrics": _metrics(out)}
+
+
+def _pipeline(request: ImageRequest, serving: Serving) -> Any:
+    """Return the pipeline that was named, or the first."""
+    images = serving.images
+    if not images:
+        raise Refusal(404, "no image model is served here; expected one (--images NAME).")
+    name = next(iter(images)) if request.model is None else request.model
+    if name not in images:
+        known = ", ".join(images)
+        told = f"got the model {name!r}; expected one of {known}."
+        raise Refusal(404, told, "model_not_found", "model")
+    return images[name]
+
+
+def _size(size: str | None) -> dict[str, int]:
+    """Return height and width, {} for the model's own."""
+    if size in (None, "auto"):
+        return {}
+    width, _, height = str(size).partition("x")
+    if not (width.isdecimal() and height.isdecimal()):
+        raise InputError(f"size is {size!r}; expected WIDTHxHEIGHT, such as 64x64, or auto.")
+    return {"height": int(height), "width": int(width)}
+
+
+def _png(image: Any) -> str:
+    written = io.BytesIO()
+    image.save(written, "PNG")
+    return base64.b64encode(written.getvalue()).decode()
+
+
+def _metrics(out: Any) -> dict[str, Any]:
+    stats = out.stats
+    return {
+        "speculative_decoding": {
+            "num_forwards": stats.forwards,
+            "num_tokens": stats.tokens,
+            "label": stats.label,
+            "seeds": list(stats.seeds),
+        }
+    }

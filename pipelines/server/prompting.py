@@ -1,0 +1,218 @@
+"""From a request to what the pool is asked for: token ids, sampling, and what is drafted from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ragspec.engine.options import Options
+from ragspec.engine.prompts import well_formed
+from ragspec.errors import InputError
+from ragspec.pipelines.docqa.prompt import (
+    Prompt,
+    build_prompt,
+    disarm,
+    passages_of,
+    placed,
+    special_of,
+)
+from ragspec.pipelines.docqa.wording import (
+    Wording,
+    is_chat,
+    passages_for,
+    suited,
+    templated,
+    wording,
+)
+from ragspec.pipelines.server.drafting import ALL
+from ragspec.pipelines.server.failures import Refusal
+from ragspec.retrievers.search.documents import Document
+from ragspec.retrievers.search.fusion import Hit
+from ragspec.retrievers.search.passages import Passage
+from ragspec.sampling.settings import Sampling
+
+if TYPE_CHECKING:
+    from ragspec.engine.engine import Engine
+    from ragspec.pipelines.docqa.docqa import DocQA
+    from ragspec.pipelines.server.schema import (
+        ChatRequest,
+        CompletionRequest,
+        DocumentText,
+        TextRequest,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A text to write, as often as there are samples.
+
+    prompt: token ids or a text. cited: the prompt with its passages, where there are any. refused:
+    why the model is not asked, None where it is.
+    """
+
+    prompt: Any
+    sampling: Sampling
+    options: Options
+    samples: int
+    drafter: Any = None
+    budget: Any = None
+    store: Any = ALL
+    cited: Prompt | None = None
+    refused: str | None = None
+    alternatives: int | None = field(default=None)
+
+
+def read_chat(request: ChatRequest, engine: Engine, documents: DocQA | None) -> Asked:
+    """Return what a chat request asks for.
+
+    Its own documents are shown before the last message; where it brings none and the server has
+    some, the passages that are found for that message. Raises InputError and Refusal.
+    """
+    turns = [(turn.role, well_formed(turn.text)) for turn in request.messages]
+    hits, refused = _hits(request, turns[-1], engine, documents)
+    alternatives = _alternatives(request)
+    options = _options(request, engine, request.max_completion_tokens or request.max_tokens)
+    if refused is not None:
+        return _asked(request, "", options, alternatives, refused=refused)
+    if hits and not is_chat(engine.tokenizer):
+        made = _question(turns, hits, engine, options)
+    else:
+        made = _conversation(turns, hits, engine)
+    options["spans"], options["texts"] = made.spans, made.layout
+    return _asked(request, list(made.token_ids), options, alternatives, made if hits else None)
+
+
+def read_completion(request: CompletionRequest, engine: Engine) -> list[Asked]:
+    """Return what a completion request asks for, prompt by prompt."""
+    options = _options(request, engine, 16 if request.max_tokens is None else request.max_tokens)
+    return [_asked(request, each, options, request.logprobs) for each in request.prompts]
+
+
+def _asked(
+    request: TextRequest,
+    prompt: Any,
+    options: Options,
+    alternatives: int | None,
+    cited: Prompt | None = None,
+    refused: str | None = None,
+) -> Asked:
+    if alternatives is not None:
+        options["logprobs"] = alternatives
+    store = request.store if "store" in request.model_fields_set else ALL
+    return Asked(
+        prompt,
+        _sampling(request),
+        options,
+        request.samples,
+        request.drafter,
+        request.budget,
+        store,
+        cited,
+        refused,
+        alternatives,
+    )
+
+
+def _sampling(request: TextRequest) -> Sampling:
+    """Return the settings; what is left out is as OpenAI has it: temperature 1 over all tokens."""
+    given: dict[str, Any] = {
+        "temperature": 1.0 if request.temperature is None else request.temperature,
+        "top_p": request.top_p,
+        "top_k": None if request.top_k is None else max(0, request.top_k),
+        "min_p": request.min_p,
+        "repetition_penalty": request.repetition_penalty,
+        "frequency_penalty": request.frequency_penalty,
+        "presence_penalty": request.presence_penalty,
+        "logit_bias": _bias(request.logit_bias),
+        "seed": request.seed,
+    }
+    return Sampling(**{name: value for name, value in given.items() if value is not None})
+
+
+def _bias(given: Mapping[str, float] | None) -> dict[int, float] | None:
+    if not given:
+        return None
+    wrong = next((token for token in given if not token.isdecimal() or not token.isascii()), None)
+    if wrong is not None:
+        raise InputError(f"logit_bias has the token {wrong!r}; expected token ids in digits.")
+    return {int(token): value for token, value in given.items()}
+
+
+def _options(request: TextRequest, engine: Engine, most: int | None) -> Options:
+    options: Options = {"ignore_eos": request.ignore_eos}
+    if request.stops:
+        options["stop"] = request.stops
+    if most is not None:
+        options["max_new_tokens"] = most
+    if request.prediction is not None:
+        if request.drafter == "none":
+            raise InputError("got a prediction and drafter none; expected one: leave one out.")
+        options["prediction"] = request.prediction.text
+    return options
+
+
+def _alternatives(request: ChatRequest) -> int | None:
+    """Return how many alternatives to tell of each token, None for no log-probabilities."""
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InputError("got top_logprobs without logprobs; expected logprobs: true beside it.")
+    return (request.top_logprobs or 0) if request.logprobs else None
+
+
+def _hits(
+    request: ChatRequest, last: tuple[str, str], engine: Engine, documents: DocQA | None
+) -> tuple[list[Hit], str | None]:
+    """Return the passages to show, and why the model is not asked, if it is not."""
+    if request.documents is not None:
+        found = [_given(number, each) for number, each in enumerate(request.documents, start=1)]
+        if found and last[0] != "user":
+            raise Refusal(400, "got documents, and a last message that is no user's.", None)
+        return found, None
+    if documents is None or last[0] != "user" or not last[1].strip():
+        return [], None
+    hits, refused = documents.search(last[1], passages_for(engine))
+    if refused is not None and len(request.messages) > 1:  # it may be about what was said before
+        return [], None
+    return hits, refused
+
+
+def _given(number: int, document: DocumentText | str) -> Hit:
+    """Return a document of a request as a passage that was found."""
+    text = well_formed(document if isinstance(document, str) else document.text)
+    title = "" if isinstance(document, str) else well_formed(document.title)
+    name = title or f"document {number}"
+    if not text.strip():
+        raise InputError(f"{name} is empty; expected text.")
+    return Hit(Document(name, name, text), Passage(number - 1, 0, len(text), name, text), 1.0)
+
+
+def _conversation(turns: Sequence[tuple[str, str]], hits: Sequence[Hit], engine: Engine) -> Prompt:
+    """Return the turns as the model reads them, passages in the last.
+
+    A model without a chat template reads what they say, one after the other.
+    """
+    tokenizer = engine.tokenizer
+    special = special_of(tokenizer)
+    shown = [
+        ("system" if role == "developer" else role, disarm(text, special)) for role, text in turns
+    ]
+    if not is_chat(tokenizer):
+        return placed(tokenizer, "\n\n".join(text for _, text in shown), hits)
+    if hits:
+        question = " ".join(shown[-1][1].split())
+        asked = wording(suited(tokenizer))
+        shown[-1] = ("user", asked.content(question, passages_of(hits, special)))
+    messages = [{"role": role, "content": text} for role, text in shown]
+    return placed(tokenizer, templated(tokenizer, messages), hits)
+
+
+def _question(
+    turns: Sequence[tuple[str, str]], hits: Sequence[Hit], engine: Engine, options: Options
+) -> Prompt:
+    """Return the last turn as a question over passages, for a model that was made for these."""
+    asked: Wording = wording(suited(engine.tokenizer))
+    options.setdefault("stop", asked.stop)
+    limit = engine.target.max_length
+    new = options.get("max_new_tokens") or 0
+    room = None if limit is None else limit - new
+    return build_prompt(engine.tokenizer, turns[-1][1], hits, room=room, wording=asked)

@@ -1,0 +1,87 @@
+"""From the pool's thread to the event loop: what tickets emit, without waiting in either."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ragspec.engine.stream import Pieces
+
+if TYPE_CHECKING:
+    from ragspec.engine.output import Generation
+    from ragspec.engine.ticket import Ticket
+    from ragspec.sampling.settings import TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A piece of text number `index`, or its end.
+
+    scored: log-probabilities of the piece's tokens, where they are kept. generation: once it has
+    ended.
+    """
+
+    index: int
+    text: str
+    scored: Sequence[TokenLogprob] | None = None
+    generation: Generation | None = None
+
+
+async def whole(tickets: Sequence[Ticket]) -> list[Generation]:
+    """Return the texts of tickets once all have ended; raises what ended the first that failed."""
+    return list(await asyncio.gather(*(asyncio.wrap_future(each.future) for each in tickets)))
+
+
+async def events(tickets: Sequence[Ticket], tokenizer: Any) -> AsyncIterator[Event]:
+    """Yield what tickets emit, as it comes, until all have ended; raises what ended one."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Queue[int] = asyncio.Queue()
+
+    def told(index: int) -> None:
+        try:
+            loop.call_soon_threadsafe(ready.put_nowait, index)
+        except RuntimeError:  # the loop was closed: nobody listens any more
+            tickets[index].cancel()
+
+    for index, ticket in enumerate(tickets):
+        ticket.watch(lambda index=index: told(index))  # type: ignore[misc]
+    readers = [_Reader(index, ticket, tokenizer) for index, ticket in enumerate(tickets)]
+    left = len(readers)
+    while left:
+        event = readers[await ready.get()].read()
+        if event is not None:
+            yield event
+            left -= event.generation is not None
+
+
+class _Reader:
+    """One ticket, of which something is known to have come."""
+
+    def __init__(self, index: int, ticket: Ticket, tokenizer: Any) -> None:
+        self.index = index
+        self.ticket = ticket
+        self.pieces = Pieces(tokenizer, ticket.settings.stop.strings)
+        self.scored = 0  # of the text's tokens, given
+
+    def read(self) -> Event | None:
+        """Take what has come; None where it completes no text."""
+        emission = next(self.ticket, None)
+        if emission is None:
+            generation = self.ticket.result()
+            rest = self.pieces.new(generation.text)
+            return Event(self.index, rest, self._new(generation.logprobs), generation)
+        self.pieces.push(emission.step.tokens)
+        text = self.pieces.new()
+        scored = emission.row.scored if self.ticket.settings.logprobs is not None else None
+        if not text:
+            return None
+        return Event(self.index, text, self._new(scored))
+
+    def _new(self, scored: Sequence[TokenLogprob] | None) -> Sequence[TokenLogprob] | None:
+        if scored is None:
+            return None
+        found = list(scored[self.scored :])
+        self.scored += len(found)
+        return found

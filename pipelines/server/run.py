@@ -1,0 +1,115 @@
+"""A server from what the command line gives: load, listen, and stop in good order."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from ragspec.errors import InputError
+from ragspec.pipelines.server.app import build_app
+from ragspec.pipelines.server.drafting import Drafting
+from ragspec.pipelines.server.serving import Serving
+from ragspec.pipelines.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from ragspec.engine.engine import Engine
+    from ragspec.pipelines.docqa.docqa import DocQA
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What to serve. documents: folders and files, or an index. images: names or folders."""
+
+    name: str
+    engine: Callable[[], Engine]
+    drafter: str | list[str] | None
+    budget: str | int
+    documents: Callable[[], DocQA | None]
+    stores: Mapping[str, Path] = field(default_factory=dict)
+    images: tuple[str, ...] = ()
+
+
+def serve(served: Served, settings: ServerSettings, told: Callable[[str], None]) -> None:
+    """Listen until the process is told to stop (SIGTERM, Ctrl-C), and let texts come to their end.
+
+    told: where it listens, for people. Raises InputError where the address cannot be had, and what
+    loading raises, once it has.
+    """
+    app = build_app(lambda: load(served, settings), settings)
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        log_level=logging.WARNING,
+        access_log=False,
+        timeout_graceful_shutdown=max(1, round(settings.drain)),
+    )
+    listening = _listen(settings)
+    host, port = listening.getsockname()[:2]
+    told(f"listening on http://{host}:{port}, ready when /health says so")
+    server = uvicorn.Server(config)
+    app.routes.on_failure = lambda: setattr(server, "should_exit", True)
+    server.run(sockets=[listening])
+    if app.routes.failure is not None:
+        raise app.routes.failure
+
+
+def load(served: Served, settings: ServerSettings) -> Serving:
+    """Load the models, documents and stores."""
+    engine = served.engine()
+    source = _draft_model(engine)
+    drafting = Drafting(engine, served.drafter, served.budget, source)
+    found = Serving(
+        engine,
+        served.name,
+        drafting=drafting,
+        documents=served.documents(),
+        images={Path(name).name: _pipeline(name) for name in served.images},
+        slots=settings.slots,
+        queue=settings.queue,
+    )
+    try:
+        for name, path in served.stores.items():
+            found.add_store(name, str(path))
+    except BaseException:
+        found.close(0.0)
+        raise
+    return found
+
+
+def _draft_model(engine: Engine) -> object:
+    """Return the drafter of the draft model, None where there is none."""
+    from ragspec.drafters.combined import within
+    from ragspec.drafters.model.drafter import ModelDrafter
+
+    if engine.drafter is None:
+        return None
+    return next((each for each in within(engine.drafter) if isinstance(each, ModelDrafter)), None)
+
+
+def _pipeline(name: str) -> object:
+    from ragspec.visual import ImagePipeline
+
+    return ImagePipeline.from_pretrained(name)
+
+
+def _listen(settings: ServerSettings) -> socket.socket:
+    """Return a socket that is bound; raises InputError."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((settings.host, settings.port))
+    except OSError as error:
+        found.close()
+        raise InputError(
+            f"cannot listen on {settings.host}:{settings.port} ({error.strerror or error}); "
+            "expected a free address of this machine. Choose another with --port."
+        ) from error
+    return found

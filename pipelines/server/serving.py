@@ -1,0 +1,144 @@
+"""What a server serves: one model through a pool, documents, stores and image models."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ragspec.engine.pool import Pool
+from ragspec.engine.ticket import Ticket
+from ragspec.errors import ModelError, QueueFullError
+from ragspec.pipelines.server.drafting import Drafting
+from ragspec.pipelines.server.failures import Refusal
+from ragspec.pipelines.server.metrics import Metrics
+from ragspec.pipelines.server.prompting import Asked
+
+if TYPE_CHECKING:
+    from ragspec.engine.engine import Engine
+    from ragspec.pipelines.docqa.docqa import DocQA
+
+
+class Serving:
+    """One model and what goes with it, ready to be asked.
+
+    name: as callers name the model. drafting: which engines draft, None for that of `engine` and
+    the methods by name. documents: searched for chat requests that bring none. images: pipelines by
+    name. Raises ModelError where there is no tokenizer.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        *,
+        drafting: Drafting | None = None,
+        documents: DocQA | None = None,
+        images: Mapping[str, Any] | None = None,
+        slots: int = 8,
+        queue: int | None = 32,
+    ) -> None:
+        if engine.tokenizer is None:
+            raise ModelError(
+                f"{name} holds no tokenizer; expected one, as callers send text. Save it beside "
+                "the weights with tokenizer.save_pretrained(folder)."
+            )
+        self.engine = engine
+        self.name = name
+        self.made = int(time.time())
+        self.documents = documents
+        self.images = dict(images or {})
+        self._drawing = ThreadPoolExecutor(1, "ragspec-pictures")  # one request at a time
+        self._drawings = queue
+        self._drawn = 0
+        self.drafting = Drafting(engine) if drafting is None else drafting
+        self.pool = Pool(engine, slots, queue=queue)
+        self.metrics = Metrics(self.pool)
+
+    def submit(self, asked: Sequence[Asked], tenant: str) -> list[Ticket]:
+        """Ask the pool for all samples of some texts; all are taken, or none.
+
+        Raises QueueFullError and what `Pool.submit` does.
+        """
+        tickets: list[Ticket] = []
+        try:
+            for each in asked:
+                engine = self.drafting.engine(tenant, each.drafter, each.budget, each.store)
+                for sample in range(each.samples):
+                    ticket = self.pool.submit(
+                        each.prompt,
+                        each.sampling,
+                        sample=sample,
+                        tenant=tenant,
+                        engine=engine,
+                        **each.options,
+                    )
+                    tickets.append(ticket)
+        except BaseException:
+            for ticket in tickets:
+                ticket.cancel()
+            raise
+        for ticket in tickets:
+            ticket.future.add_done_callback(lambda _, ticket=ticket: self.metrics.ended(ticket))
+        return tickets
+
+    def drawing(self, work: Callable[[], dict[str, Any]]) -> Future[dict[str, Any]]:
+        """Draw pictures, one request after the other; raises QueueFullError for too many."""
+        if self._drawings is not None and self._drawn > self._drawings:
+            raise QueueFullError(f"{self._drawn} requests for pictures wait; try again later.")
+        self._drawn += 1
+        found = self._drawing.submit(work)
+        found.add_done_callback(lambda _: self._left())
+        return found
+
+    def _left(self) -> None:
+        self._drawn -= 1
+
+    def expect(self, model: str) -> None:
+        """Raise Refusal for another model's name."""
+        if model != self.name:
+            raise Refusal(
+                404,
+                f"got the model {model!r}; expected {self.name!r}, which is served here.",
+                "model_not_found",
+                "model",
+            )
+
+    def add_store(self, name: str, path: str) -> dict[str, Any]:
+        """Open a corpus to draft from; raises StoreError, InputError."""
+        from ragspec.retrievers.corpus.index import CorpusIndex
+
+        place = Path(path)
+        store = CorpusIndex.open(place, tokenizer=self.engine.tokenizer, model=self.engine.model)
+        try:
+            self.drafting.add(name, store)
+        except BaseException:
+            store.close()
+            raise
+        return self.store(name)
+
+    def store(self, name: str) -> dict[str, Any]:
+        """Return what is told of a store."""
+        tokens = sum(len(segment.tokens) for segment in self.drafting.stores[name].segments())
+        return {"id": name, "object": "store", "tokens": tokens}
+
+    def close(self, drain: float) -> None:
+        """Let texts under way end within `drain` seconds, then end them; let the stores go."""
+        self._drawing.shutdown(wait=False, cancel_futures=True)
+        self.pool.close(timeout=drain)
+        self.drafting.close()
+
+
+def tenant_of(key: str | None, user: str | None) -> str:
+    """Return whose a request is: texts of one tenant never serve another.
+
+    A caller is known by its key, and tells its own users apart by `user`. "" is everybody who gives
+    neither.
+    """
+    if key is None and user is None:
+        return ""
+    told = "\0".join((key or "", user or ""))
+    return "tenant-" + hashlib.sha256(told.encode()).hexdigest()[:32]

@@ -1,0 +1,52 @@
+"""How a server listens, and how much it takes from whom."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from ragspec.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """host, port: where it listens; beyond this machine only with keys.
+
+    keys: of which a caller has to send one (`Authorization: Bearer KEY`), none for nobody; each is
+    a tenant. admin_key: asked for where stores are added. slots: texts decoded at once. queue:
+    requests that may wait for a slot. body: bytes of a request at most. drain: seconds that texts
+    under way have to end in when the server is told to stop. stall: seconds after which a caller
+    that reads nothing is given up. Raises InputError for values out of range.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    keys: tuple[str, ...] = ()
+    admin_key: str | None = None
+    slots: int = 8
+    queue: int = 32
+    body: int = 2_000_000
+    drain: float = 20.0
+    stall: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise InputError(f"port is {self.port}; expected 0 to 65535.")
+        for name, least in (("slots", 1), ("queue", 0), ("body", 1000), ("drain", 0), ("stall", 0)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name} is {getattr(self, name)}; expected at least {least}.")
+        if any(not key.strip() or not key.isascii() for key in (*self.keys, self.admin_key or "x")):
+            raise InputError("got an empty key, or one that is not ASCII; expected letters.")
+        if not self.keys and not self.local:
+            raise InputError(
+                f"got host {self.host} and no key; expected a key where others can reach the "
+                "server. Give one with --key or RAGSPEC_API_KEY, or listen on 127.0.0.1."
+            )
+
+    @property
+    def local(self) -> bool:
+        """Whether this machine alone can reach the server."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
