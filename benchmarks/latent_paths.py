@@ -8,7 +8,9 @@ mean square 1 where the rule is lossless, see `ragspec.visual.latents.paths` for
 latent is under which rule. Pictures are drawn side by side, guidance 2; of each way the mean square
 over all steps and of the last one, with their standard errors, and the largest deviation from 1 of
 any step or all, in errors (of 17 figures 3 is no surprise, 4 is). `Ways@N` are those of `ragspec
-bench image`. The file holds every finished batch, so that a run can be cut short.
+bench image`. The file holds every finished batch, so that a run can be cut short. What plain
+drawing would have is told first: the mean squares of the seeds' own noise, which every rule keeps
+where it does not redraw.
 """
 
 from __future__ import annotations
@@ -22,9 +24,12 @@ from typing import Any
 import torch
 
 from ragspec.pipelines.bench.image_timing import Drawing
+from ragspec.pipelines.bench.image_ways import PLAIN
 from ragspec.pipelines.bench.latent_paths import path_moments, told
 from ragspec.pipelines.bench.latent_ways import parse_latent_ways
+from ragspec.sampling.noise import NoiseStream
 from ragspec.visual import LatentPipeline
+from ragspec.visual.pipeline.request import seeds_of
 
 WAYS = "aligned,horizon@4,path,near@0.1"
 
@@ -45,8 +50,12 @@ def main() -> None:
     base = LatentPipeline.from_pretrained(given.set, None)
     classes = list(range(int(base.trunk.config.num_classes)))
     drawing = Drawing(classes, True, given.guidance, 1.0, 0, given.seed)
+    print("noise       ", *(f"{each:.4f}" for each in noise_squares(base, drawing, given.images)))
     rows: dict[str, dict[str, Any]] = {}
-    for way in parse_latent_ways(given.ways.split(",")):
+    asked = given.ways.split(",")
+    for way in parse_latent_ways(asked):
+        if way.name == PLAIN and PLAIN not in asked:
+            continue
         began = time.perf_counter()
         for images, found in path_moments(
             way, base, drawing, given.images, given.budget, given.batch
@@ -68,6 +77,19 @@ def main() -> None:
             f"{way.name:12} {images} images: all steps {total}, the last {last}, worst {worst}",
             flush=True,
         )
+
+
+def noise_squares(base: LatentPipeline, drawing: Drawing, images: int) -> list[float]:
+    """Return the mean squares of the noise by denoising step, the last one first."""
+    steps, width = base.schedule.steps, int(base.model.config.latent_dim)
+    places = int(base.trunk.config.grid_size) ** 2
+    lanes = torch.arange((steps + 1) * width).expand(places, -1)
+    found = torch.zeros(steps + 1, dtype=torch.float64)
+    for number in range(images):
+        seed = seeds_of(drawing.arguments([number])["generator"], 1)[0]
+        noise = NoiseStream(seed).normal_rows(range(places), lanes)
+        found += noise.reshape(places, -1, width).square().mean((0, 2))
+    return [float(each) for each in found[:steps] / images]
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from ragspec.pipelines.server.prompting import Asked
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
+    from ragspec.engine.output import Generation
     from ragspec.pipelines.docqa.docqa import DocQA
 
 
@@ -82,8 +84,11 @@ class Serving:
                 ticket.cancel()
             raise
         for ticket in tickets:
-            ticket.future.add_done_callback(lambda _, ticket=ticket: self.metrics.ended(ticket))
+            ticket.future.add_done_callback(partial(self._ended, ticket))
         return tickets
+
+    def _ended(self, ticket: Ticket, future: Future[Generation]) -> None:
+        self.metrics.ended(ticket)
 
     def drawing(self, work: Callable[[], dict[str, Any]]) -> Future[dict[str, Any]]:
         """Draw pictures, one request after the other; raises QueueFullError for too many."""

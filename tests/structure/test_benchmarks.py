@@ -264,10 +264,13 @@ def latents(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_latent_paths(latents: Path, tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
-    given = ("--set", latents, "--images", "5", "--batch", "3", "--ways", "aligned,path")
+    given = ("--set", latents, "--images", "5", "--batch", "3", "--ways", "plain,aligned,path")
     printed = run("latent_paths.py", *given, "--json", out)
     found = json.loads(out.read_text())
     assert list(found) == ["plain", "aligned", "path"]
+    noise = [float(each) for each in printed.splitlines()[0].split()[1:]]
+    # What plain drawing has is the seeds' noise, step by step.
+    assert found["plain"]["by_step"] == pytest.approx(noise, abs=1e-3)
     for row in found.values():
         assert row["images"] == 5 and row["latents"] == 5 * models.SIDE**2
         assert len(row["by_step"]) == 5 and 0.5 < row["total"] < 1.5

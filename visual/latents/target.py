@@ -120,7 +120,8 @@ class LatentTarget(LatentDraws, ImageTarget):
         self.sampler = self.open_sampler(schedule or Schedule(config.steps, config.floor))
         steps, width = self.sampler.schedule.steps, config.latent_dim
         spread = self.sampler.spread
-        self.table = table or LatentTable(steps, width, model.read.weight, spread)
+        like = next(model.read.parameters())
+        self.table = table or LatentTable(steps, width, like, spread)
         expect_steps(self.table, steps, width)
 
     def open_sampler(self, schedule: Schedule) -> Sampler:
