@@ -301,6 +301,8 @@ def _invalid(error: RequestValidationError) -> Refusal:
     if first["type"] == "json_invalid":
         return Refusal(400, f"got a body that is no JSON ({first['ctx']['error']}); expected JSON.")
     param = ".".join(where) or None
+    if isinstance(first.get("input"), bytes):  # what a browser would send to any site unasked
+        return Refusal(400, "got a body of another type; expected Content-Type: application/json.")
     shown = repr(first.get("input"))
     got = shown if len(shown) < 100 else shown[:100] + "..."
     told = f"{param or 'the body'}: {first['msg']}; got {got}."

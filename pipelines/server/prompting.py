@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ragspec.engine.options import Options
-from ragspec.engine.prompts import well_formed
 from ragspec.errors import InputError
 from ragspec.pipelines.docqa.prompt import (
     Prompt,
@@ -69,7 +68,7 @@ def read_chat(request: ChatRequest, engine: Engine, documents: DocQA | None) -> 
     Its own documents are shown before the last message; where it brings none and the server has
     some, the passages that are found for that message. Raises InputError and Refusal.
     """
-    turns = [(turn.role, well_formed(turn.text)) for turn in request.messages]
+    turns = [(turn.role, turn.text) for turn in request.messages]
     hits, refused = _hits(request, turns[-1], engine, documents)
     alternatives = _alternatives(request)
     options = _options(request, engine, request.max_completion_tokens or request.max_tokens)
@@ -178,8 +177,8 @@ def _hits(
 
 def _given(number: int, document: DocumentText | str) -> Hit:
     """Return a document of a request as a passage that was found."""
-    text = well_formed(document if isinstance(document, str) else document.text)
-    title = "" if isinstance(document, str) else well_formed(document.title)
+    text = document if isinstance(document, str) else document.text
+    title = "" if isinstance(document, str) else document.title
     name = title or f"document {number}"
     if not text.strip():
         raise InputError(f"{name} is empty; expected text.")

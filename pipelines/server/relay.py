@@ -73,7 +73,8 @@ class _Reader:
             rest = self.pieces.new(generation.text)
             return Event(self.index, rest, self._new(generation.logprobs), generation)
         self.pieces.push(emission.step.tokens)
-        text = self.pieces.new()
+        # The text's end knows what of its last step belongs to a stop string.
+        text = "" if emission.row.done else self.pieces.new()
         scored = emission.row.scored if self.ticket.settings.logprobs is not None else None
         if not text:
             return None

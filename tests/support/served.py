@@ -1,0 +1,75 @@
+"""A server that runs in a thread of the test, on this machine alone."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import torch
+import uvicorn
+
+from ragspec.engine.engine import Engine
+from ragspec.pipelines.server.app import Server, build_app
+from ragspec.pipelines.server.serving import Serving
+from ragspec.pipelines.server.settings import ServerSettings
+from tests.support import tiny
+
+NAME = "tiny"
+
+
+def engine(*, chat: bool = True, drafter: Any = "context", **changes: Any) -> Engine:
+    """Return an engine over a tiny model that is exact to the last bit."""
+    model = tiny.model("llama", dtype=torch.float64, **{"seed": 4, **changes})
+    return Engine(model, tiny.tokenizer(chat=chat), drafter=drafter, budget=6)
+
+
+@contextmanager
+def listening(app: Server) -> Iterator[str]:
+    """Run an application; yield its address once it is ready."""
+    config = uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=2)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        while not server.started or app.routes.serving is None:
+            assert thread.is_alive() and app.routes.failure is None, app.routes.failure
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@contextmanager
+def served(
+    made: Engine | None = None, settings: ServerSettings | None = None, **options: Any
+) -> Iterator[tuple[httpx.Client, Serving]]:
+    """Serve an engine; yield a client of it and what is served."""
+    settings = settings or ServerSettings()
+    serving = Serving(made or engine(), NAME, slots=settings.slots, queue=settings.queue, **options)
+    app = build_app(serving, settings)
+    with listening(app) as address, httpx.Client(base_url=address, timeout=60) as client:
+        yield client, serving
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """Return what a stream told, its last line checked."""
+    lines = [line for line in response.read().decode().split("\n\n") if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line[6:]) for line in lines[:-1]]
+
+
+def text_of(found: list[Any], index: int = 0) -> str:
+    """Return the text of one choice of a stream."""
+    choices = [choice for each in found for choice in each["choices"] if choice["index"] == index]
+    return "".join(
+        choice["delta"].get("content", "") if "delta" in choice else choice["text"]
+        for choice in choices
+    )
