@@ -1,0 +1,223 @@
+"""What a server withstands: too many callers, callers that leave or never read, and strangers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from ragspec.engine.engine import Engine
+from ragspec.errors import InputError
+from ragspec.pipelines.server.serving import Serving, tenant_of
+from ragspec.pipelines.server.settings import ServerSettings
+from ragspec.pipelines.server.sse import Events
+from tests.support.served import NAME, engine, events, served, text_of
+
+PROMPT = "A draft model proposes several tokens and the target"
+LONG = {"model": NAME, "prompt": PROMPT, "temperature": 0, "max_tokens": 100, "ignore_eos": True}
+SHORT = {**LONG, "max_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def made() -> Engine:
+    return engine()
+
+
+def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def begun(made: Engine) -> Iterator[tuple[httpx.Client, Serving]]:
+    with served(made, ServerSettings(slots=2, queue=1, body=5000)) as found:
+        yield found
+
+
+def test_the_surplus_is_told_to_come_again(begun: tuple[httpx.Client, Serving]) -> None:
+    client, serving = begun
+    found: list[httpx.Response] = []
+
+    def ask() -> None:
+        found.append(client.post("/v1/completions", json=LONG))
+
+    threads = [threading.Thread(target=ask) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    statuses = sorted(each.status_code for each in found)
+    assert set(statuses) == {200, 429} and statuses.count(200) >= 3
+    surplus = next(each for each in found if each.status_code == 429)
+    assert surplus.headers["retry-after"].isdecimal()
+    assert surplus.json()["error"]["code"] == "queue_full"
+    texts = {each.json()["choices"][0]["text"] for each in found if each.status_code == 200}
+    assert len(texts) == 1
+    assert serving.pool.live == serving.pool.waiting == 0
+
+
+def test_all_samples_are_taken_or_none(begun: tuple[httpx.Client, Serving]) -> None:
+    client, serving = begun
+    assert client.post("/v1/completions", json={**LONG, "n": 4}).status_code == 429
+    until(lambda: serving.pool.live + serving.pool.waiting == 0)
+    assert client.post("/v1/completions", json={**SHORT, "n": 3}).status_code == 200
+
+
+def test_a_large_body_is_refused(begun: tuple[httpx.Client, Serving]) -> None:
+    client, _ = begun
+    body = json.dumps({**SHORT, "prompt": "x" * 6000}).encode()
+    found = client.post("/v1/completions", content=body)
+    assert found.status_code == 413 and found.json()["error"]["code"] == "too_large"
+
+    def parts() -> Iterator[bytes]:
+        for start in range(0, len(body), 1000):
+            yield body[start : start + 1000]
+
+    assert client.post("/v1/completions", content=parts()).status_code == 413
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_caller_that_leaves_frees_its_row(
+    begun: tuple[httpx.Client, Serving], stream: bool
+) -> None:
+    client, serving = begun
+    for _ in range(5):
+        raw = json.dumps({**LONG, "stream": stream}).encode()
+        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(raw)}\r\n\r\n"
+        with socket.create_connection((client.base_url.host, client.base_url.port)) as line:
+            line.sendall(head.encode() + raw)
+            until(lambda: serving.pool.live == 1)
+        until(lambda: serving.pool.live == 0)
+    page = client.get("/metrics").text
+    ended = next(line for line in page.splitlines() if 'reason="cancelled"' in line)
+    assert float(ended.split()[-1]) == 5
+
+
+def test_a_caller_that_reads_nothing_is_given_up() -> None:
+    closed: list[bool] = []
+
+    async def lines() -> AsyncGenerator[bytes, None]:
+        try:
+            while True:
+                yield b"data: 1\n\n"
+        finally:
+            closed.append(True)
+
+    async def blocked(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    async def silent() -> Any:
+        await asyncio.Event().wait()
+
+    began = time.monotonic()
+    asyncio.run(Events(lines(), stall=0.1)({"type": "http"}, silent, blocked))
+    assert closed == [True] and time.monotonic() - began < 5
+
+
+def test_a_drafter_that_fails_ends_nobody_elses_text(made: Engine) -> None:
+    with served(made) as (client, serving):
+        wanted = client.post("/v1/completions", json=SHORT).json()["choices"][0]["text"]
+
+        def failing(*args: Any, **kwargs: Any) -> Any:
+            raise RuntimeError("secret")
+
+        kept = serving.pool.submit
+        serving.pool.submit = lambda *a, **k: kept(*a, **k, on_step=failing)  # type: ignore[method-assign]
+        found = client.post("/v1/completions", json=LONG)
+        told = client.post("/v1/completions", json={**LONG, "stream": True}).read().decode()
+        serving.pool.submit = kept  # type: ignore[method-assign]
+        assert found.status_code == 500 and "secret" not in found.text
+        assert found.json()["error"]["type"] == "server_error" and "server_error" in told
+        assert client.post("/v1/completions", json=SHORT).json()["choices"][0]["text"] == wanted
+
+
+def test_keys(made: Engine) -> None:
+    settings = ServerSettings(keys=("alpha", "beta"), admin_key="root")
+    with served(made, settings) as (client, _):
+
+        def ask(key: str | None, path: str = "/v1/models") -> int:
+            headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+            return client.get(path, headers=headers).status_code
+
+        assert [ask(key) for key in (None, "gamma", "alpha", "beta")] == [401, 401, 200, 200]
+        assert ask(None, "/health") == 200 and ask(None, "/metrics") == 401
+        assert ask("alpha", "/admin/stores") == 401 and ask("root", "/admin/stores") == 200
+        assert ask("root") == 401
+        assert client.get("/v1/models", headers={"Authorization": "Basic alpha"}).status_code == 401
+    with served(made, ServerSettings(keys=("alpha",))) as (client, _):
+        headers = {"Authorization": "Bearer alpha"}
+        assert client.get("/admin/stores", headers=headers).status_code == 403
+
+
+def test_tenants_have_drafters_of_their_own(made: Engine) -> None:
+    with served(made) as (client, serving):
+        body = {**LONG, "max_tokens": 40, "drafter": "recycling", "budget": 6}
+
+        def drafted(user: str | None) -> int:
+            asked = body if user is None else {**body, "user": user}
+            found = client.post("/v1/completions", json=asked).json()
+            return int(found["metrics"]["speculative_decoding"]["num_accepted_tokens"])
+
+        first, second = drafted("ann"), drafted("ann")
+        assert drafted("bob") == first == drafted(None)
+        assert second != first  # it has learnt from the first
+        engines = {
+            serving.drafting.engine(tenant_of(None, user), "recycling", 6)
+            for user in ("ann", "bob")
+        }
+        assert len({id(each.drafter) for each in engines}) == 2
+    assert tenant_of("a", "b") != tenant_of("ab", None) != tenant_of(None, "ab")
+    assert tenant_of(None, None) == ""
+
+
+def test_a_prefix_of_another_tenant_is_read_again(made: Engine) -> None:
+    with served(made) as (client, _):
+
+        def cached(user: str) -> int:
+            found = client.post(
+                "/v1/completions", json={**SHORT, "prompt": PROMPT * 3, "user": user}
+            )
+            return int(found.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        assert [cached("ann"), cached("bob")] == [0, 0]
+        assert cached("ann") > 100
+
+
+def test_texts_under_way_end_when_the_server_stops(made: Engine) -> None:
+    found: list[httpx.Response] = []
+    with served(made) as (client, serving):
+        thread = threading.Thread(
+            target=lambda: found.append(
+                client.post("/v1/completions", json={**LONG, "stream": True})
+            )
+        )
+        thread.start()
+        until(lambda: serving.pool.live == 1)
+        wanted = client.post("/v1/completions", json=LONG).json()["choices"][0]["text"]
+        thread.join()
+    assert text_of(events(found[0])) == wanted
+
+
+def test_settings_that_cannot_be(made: Engine) -> None:
+    for bad in (
+        {"host": "0.0.0.0"},
+        {"port": 70000},
+        {"slots": 0},
+        {"keys": (" ",)},
+        {"queue": -1},
+    ):
+        with pytest.raises(InputError):
+            ServerSettings(**bad)  # type: ignore[arg-type]
+    assert ServerSettings(host="0.0.0.0", keys=("k",)).keys == ("k",)
+    assert ServerSettings(host="::1").local and ServerSettings(host="localhost").local

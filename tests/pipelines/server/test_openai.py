@@ -1,0 +1,130 @@
+"""OpenAI's own client, and the schema's corners."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from openai import BadRequestError, NotFoundError, OpenAI
+from schemathesis import openapi
+from schemathesis.core.result import Ok
+
+from ragspec.engine.engine import Engine
+from ragspec.pipelines.server.serving import Serving
+from tests.support.served import NAME, engine, served
+
+MESSAGES: Any = [{"role": "user", "content": "Where does a draft come from?"}]
+
+
+@pytest.fixture(scope="module")
+def made() -> Engine:
+    return engine()
+
+
+@pytest.fixture(scope="module")
+def pair(made: Engine) -> Iterator[tuple[OpenAI, Serving, str]]:
+    with served(made) as (client, serving):
+        address = str(client.base_url)
+        yield OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0), serving, address
+
+
+@pytest.fixture(scope="module")
+def client(pair: tuple[OpenAI, Serving, str]) -> OpenAI:
+    return pair[0]
+
+
+def test_the_client_chats(client: OpenAI, made: Engine) -> None:
+    wanted = made.generate(MESSAGES, max_new_tokens=16)
+    found = client.chat.completions.create(
+        model=NAME, messages=MESSAGES, temperature=0, max_completion_tokens=16, logprobs=True
+    )
+    assert found.choices[0].message.content == wanted.text
+    assert found.choices[0].finish_reason == wanted.finish_reason
+    assert found.usage is not None and found.usage.completion_tokens == len(wanted.tokens)
+    assert found.choices[0].logprobs is not None and found.choices[0].logprobs.content
+
+
+def test_the_client_streams(client: OpenAI, made: Engine) -> None:
+    wanted = made.generate(MESSAGES, max_new_tokens=16)
+    pieces, usage = [], None
+    with client.chat.completions.create(
+        model=NAME,
+        messages=MESSAGES,
+        temperature=0,
+        max_tokens=16,
+        stream=True,
+        stream_options={"include_usage": True},
+    ) as chunks:
+        for chunk in chunks:
+            usage = chunk.usage or usage
+            pieces += [choice.delta.content or "" for choice in chunk.choices]
+    assert "".join(pieces) == wanted.text
+    assert usage is not None and usage.completion_tokens == len(wanted.tokens)
+
+
+def test_the_client_predicts_and_completes(client: OpenAI) -> None:
+    plain = client.completions.create(model=NAME, prompt="Drafts", temperature=0, max_tokens=30)
+    text = plain.choices[0].text
+    found = client.chat.completions.create(
+        model=NAME,
+        messages=MESSAGES,
+        temperature=0,
+        max_tokens=30,
+        prediction={"type": "content", "content": text},
+        extra_body={"drafter": "context", "budget": 4},
+    )
+    assert found.usage is not None and found.usage.completion_tokens_details is not None
+    assert found.usage.completion_tokens_details.rejected_prediction_tokens is not None
+    assert client.models.retrieve(NAME).id == NAME
+    assert [each.id for each in client.models.list()] == [NAME]
+
+
+def test_the_client_understands_errors(client: OpenAI) -> None:
+    with pytest.raises(NotFoundError) as found:
+        client.completions.create(model="other", prompt="x")
+    assert found.value.code == "model_not_found"
+    with pytest.raises(BadRequestError) as long:
+        client.completions.create(model=NAME, prompt="x" * 900)
+    assert long.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("examples", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_no_request_is_answered_by_a_fault(
+    pair: tuple[OpenAI, Serving, str], examples: int
+) -> None:
+    _, serving, address = pair
+    asked: dict[str, int] = {}
+    for found in openapi.from_url(f"{address}/openapi.json").get_all_operations():
+        assert isinstance(found, Ok)
+        operation = found.ok()
+        asked[operation.label] = try_all(operation, examples)
+    assert len(asked) == 9 and min(asked.values()) >= 1, asked
+    assert serving.pool.live == 0
+
+
+def try_all(operation: Any, examples: int) -> int:
+    """Send what the schema allows and what it does not; return how many requests that was."""
+    sent = 0
+
+    def once(case: Any) -> None:
+        nonlocal sent
+        body = case.body if isinstance(case.body, dict) else {}
+        if isinstance(body.get("model"), str):
+            body["model"] = NAME
+        for name in ("max_tokens", "max_completion_tokens"):
+            if isinstance(body.get(name), int) and body[name] > 8:
+                body[name] = 8  # the texts are not what is tried here
+        response = case.call()
+        sent += 1
+        assert response.status_code < 500, response.text
+
+    every = settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    every(given(case=operation.as_strategy())(once))()
+    return sent
