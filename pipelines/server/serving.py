@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ragspec.engine.pool import Pool
 from ragspec.engine.ticket import Ticket
-from ragspec.errors import ModelError, QueueFullError
+from ragspec.errors import ModelError, QueueFullError, RagspecError, StoreError
 from ragspec.pipelines.server.drafting import Drafting
 from ragspec.pipelines.server.failures import Refusal
 from ragspec.pipelines.server.metrics import Metrics
@@ -116,8 +116,13 @@ class Serving:
         """Open a corpus to draft from; raises StoreError, InputError."""
         from ragspec.retrievers.corpus.index import CorpusIndex
 
-        place = Path(path)
-        store = CorpusIndex.open(place, tokenizer=self.engine.tokenizer, model=self.engine.model)
+        tokenizer, model = self.engine.tokenizer, self.engine.model
+        try:
+            store = CorpusIndex.open(Path(path), tokenizer=tokenizer, model=model)
+        except RagspecError:
+            raise
+        except (OSError, ValueError) as error:  # no path at all: too long, or with a null byte
+            raise StoreError(f"got the path {path!r} ({error}); expected a folder.") from error
         try:
             self.drafting.add(name, store)
         except BaseException:

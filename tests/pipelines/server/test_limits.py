@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from ragspec.errors import InputError
 from ragspec.pipelines.server.serving import Serving, tenant_of
 from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.pipelines.server.sse import Events
+from ragspec.retrievers.corpus.index import CorpusIndex
 from tests.support.served import NAME, engine, events, served, text_of
 
 PROMPT = "A draft model proposes several tokens and the target"
@@ -158,6 +160,31 @@ def test_keys(made: Engine) -> None:
     with served(made, ServerSettings(keys=("alpha",))) as (client, _):
         headers = {"Authorization": "Bearer alpha"}
         assert client.get("/admin/stores", headers=headers).status_code == 403
+
+
+def test_stores_are_added_while_running(made: Engine, tmp_path: Path) -> None:
+    with served(made) as (client, _):
+        wanted = client.post("/v1/completions", json=LONG).json()["choices"][0]["text"]
+        text = f"{PROMPT}{wanted}"
+        store = CorpusIndex.build([text], made.tokenizer, tmp_path / "store")
+        store.close()
+        added = {"name": "answers", "path": str(tmp_path / "store")}
+        found = client.post("/admin/stores", json=added)
+        assert found.status_code == 201 and found.json()["tokens"] >= len(text)
+        assert [each["id"] for each in client.get("/admin/stores").json()["data"]] == ["answers"]
+        drafted = client.post("/v1/completions", json={**LONG, "budget": 8}).json()
+        assert drafted["choices"][0]["text"] == wanted
+        told = drafted["metrics"]["speculative_decoding"]
+        assert told["accepted_by_source"]["answers"] > 50
+        for store_name in ("answers", None):
+            body = {**LONG, "budget": 8, "store": store_name}
+            told = client.post("/v1/completions", json=body).json()["metrics"]
+            by_source = told["speculative_decoding"]["accepted_by_source"]
+            assert ("answers" in by_source) is (store_name is not None)
+        assert client.post("/admin/stores", json=added).status_code == 400
+        for path in ("nowhere", "a\0b", "x" * 4000):
+            bad = client.post("/admin/stores", json={"name": "other", "path": path})
+            assert bad.status_code == 400 and bad.json()["error"]["message"]
 
 
 def test_tenants_have_drafters_of_their_own(made: Engine) -> None:
