@@ -2,6 +2,7 @@
 
     python training/image_recognition.py --seed 101             # numbered sheets, and a key
     python training/image_recognition.py --seed 101 --answers FILE
+    python training/image_recognition.py --seed 101 --latents latent-emoji
 
 Who looks at the sheets knows the names that were asked for, not which picture is of which, and
 writes a line for every number: `17 red heart`, or `17 -` where no name fits. The key is for the
@@ -40,6 +41,23 @@ def pictures_of(
     rng = torch.Generator().manual_seed(seed)
     codes, _ = draw(model, given.repeat_interleave(each, 0), GUIDANCE, TEMPERATURE, TOP_K, rng)
     images = to_images(tokenizer.decode(codes))
+    return shuffled(images, names, each, rng)
+
+
+def latent_pictures_of(name: str, seed: int, each: int) -> tuple[list[Image.Image], list[str]]:
+    """Draw so many pictures of each name with a model of latents, shuffled; see `pictures_of`."""
+    from ragspec.visual import LatentPipeline
+
+    pipe = LatentPipeline.from_pretrained(name, None)
+    rng = torch.Generator().manual_seed(seed)
+    drawn = pipe(list(PROMPTS), num_images_per_prompt=each, guidance_scale=GUIDANCE, generator=rng)
+    return shuffled(drawn.images, list(PROMPTS), each, rng)
+
+
+def shuffled(
+    images: Sequence[Image.Image], names: Sequence[str], each: int, rng: torch.Generator
+) -> tuple[list[Image.Image], list[str]]:
+    """Return pictures, `each` of every name in turn, and their names in another order."""
     order = torch.randperm(len(images), generator=rng).tolist()
     return [images[row] for row in order], [names[row // each] for row in order]
 
@@ -88,6 +106,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, required=True, help="one that nobody saw the sheet of")
     parser.add_argument("--each", type=int, default=5, help="pictures of each name")
     parser.add_argument("--answers", type=Path, help="score these")
+    parser.add_argument("--latents", help="draw with this model of latents")
     parser.add_argument("--folder", type=Path, default=Path("ragspec/starter/images"))
     parser.add_argument("--embedder", type=Path, default=Path("ragspec/starter/embedder"))
     parser.add_argument("--out", type=Path, default=Path("runs/images/recognition"))
@@ -99,7 +118,10 @@ def main() -> None:
         names = json.loads(key.read_text(encoding="utf-8"))
         print(json.dumps(score(names, read_answers(args.answers.read_text(), len(names)))))
         return
-    images, names = pictures_of(args.folder, args.embedder, args.seed, args.each)
+    if args.latents is None:
+        images, names = pictures_of(args.folder, args.embedder, args.seed, args.each)
+    else:
+        images, names = latent_pictures_of(args.latents, args.seed, args.each)
     key.write_text(json.dumps(names), encoding="utf-8")
     for start in range(0, len(images), _ON_A_SHEET):
         part = images[start : start + _ON_A_SHEET]

@@ -11,7 +11,8 @@ SetOption = Annotated[
     str | None,
     typer.Option(
         "--set",
-        help="A bundled set: emoji (prompts), tiles, latent-tiles or masked-tiles (classes).",
+        help="A bundled set: emoji, latent-emoji (prompts), tiles, latent-tiles or masked-tiles "
+        "(classes).",
     ),
 ]
 

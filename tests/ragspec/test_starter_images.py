@@ -98,6 +98,22 @@ def test_the_latents_are_as_their_card_says() -> None:
     assert float(spread.min()) > 0.05, "neither a constant nor one colour"
 
 
+def test_the_latents_of_prompts_are_as_their_card_says() -> None:
+    from ragspec.visual import LatentPipeline
+
+    folder = IMAGES / "latent-emoji"
+    card = (folder / "README.md").read_text()
+    sums = module("image_export").checksums(folder)
+    assert len(sums) == 2 and all(f"{sha}  {name}" in card for name, sha in sums.items())
+    pipe = LatentPipeline.from_pretrained("latent-emoji")
+    pipe.set_progress_bar_config(disable=True)
+    dice = [torch.Generator().manual_seed(seed) for seed in range(4)]
+    drawn = pipe(["red heart", "green heart"] * 2, generator=dice, output_type="pt")
+    assert drawn.label == "exact-for(law)" and drawn.stats.codes_per_forward > 1.5
+    red, green = (drawn.images[first::2, :, 12:20, 12:20].mean((0, 2, 3)) for first in (0, 1))
+    assert red[0] > red[1] + 0.3 and green[1] > green[0] + 0.1, "the name is read"
+
+
 def test_the_masked_model_is_as_its_card_says() -> None:
     from ragspec.visual import MaskedLatentPipeline
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ragspec.visual.models.vq import VQTokenizer
 
 SETS = ("emoji", "tiles")
-LATENT_SETS = ("latent-tiles",)
+LATENT_SETS = ("latent-tiles", "latent-emoji")
 MASKED_SETS = ("masked-tiles",)
 BUNDLED = STARTER / "images"
 _CONFIG = "config.json"

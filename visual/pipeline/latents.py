@@ -103,8 +103,9 @@ class LatentPipeline(ImagePipeline):
         dtype: str | torch.dtype = "float32",
         **settings: Any,
     ) -> Self:
-        """Return a pipeline over a bundled set ("latent-tiles") or a folder; see `ImagePipeline`.
+        """Return a pipeline over a bundled set or a folder; see `ImagePipeline`.
 
+        name: "latent-tiles" (classes), "latent-emoji" (prompts), or a folder.
         rule: "auto" takes the one that the folder was saved with, else "aligned". Numbers are
         float32 where nothing is said: laws are compared by their densities.
         """
