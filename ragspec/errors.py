@@ -14,6 +14,7 @@ RagspecError
 ├── PoolError             (RuntimeError)  a pool that takes no request at present
 │   ├── QueueFullError                    as many wait as may; try again later
 │   └── PoolClosedError                   it was closed
+├── HostError             (RuntimeError)  another program that takes us in, of another interface
 ├── StoreError            (OSError)       an index on disk that is missing, damaged or foreign
 └── MissingExtraError     (ImportError)   an optional dependency that is not installed
 
@@ -80,6 +81,12 @@ class DocumentError(RagspecError, ValueError):
     """A file or folder from which no usable text could be read."""
 
     exit_code = 7
+
+
+class HostError(RagspecError, RuntimeError):
+    """A program that is to take ragspec in has another interface than the one written for."""
+
+    exit_code = 11
 
 
 class StoreError(RagspecError, OSError):

@@ -42,12 +42,15 @@ class Sources:
 
     corpus: a store of text. history: a store of the model's own answers. draft_model: a smaller
     transformers model. scope: whose text in the stores is drafted from, beside everybody's.
+    second_choices: whether drafters will be told the target's best tokens; another program that
+    lends its target's text alone tells none.
     """
 
     corpus: Any = None
     history: Any = None
     draft_model: Any = None
     scope: str = GLOBAL
+    second_choices: bool = True
 
     def past(self) -> list[Drafter]:
         """Return a drafter for each store there is, the model's own answers first."""

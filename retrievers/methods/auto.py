@@ -29,11 +29,11 @@ class AutoDrafter(Fuse):
         uses=frozenset({"store"}),
     )
 
-    def __init__(self, *stores: Drafter) -> None:
-        sources = [ContextDrafter(), *stores, NeighbourDrafter(reads_prompt=False)]
-        super().__init__(sources, name="auto")
+    def __init__(self, *stores: Drafter, second_choices: bool = True) -> None:
+        learned = [NeighbourDrafter(reads_prompt=False)] if second_choices else []
+        super().__init__([ContextDrafter(), *stores, *learned], name="auto")
 
 
 def _over(sources: Sources) -> Drafters:
-    drafter = AutoDrafter(*sources.past())
+    drafter = AutoDrafter(*sources.past(), second_choices=sources.second_choices)
     return [drafter, *sources.models()] if sources.draft_model is not None else drafter

@@ -1,0 +1,187 @@
+"""Drafts for vLLM: the best chain of each row's fused tree, verified by vLLM itself.
+
+    llm = LLM(model, speculative_config={
+        "method": "custom_class",
+        "model": "ragspec.adapters.vllm.Proposer",
+        "num_speculative_tokens": 8,
+    }, additional_config={"ragspec": {"drafter": "auto", "store": "folder"}})
+
+vLLM calls its custom proposers experimental: what its caller passes is read from its source when
+the proposer is made, and refused by name where it is not what this was written for.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import os
+import textwrap
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragspec.adapters.host_text import HostOptions, HostText, host_drafter
+from ragspec.adapters.texts import TextsByWords
+from ragspec.errors import HostError, InputError
+from ragspec.trees.operations import keep_paths, limit_depth
+
+WRITTEN_FOR = "0.32 and 0.33"
+RUNNER = "vllm.v1.worker.gpu_model_runner"
+METHOD = "custom_class"
+PASSED = ("sampled_token_ids", "num_tokens_no_spec", "token_ids_cpu")
+OPTIONAL = frozenset({"slot_mappings"})
+WIDTH = 4  # nodes that are drafted for each token of the chain that is cut from them
+
+
+class Proposer:
+    """What vLLM asks for drafts; rows are told apart by their text alone.
+
+    vllm_config: vLLM's, whose `additional_config["ragspec"]` has the `HostOptions`. steps: drafts
+    that were judged, drafted and accepted: their tokens; calls: of `propose`. Raises HostError
+    where vLLM is missing or its caller another one, InputError for options, StoreError for stores.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        check_host()
+        model = vllm_config.model_config
+        told = vllm_config.additional_config
+        if told is not None and not hasattr(told, "get"):
+            raise InputError(f"got additional_config {told!r}; expected a mapping.")
+        options = HostOptions.read((told or {}).get("ragspec"))
+        self._longest: int = vllm_config.speculative_config.num_speculative_tokens
+        self._nodes = options.nodes or WIDTH * self._longest
+        self._limit: int = model.max_model_len
+        self._stats = options.stats
+        vocab_size: int = model.get_vocab_size()
+        stores = options.store or options.history
+        drafter = host_drafter(options, _tokenizer(model) if stores else None, vocab_size)
+        rows: int = vllm_config.scheduler_config.max_num_seqs
+        self._texts = TextsByWords(
+            lambda prompt: HostText(drafter, prompt.tolist(), vocab_size),
+            rows if options.idle is None else options.idle,
+            options.idle_tokens,
+        )
+        self.steps = self.drafted = self.accepted = self.calls = 0
+
+    def load_model(self, *args: Any, **options: Any) -> None:
+        """Load nothing: drafts come from text."""
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: NDArray[np.int32],
+        token_ids_cpu: NDArray[np.int32],
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """Return the draft of every row, at most `num_speculative_tokens` each; [] for none.
+
+        sampled_token_ids: what each row was just given, nothing where it is not decoding.
+        num_tokens_no_spec [B]: tokens of each row, these included. token_ids_cpu [B, length]: the
+        rows' texts. slot_mappings: not used.
+        """
+        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
+        asked: list[tuple[int, HostText]] = []
+        for row, sampled in enumerate(sampled_token_ids):
+            length = int(num_tokens_no_spec[row])
+            if not len(sampled) or length >= self._limit:
+                continue
+            known = np.asarray(token_ids_cpu[row, : length - len(sampled)], dtype=np.int64)
+            text = self._texts.take(known)
+            self._count(text.hear([int(token) for token in sampled]))
+            asked.append((row, text))
+        for row, text in asked:
+            tree = limit_depth(text.draft(self._nodes, self._limit - len(text)), self._longest)
+            chain = keep_paths(tree, 1)
+            text.offer(chain)
+            drafts[row] = chain.tokens.tolist()
+        self._texts.keep([text for _, text in asked])
+        self.calls += 1
+        if self._stats is not None:
+            _write(self._stats, self.stats())
+        return drafts
+
+    def stats(self) -> dict[str, int]:
+        """Return what came of the drafts so far; texts: how many were opened, kept: are known."""
+        return {
+            "calls": self.calls,
+            "steps": self.steps,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "texts": self._texts.opened,
+            "kept": len(self._texts),
+        }
+
+    def _count(self, judged: tuple[int, int] | None) -> None:
+        if judged is not None:
+            self.steps += 1
+            self.drafted += judged[0]
+            self.accepted += judged[1]
+
+
+def check_host() -> None:
+    """Raise HostError where vLLM is missing, or does not call proposers as this one expects."""
+    try:
+        runner = import_module(RUNNER).GPUModelRunner
+        version = getattr(import_module("vllm"), "__version__", "unknown")
+    except (ImportError, AttributeError) as error:
+        raise HostError(
+            f"got no {RUNNER}.GPUModelRunner ({error}); expected vLLM {WRITTEN_FOR}. Install one "
+            "of these beside ragspec."
+        ) from error
+    found = [_passed(call) for call in _calls(runner)]
+    if not found:
+        raise HostError(
+            f"vLLM {version} does not call proposers of the method {METHOD!r} where vLLM "
+            f"{WRITTEN_FOR} does; expected one of these. Install one, or another ragspec."
+        )
+    for names, keywords in found:
+        given = [*names, *keywords]
+        if tuple(given[:3]) != PASSED or not {*given[3:]} <= OPTIONAL:
+            raise HostError(
+                f"vLLM {version} calls propose({', '.join(given)}); expected propose("
+                f"{', '.join((*PASSED, *sorted(OPTIONAL)))}), as vLLM {WRITTEN_FOR} does. Install "
+                "one of these, or another ragspec."
+            )
+
+
+def _calls(runner: Any) -> Iterator[ast.Call]:
+    """Yield the calls of `propose` that a model runner makes for our method."""
+    try:
+        source = textwrap.dedent(inspect.getsource(runner.propose_draft_token_ids))
+    except (AttributeError, OSError, TypeError):
+        return
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.If) or METHOD not in _constants(node.test):
+            continue
+        for call in (each for line in node.body for each in ast.walk(line)):
+            if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "propose":
+                yield call
+
+
+def _constants(test: ast.expr) -> set[object]:
+    return {node.value for node in ast.walk(test) if isinstance(node, ast.Constant)}
+
+
+def _passed(call: ast.Call) -> tuple[list[str], list[str]]:
+    """Return the names of what is passed by position, and by keyword."""
+    names = [str(getattr(each, "attr", getattr(each, "id", "?"))) for each in call.args]
+    return names, [keyword.arg or "**" for keyword in call.keywords]
+
+
+def _tokenizer(model: Any) -> Any:
+    """Return the host's tokenizer, by which the stores are checked."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model.tokenizer)
+
+
+def _write(path: Path, told: dict[str, int]) -> None:
+    """Write a file in one piece, for whoever reads it meanwhile."""
+    part = path.with_suffix(f".{os.getpid()}.part")
+    part.write_text(json.dumps(told), encoding="utf-8")
+    os.replace(part, path)
