@@ -95,9 +95,7 @@ def host_drafter(options: HostOptions, tokenizer: Any = None, vocab_size: int = 
     is compiled or opened on first use is there before the first text. Raises InputError for a
     drafter that cannot work from text alone, UnknownNameError, StoreError.
     """
-    opened = open_sources(
-        options.store, options.history, tokenizer=tokenizer, scope=options.scope
-    )
+    opened = open_sources(options.store, options.history, tokenizer=tokenizer, scope=options.scope)
     sources = Sources(opened.corpus, opened.history, None, opened.scope, second_choices=False)
     made = compose(
         options.drafter if isinstance(options.drafter, str) else list(options.drafter), sources

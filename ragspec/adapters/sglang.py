@@ -1,0 +1,195 @@
+"""Drafts for SGLang: whole trees of ragspec's drafters, verified by SGLang's own n-gram worker.
+
+    python -m sglang.launch_server --model-path MODEL --speculative-algorithm RAGSPEC \\
+        --speculative-num-draft-tokens 12
+
+SGLang finds `register` by the entry point group `sglang.srt.plugins`. The algorithm is its NGRAM
+with another corpus: what that corpus returns for a row is the draft tree. A corpus of texts that
+SGLang itself reads (`--speculative-ngram-external-corpus-path`) is drafted from as well; a plugin
+of one's own that calls `register("NAME", store=folder)` has a store of ragspec's behind it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from ragspec.adapters.host_text import HostOptions
+from ragspec.adapters.tree_corpus import TreeCorpus
+from ragspec.errors import HostError, InputError
+
+WRITTEN_FOR = "0.5.23"
+ALGORITHMS = "sglang.srt.speculative.spec_info"
+REGISTRY = "sglang.srt.speculative.spec_registry"
+WORKER = "sglang.srt.speculative.ngram_worker"
+CALLED = {  # what the worker's corpus is called with, and what we build on in the worker
+    "NgramCorpus.batch_get": ("self", "req_ids", "batch_tokens", "total_lens"),
+    "NgramCorpus.erase_match_state": ("self", "req_ids"),
+    "NgramCorpus.load_external_corpus_named": ("self", "corpus_id", "chunks"),
+    "NgramCorpus.commit_external_corpus_load": ("self", "corpus_id", "loaded_token_count"),
+    "NGRAMWorker.__init__": ("self", "server_args", "gpu_id", "nccl_port", "target_worker"),
+    "NGRAMWorker._prepare_draft_tokens": ("self", "batch"),
+}
+# Methods of SGLang's corpus that nothing but its own tests call.
+UNUSED = frozenset({"leaf_paths_from_mask", "debug_result"})
+NODES = 12  # of a draft, the root among them, where none are asked for
+REQUESTS = 48  # that run at once, where no number is asked for: both are SGLang's own for NGRAM
+
+
+def register(name: str = "RAGSPEC", **options: Any) -> None:
+    """Make ragspec's drafts known to SGLang as a speculative algorithm.
+
+    options: those of `HostOptions`, `nodes` and `stats` left out. SGLang calls this in each of its
+    processes. Raises InputError for options, HostError where SGLang's registry is another one.
+    """
+    known = HostOptions.read(options)
+    for told in ("nodes", "stats"):
+        if told in options:
+            raise InputError(
+                f"got the option {told!r}; expected none. SGLang has its own: "
+                "--speculative-num-draft-tokens, and its metrics."
+            )
+    algorithms, base = (
+        _found(ALGORITHMS, "SpeculativeAlgorithm"),
+        _found(REGISTRY, "CustomSpecAlgo"),
+    )
+    wanted = ("name", "supports_overlap", "validate_server_args", "spec_class")
+    found = tuple(inspect.signature(algorithms.register).parameters)
+    if found != wanted:
+        raise HostError(_other("SpeculativeAlgorithm.register", found, wanted))
+    made = algorithms.register(name, supports_overlap=True, spec_class=algorithm_over(base))
+    made(partial(_worker, known))
+
+
+def algorithm_over(base: type[Any]) -> type[Any]:
+    """Return SGLang's description of our algorithm, over its class for plugins.
+
+    It is NGRAM to whoever asks: the tree lies in the mask, and there is no draft model.
+    """
+
+    class RagspecAlgorithm(base):  # type: ignore[misc]
+        """An n-gram algorithm whose trees come from ragspec."""
+
+        def is_ngram(self) -> bool:
+            """Be served as NGRAM is."""
+            return True
+
+        def has_draft_kv(self) -> bool:
+            """Have no keys and values of drafts."""
+            return False
+
+        def handle_server_args(self, server_args: Any) -> None:
+            """Settle what SGLang settles for NGRAM."""
+            settle(server_args)
+
+    return RagspecAlgorithm
+
+
+def settle(args: Any) -> None:
+    """Settle the server's arguments as SGLang does for NGRAM. Raises InputError."""
+    if args.device not in ("cuda", "cpu", "xpu"):
+        raise InputError(f"got the device {args.device!r}; expected cuda, cpu or xpu.")
+    if getattr(args, "enable_dp_attention", False):
+        raise InputError("got --enable-dp-attention; expected none with drafts from text.")
+    if args.device == "cpu":
+        args.disable_overlap_schedule = True
+    if args.max_running_requests is None:
+        args.max_running_requests = REQUESTS
+    args.enable_mixed_chunk = False
+    if args.speculative_num_draft_tokens is None:
+        args.speculative_num_draft_tokens = NODES
+    if args.speculative_num_draft_tokens < 2:
+        raise InputError(
+            f"got {args.speculative_num_draft_tokens} draft tokens; expected 2 or more, as the "
+            "first of them is the text's last token."
+        )
+    breadth = args.speculative_ngram_max_bfs_breadth
+    args.speculative_eagle_topk = breadth
+    if args.speculative_num_steps is None:
+        args.speculative_num_steps = max(args.speculative_num_draft_tokens // breadth, 1)
+    paged = (args.page_size or 1) > 1 and args.attention_backend != "flashinfer"
+    if breadth > 1 and paged:
+        raise InputError(
+            f"got --page-size {args.page_size} with {args.attention_backend}; expected 1, or the "
+            "attention backend flashinfer, which alone verifies trees over pages. Or ask for "
+            "chains: --speculative-ngram-max-bfs-breadth 1."
+        )
+
+
+def _worker(options: HostOptions, server_args: Any) -> type[Any]:
+    """Return the worker class, once SGLang's own is seen to be the one written for."""
+    module = import_module(WORKER)
+    check_worker(module)
+    return worker_over(module.NGRAMWorker, options)
+
+
+def check_worker(module: Any) -> None:
+    """Raise HostError where SGLang's n-gram worker or its corpus have another interface."""
+    for name, wanted in CALLED.items():
+        owner, _, method = name.partition(".")
+        of = getattr(getattr(module, owner, None), method, None)
+        found = () if of is None else tuple(inspect.signature(of).parameters)
+        if found != wanted:
+            raise HostError(_other(name, found, wanted))
+    public = {each for each in vars(module.NgramCorpus) if not each.startswith("_")} - UNUSED
+    if strange := sorted(public - set(dir(TreeCorpus))):
+        raise HostError(
+            f"SGLang's NgramCorpus has {', '.join(strange)}; expected none of these, as in SGLang "
+            f"{WRITTEN_FOR}. Install that one, or another ragspec."
+        )
+
+
+def worker_over(base: type[Any], options: HostOptions) -> type[Any]:
+    """Return SGLang's n-gram worker with our corpus in the place of its own."""
+
+    class RagspecWorker(base):  # type: ignore[misc]
+        """An n-gram worker that drafts whole trees from the text of each request."""
+
+        @property
+        def ngram_corpus(self) -> TreeCorpus:
+            """The corpus that drafts: ours, as soon as SGLang has made one."""
+            return self._trees
+
+        @ngram_corpus.setter
+        def ngram_corpus(self, own: object) -> None:
+            config = self.model_runner.model_config
+            tokenizer = getattr(self._target_worker, "tokenizer", None)
+            self._trees = TreeCorpus(
+                options,
+                nodes=self.draft_token_num,
+                vocab_size=config.vocab_size,
+                limit=config.context_len,
+                tokenizer=tokenizer,
+                chains=self.topk == 1,
+            )
+
+        def _prepare_draft_tokens(self, batch: Any) -> Any:
+            """Lend the corpus the whole texts, of which SGLang passes on the last tokens alone."""
+            self._trees.lend({request.rid: _text(request) for request in batch.reqs})
+            return super()._prepare_draft_tokens(batch)
+
+    return RagspecWorker
+
+
+def _text(request: Any) -> Callable[[], Sequence[int]]:
+    return lambda: [*request.origin_input_ids_unpadded, *request.output_ids]
+
+
+def _found(module: str, name: str) -> Any:
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise HostError(
+            f"got no {module}.{name} ({error}); expected SGLang {WRITTEN_FOR}. Install that one."
+        ) from error
+
+
+def _other(name: str, found: Sequence[str], wanted: Sequence[str]) -> str:
+    version = getattr(import_module("sglang"), "__version__", "unknown")
+    return (
+        f"SGLang {version} has {name}({', '.join(found)}); expected {name}({', '.join(wanted)}), "
+        f"as SGLang {WRITTEN_FOR} has. Install that one, or another ragspec."
+    )
