@@ -28,6 +28,7 @@ EXTRAS = MappingProxyType(
         "fastapi": "serve",
         "uvicorn": "serve",
         "prometheus_client": "serve",
+        "ray": "ray",
     }
 )
 
