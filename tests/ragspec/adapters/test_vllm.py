@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ragspec.adapters import host_text
+from ragspec.adapters.host_text import HostText
+from ragspec.adapters.vllm import RUNNER, Proposer, check_host
+from ragspec.errors import HostError, InputError, StoreError, UnknownNameError
+from ragspec.retrievers import CorpusIndex
+from tests.support import vllm_driver
+from tests.support.vllm_driver import LIMIT, VOCAB, config, drive, requests
+
+
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: str) -> None:
+    """Put a package vllm on the path whose model runner is this source."""
+    for name in [each for each in sys.modules if each.partition(".")[0] == "vllm"]:
+        monkeypatch.delitem(sys.modules, name)
+    folder = tmp_path
+    for part in RUNNER.split(".")[:-1]:
+        folder = folder / part
+        folder.mkdir()
+        (folder / "__init__.py").write_text("__version__ = '0.0.test'\n")
+    (folder / "gpu_model_runner.py").write_text(runner)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.fixture(autouse=True)
+def host(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Any:
+    installed(tmp_path_factory.mktemp("vllm"), monkeypatch, vllm_driver.RUNNER)
+    yield
+    for name in [each for each in sys.modules if each.partition(".")[0] == "vllm"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("drafter", ["auto", "context", "hierarchy", "suffix", "lookup"])
+def test_drafts_spare_steps_with_rows_that_move_and_share_their_prompts(drafter: str) -> None:
+    proposer, asked = Proposer(config(drafter=drafter)), requests(6)
+    drive(proposer, asked)
+    told = proposer.stats()
+    assert told["texts"] == 6  # each was found again at every step
+    assert told["accepted"] == sum(80 - each.steps for each in asked)
+    assert told["accepted"] / told["steps"] > {"lookup": 0.7}.get(drafter, 1.0)
+
+
+def test_texts_that_stop_and_come_back_are_known_again() -> None:
+    proposer, asked = Proposer(config()), requests(8)
+    drive(proposer, asked, rows=4, preempt=0.4)
+    assert proposer.stats()["texts"] == 8
+
+
+def test_neither_order_nor_company_moves_a_draft() -> None:
+    alone = requests(6, shared=3)
+    for each in alone:
+        drive(Proposer(config()), [each])
+    together = requests(6, shared=3)
+    drive(Proposer(config()), together, seed=5, rows=6)
+    assert [each.steps for each in together] == [each.steps for each in alone]
+
+
+def test_what_is_not_decoded_is_kept_within_limits() -> None:
+    proposer, asked = Proposer(config(rows=4, idle=1)), requests(12)
+    for each in asked:
+        drive(proposer, [each])
+    assert proposer.stats()["kept"] <= 2
+    proposer = Proposer(config(rows=4, idle_tokens=0))
+    for each in requests(5):
+        drive(proposer, [each])
+    assert proposer.stats()["kept"] == 1
+
+
+def test_a_text_that_was_forgotten_is_read_again() -> None:
+    proposer, asked = Proposer(config(idle=0)), requests(6)
+    drive(proposer, asked, rows=2)
+    assert proposer.stats()["texts"] > 6
+    assert all(each.finished for each in asked)
+
+
+def test_texts_end_at_the_models_length() -> None:
+    proposer = Proposer(config())
+    table = np.tile(np.arange(5, dtype=np.int32), LIMIT // 5 + 1)[None, :LIMIT]
+    for length in (LIMIT - 3, LIMIT - 1, LIMIT):
+        (draft,) = proposer.propose([[int(table[0, length - 1])]], np.array([length]), table)
+        assert len(draft) == max(LIMIT - length - 1, 0)
+
+
+def test_drafts_are_chains_of_the_best_nodes() -> None:
+    proposer = Proposer(config(longest=3))
+    text = [1, 2, 3, 4, 5, 1, 2, 3, 9, 9, 1, 2, 3]
+    table = np.zeros((1, LIMIT), dtype=np.int32)
+    table[0, : len(text)] = text
+    (draft,) = proposer.propose([[3]], np.array([len(text)]), table)
+    assert draft in ([4, 5, 1], [9, 9, 1])
+
+
+def test_stats_are_written_after_every_call(tmp_path: Path) -> None:
+    stats = tmp_path / "stats.json"
+    proposer = Proposer(config(stats=str(stats)))
+    drive(proposer, requests(2))
+    assert json.loads(stats.read_text()) == proposer.stats()
+    assert [path.name for path in tmp_path.iterdir()] == ["stats.json"]
+
+
+def test_a_store_is_drafted_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (asked,) = requests(1)
+    CorpusIndex.build([asked.text], None, tmp_path / "store", vocab_size=VOCAB).close()
+    monkeypatch.setattr("ragspec.adapters.vllm._tokenizer", lambda model: None)
+    drive(Proposer(config()), [plain := requests(1)[0]])
+    proposer = Proposer(config(store=str(tmp_path / "store")))
+    drive(proposer, [asked])
+    assert asked.steps < plain.steps / 2
+
+
+def test_stores_must_fit_the_hosts_tokenizer(tmp_path: Path) -> None:
+    from tests.support import tiny
+
+    one, other = tiny.tokenizer(), tiny.bpe_tokenizer()
+    CorpusIndex.build(["a text"], one, tmp_path / "store").close()
+    other.save_pretrained(tmp_path / "model")
+    asked = config(store=str(tmp_path / "store"))
+    asked.model_config.tokenizer = str(tmp_path / "model")
+    with pytest.raises(StoreError, match="tokenizer"):
+        Proposer(asked)
+
+
+def test_a_failing_drafter_never_reaches_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ragspec.retrievers.methods.context import ContextSession
+
+    proposer, asked = Proposer(config(drafter="context")), requests(2)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(ContextSession, "propose", fail)
+    with pytest.warns(RuntimeWarning, match="switched off"):
+        drive(proposer, asked)
+    assert [each.steps for each in asked] == [80, 80]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"draftr": "auto"}, InputError, "Did you mean 'drafter'"),
+        ({"drafter": "contxt"}, UnknownNameError, "context"),
+        ({"drafter": []}, InputError, "list of names"),
+        ({"drafter": "recycling"}, InputError, "best tokens"),
+        ({"drafter": "model"}, InputError, "draft model"),
+        ({"nodes": 0}, InputError, "nodes"),
+        ({"nodes": True}, InputError, "nodes"),
+        ({"idle_tokens": -1}, InputError, "idle_tokens"),
+        ({"store": 3}, InputError, "path"),
+        ({"scope": "tenant"}, InputError, "no store"),
+    ],
+)
+def test_options_are_checked_at_start(
+    options: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        Proposer(config(**options))
+
+
+def test_missing_stores_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ragspec.adapters.vllm._tokenizer", lambda model: None)
+    with pytest.raises(StoreError):
+        Proposer(config(store=str(tmp_path / "nowhere")))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("slot_mappings=slot_mappings", "hidden_states=slot_mappings", "hidden_states"),
+        ("self.input_batch.token_ids_cpu,", "", "sampled_token_ids, num_tokens_no_spec, slot"),
+        ("num_tokens_no_spec", "seq_lens", "seq_lens"),
+        ('"custom_class"', '"plugin"', "does not call"),
+        ("propose_draft_token_ids", "draft", "does not call"),
+        ("GPUModelRunner", "Runner", "GPUModelRunner"),
+    ],
+)
+def test_another_interface_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str, said: str
+) -> None:
+    assert before in vllm_driver.RUNNER
+    installed(tmp_path, monkeypatch, vllm_driver.RUNNER.replace(before, after))
+    with pytest.raises(HostError, match=said):
+        Proposer(config())
+
+
+def test_a_call_by_keywords_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passed = ("sampled_token_ids,", "self.input_batch.num_tokens_no_spec,",
+              "self.input_batch.token_ids_cpu,")  # fmt: skip
+    runner = vllm_driver.RUNNER
+    for each in passed:
+        name = each.rpartition(".")[2].rstrip(",")
+        runner = runner.replace(f"                {each}", f"                {name}={each}")
+    installed(tmp_path, monkeypatch, runner)
+    check_host()
+
+
+def test_no_vllm_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(HostError, match="Install"):
+        Proposer(config())
+
+
+def test_a_text_learns_from_what_the_host_took() -> None:
+    drafter = host_text.host_drafter(host_text.HostOptions(drafter="context"))
+    text = HostText(drafter, [1, 2, 3, 4, 1, 2], VOCAB)
+    tree = text.draft(4, 50)
+    assert tree.tokens.tolist()[0] == 3
+    assert text.hear([3, 4, 8]) == (len(tree), 2)
+    assert text.hear([9]) is None  # nothing had been drafted
+    assert text.ids.tolist() == text.tokens == [1, 2, 3, 4, 1, 2, 3, 4, 8, 9]
