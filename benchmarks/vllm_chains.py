@@ -2,9 +2,9 @@
 
     python benchmarks/vllm_chains.py [--model starter] [--drafter auto] [--items 24] [--longest 8]
 
-Run it where vLLM is installed (its CPU build will do, `VLLM_CPU_KVCACHE_SPACE=1`) with ragspec beside it
-(docs/engines.md). Questions over the bundled documents, greedy, float32, four texts at once. Each
-part runs in a process of its own. Exits with 1 where a text of the proposer's is not that of plain
+Run it where vLLM is installed (its CPU build will do, `VLLM_CPU_KVCACHE_SPACE=1`) with ragspec
+beside it (docs/engines.md). Questions over the bundled documents, greedy, float32, four texts at
+once. Each part runs in a process of its own. Exits with 1 where a text of the proposer's is not that of plain
 vLLM, or accepted a step is more than 10 % from that of our chains.
 """
 
@@ -49,7 +49,7 @@ def in_vllm(args: argparse.Namespace, proposer: bool) -> dict[str, Any]:
             "num_speculative_tokens": args.longest,
         }
         more["additional_config"] = {"ragspec": {"drafter": args.drafter, "stats": str(stats)}}
-    folder = str(resolve_model(args.model).path)
+    folder = str(resolve_model(args.model).folder)
     llm = LLM(
         folder,
         dtype="float32",
@@ -73,9 +73,7 @@ def own(args: argparse.Namespace) -> dict[str, Any]:
 
     model, tokenizer = load_model(args.model, "cpu", "float32")
     target = ConstantWidthTarget(model, args.longest + 1)
-    engine = Engine(
-        target, tokenizer, args.drafter, budget=WIDTH * args.longest, batch_size=1
-    )
+    engine = Engine(target, tokenizer, args.drafter, budget=WIDTH * args.longest, batch_size=1)
     texts, steps, accepted = [], 0, 0
     for ids in prompts(args.model, args.items):
         made = engine.generate(ids, max_new_tokens=NEW)
@@ -114,7 +112,7 @@ def main() -> int:
     tokens = sum(map(len, ours["texts"]))
     print(f"{args.model}, {args.drafter}: {len(plain['texts'])} texts, {tokens} tokens")
     print(f"equal to plain vLLM: {equal}; plain vLLM equal to our engine: {same}")
-    print(f"accepted a step: {a_step:.2f} in vLLM ({ours['steps']} steps), {expected:.2f} own chains")
+    print(f"accepted a step: {a_step:.2f} in vLLM ({ours['steps']}), {expected:.2f} own chains")
     return int(equal < len(plain["texts"]) or abs(a_step / expected - 1) > WITHIN)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 VOCAB = 200
 LIMIT = 512
 
-RUNNER = '''
+RUNNER = """
 class GPUModelRunner:
     def propose_draft_token_ids(self, sampled_token_ids, slot_mappings):
         spec_config = self.speculative_config
@@ -30,7 +30,7 @@ class GPUModelRunner:
                 slot_mappings=slot_mappings,
             )
         return drafts
-'''
+"""
 
 
 def config(longest: int = 8, rows: int = 8, **options: Any) -> SimpleNamespace:
@@ -99,7 +99,7 @@ def drive(
     table = np.zeros((rows, LIMIT), dtype=np.int32)
     while any(not each.finished for each in asked):
         open_ones = [each for each in asked if not each.finished]
-        rng.shuffle(open_ones)  # type: ignore[arg-type]
+        rng.shuffle(open_ones)
         lengths = np.zeros(rows, dtype=np.int32)
         sampled: list[list[int]] = []
         live = open_ones[:rows]

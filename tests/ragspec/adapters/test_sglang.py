@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ragspec.adapters import sglang
+from ragspec.adapters.sglang import ALGORITHMS, REGISTRY, WORKER, register, settle
+from ragspec.adapters.tree_corpus import TreeCorpus
+from ragspec.errors import HostError, InputError, UnknownNameError
+
+
+class CustomSpecAlgo:
+    """What SGLang 0.5.23 has a plugin's algorithm inherit from, as far as it matters here."""
+
+    def __init__(
+        self, name: str, factory: Any, *, supports_overlap: bool = False,
+        validate_server_args: Any = None,
+    ) -> None:  # fmt: skip
+        self.name, self.factory, self.supports_overlap = name, factory, supports_overlap
+
+    def is_ngram(self) -> bool:
+        return False
+
+    def has_draft_kv(self) -> bool:
+        return True
+
+    def handle_server_args(self, server_args: Any) -> None:
+        raise AssertionError("not ours")
+
+
+class SpeculativeAlgorithm:
+    """Its registry."""
+
+    known: dict[str, CustomSpecAlgo]
+
+    @classmethod
+    def register(
+        cls, name: str, *, supports_overlap: bool = False, validate_server_args: Any = None,
+        spec_class: type[CustomSpecAlgo] = CustomSpecAlgo,
+    ) -> Callable[[Any], Any]:  # fmt: skip
+        def take(factory: Any) -> Any:
+            cls.known[name] = spec_class(name, factory, supports_overlap=supports_overlap)
+            return factory
+
+        return take
+
+
+class NgramCorpus:
+    """The methods of its corpus."""
+
+    def batch_get(self, req_ids: Any, batch_tokens: Any, total_lens: Any) -> Any: ...
+    def batch_put(self, batch_tokens: Any) -> None: ...
+    def synchronize(self) -> None: ...
+    def erase_match_state(self, req_ids: Any) -> None: ...
+    def reset(self) -> None: ...
+    def load_external_corpus_named(self, corpus_id: Any, chunks: Any) -> Any: ...
+    def commit_external_corpus_load(self, corpus_id: Any, loaded_token_count: Any) -> None: ...
+    def remove_external_corpus(self, corpus_id: Any) -> None: ...
+    def list_external_corpora(self) -> Any: ...
+    def leaf_paths_from_mask(self) -> None: ...
+    def debug_result(self) -> None: ...
+    @property
+    def remaining_token_budget(self) -> int: ...  # type: ignore[empty-body]
+
+
+class NGRAMWorker:
+    """Its worker: makes a corpus, and asks it with the last tokens of each text."""
+
+    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
+        self._target_worker = target_worker
+        self.model_runner = target_worker.model_runner
+        self.draft_token_num = server_args.speculative_num_draft_tokens
+        self.topk = server_args.speculative_eagle_topk
+        self.ngram_corpus = NgramCorpus()
+
+    def _prepare_draft_tokens(self, batch: Any) -> Any:
+        texts = [[*each.origin_input_ids_unpadded, *each.output_ids] for each in batch.reqs]
+        self.ngram_corpus.synchronize()
+        return self.ngram_corpus.batch_get(
+            [each.rid for each in batch.reqs],
+            [text[-4:] for text in texts],
+            [len(text) for text in texts],
+        )
+
+
+@pytest.fixture(autouse=True)
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    made = {}
+    names = {"sglang", *(".".join(each.split(".")[:n]) for each in (ALGORITHMS, REGISTRY, WORKER)
+                         for n in range(1, 5))}  # fmt: skip
+    for name in names:
+        made[name] = ModuleType(name)
+        made[name].__path__ = []
+        monkeypatch.setitem(sys.modules, name, made[name])
+    made["sglang"].__version__ = "0.0.test"  # type: ignore[attr-defined]
+    SpeculativeAlgorithm.known = {}
+    for name, thing in (
+        (ALGORITHMS, SpeculativeAlgorithm), (REGISTRY, CustomSpecAlgo),
+        (WORKER, NGRAMWorker), (WORKER, NgramCorpus),
+    ):  # fmt: skip
+        monkeypatch.setattr(made[name], thing.__name__, thing, raising=False)
+    yield made[WORKER]
+
+
+def arguments(**changed: Any) -> SimpleNamespace:
+    told = {
+        "device": "cuda", "enable_dp_attention": False, "disable_overlap_schedule": False,
+        "max_running_requests": None, "enable_mixed_chunk": True, "page_size": 1,
+        "speculative_num_draft_tokens": None, "speculative_num_steps": None,
+        "speculative_eagle_topk": None, "speculative_ngram_max_bfs_breadth": 10,
+        "attention_backend": "triton",
+    }  # fmt: skip
+    return SimpleNamespace(**told | changed)
+
+
+def target() -> SimpleNamespace:
+    config = SimpleNamespace(vocab_size=200, context_len=512)
+    return SimpleNamespace(model_runner=SimpleNamespace(model_config=config), tokenizer=None)
+
+
+def test_the_plugin_is_found_by_its_entry_point() -> None:
+    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (line,) = project["entry-points"]["sglang.srt.plugins"].values()
+    module, _, name = line.partition(":")
+    assert getattr(import_module(module), name) is register
+
+
+def test_the_algorithm_is_served_as_ngram_with_our_trees() -> None:
+    register()
+    (algorithm,) = SpeculativeAlgorithm.known.values()
+    assert (algorithm.name, algorithm.supports_overlap) == ("RAGSPEC", True)
+    assert algorithm.is_ngram() and not algorithm.has_draft_kv()
+    args = arguments()
+    algorithm.handle_server_args(args)
+    worker = algorithm.factory(args)(args, 0, 0, target())
+    assert isinstance(worker, NGRAMWorker)
+    assert isinstance(worker.ngram_corpus, TreeCorpus)
+    # More than the last four tokens count: the text before them is lent.
+    request = SimpleNamespace(
+        rid="a", origin_input_ids_unpadded=[1, 2, 3, 4, 5, 6, 7], output_ids=[9, 9, 1, 2, 3]
+    )
+    tokens, masks = worker._prepare_draft_tokens(SimpleNamespace(reqs=[request]))
+    assert tokens[:5].tolist() == [3, 4, 5, 6, 7]
+    assert masks.shape == (12 * 12,)
+    request.output_ids += [4, 5]
+    tokens, _ = worker._prepare_draft_tokens(SimpleNamespace(reqs=[request]))
+    assert tokens[:3].tolist() == [5, 6, 7]
+
+
+def test_a_breadth_of_one_drafts_chains() -> None:
+    register()
+    args = arguments(speculative_ngram_max_bfs_breadth=1, page_size=16)
+    SpeculativeAlgorithm.known["RAGSPEC"].handle_server_args(args)
+    worker = SpeculativeAlgorithm.known["RAGSPEC"].factory(args)(args, 0, 0, target())
+    text = [1, 2, 3, 4, 5, 1, 2, 3, 9, 9, 1, 2, 3]
+    _, masks = worker.ngram_corpus.batch_get(["a"], [text], [len(text)])
+    depth = masks.reshape(12, 12).sum(axis=1)
+    drafted = int(depth.max())
+    assert depth[:drafted].tolist() == list(np.arange(1, drafted + 1))
+
+
+def test_arguments_are_settled_as_for_ngram() -> None:
+    args = arguments(device="cpu")
+    settle(args)
+    assert args.disable_overlap_schedule and not args.enable_mixed_chunk
+    assert (args.max_running_requests, args.speculative_num_draft_tokens) == (48, 12)
+    assert (args.speculative_eagle_topk, args.speculative_num_steps) == (10, 1)
+    args = arguments(max_running_requests=3, speculative_num_draft_tokens=8)
+    settle(args)
+    assert (args.max_running_requests, args.speculative_num_draft_tokens) == (3, 8)
+    assert not args.disable_overlap_schedule
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"device": "npu"}, "npu"),
+        ({"enable_dp_attention": True}, "dp-attention"),
+        ({"speculative_num_draft_tokens": 1}, "2 or more"),
+        ({"page_size": 16}, "page-size"),
+    ],
+)
+def test_arguments_that_cannot_be_served_are_refused(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        settle(arguments(**changed))
+
+
+def test_pages_are_fine_where_the_backend_takes_trees() -> None:
+    settle(arguments(page_size=16, attention_backend="flashinfer"))
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"stats": "x"}, InputError), ({"nodes": 3}, InputError), ({"sotre": "x"}, InputError)],
+)
+def test_options_are_checked(options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        register("OTHER", **options)
+
+
+def test_an_unknown_drafter_is_told_when_the_worker_starts() -> None:
+    register("OTHER", drafter="contxt")
+    args = arguments(speculative_num_draft_tokens=8, speculative_eagle_topk=1)
+    with pytest.raises(UnknownNameError):
+        SpeculativeAlgorithm.known["OTHER"].factory(args)(args, 0, 0, target())
+
+
+def test_another_registry_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SpeculativeAlgorithm, "register", classmethod(lambda cls, name, what: None))
+    with pytest.raises(
+        HostError, match=r"0\.0\.test has SpeculativeAlgorithm\.register\(name, what"
+    ):
+        register()
+    monkeypatch.delattr(sys.modules[REGISTRY], "CustomSpecAlgo")
+    with pytest.raises(HostError, match="CustomSpecAlgo"):
+        register()
+
+
+def test_another_worker_is_refused_by_name(
+    host: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register()
+    factory = SpeculativeAlgorithm.known["RAGSPEC"].factory
+    for owner, method in [each.split(".") for each in sglang.CALLED]:
+        with monkeypatch.context() as patched:
+            patched.setattr(getattr(host, owner), method, lambda self, other: None)
+            with pytest.raises(HostError, match=f"{owner}.{method}\\(self, other"):
+                factory(arguments())
+    with monkeypatch.context() as patched:
+        patched.setattr(NgramCorpus, "batch_get_async", lambda self: None, raising=False)
+        with pytest.raises(HostError, match="batch_get_async"):
+            factory(arguments())
+    factory(arguments())
+
+
+def test_no_sglang_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, ALGORITHMS, None)
+    with pytest.raises(HostError, match="Install"):
+        register()

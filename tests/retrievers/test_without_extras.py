@@ -1,0 +1,60 @@
+"""Beside a host that brings other packages, drafters work with what the core needs alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+BLOCKED = (
+    "sentence_transformers", "diffusers", "faiss", "datasets", "bm25s", "pypdf", "numba",
+    "accelerate", "peft", "rich", "typer", "jinja2",
+)  # fmt: skip
+# What a drafter that is not built from text alone lacks here, as its descriptor says.
+CODE = """
+import importlib, json, pkgutil, sys
+for name in {blocked!r}:
+    sys.modules[name] = None
+from ragspec.errors import MissingExtraError
+refused = []
+for room in ("ragspec.trees", "ragspec.drafters", "ragspec.retrievers", "ragspec.adapters"):
+    package = importlib.import_module(room)
+    for module in pkgutil.walk_packages(package.__path__, room + "."):
+        try:
+            importlib.import_module(module.name)
+        except MissingExtraError:
+            refused.append(module.name)
+from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.method import Sources, build, describe
+from ragspec.registry import names
+from ragspec.retrievers import CorpusIndex
+text = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3]
+store = CorpusIndex.build([text], None, sys.argv[1], vocab_size=10)
+drafted = {{}}
+for name, place in names("drafter").items():
+    if describe(name).needs <= {{"store"}} and place.startswith("ragspec.retrievers"):
+        made = build(name, Sources(corpus=store))
+        drafted[name] = []
+        for each in made if isinstance(made, list) else [made]:
+            session = each.open(DraftRequest(tuple(text), 10))
+            tree = session.propose(DraftContext(list(text), 10, 9), 6)
+            drafted[name].append(tree.tokens.tolist())
+print(json.dumps([refused, drafted]))
+"""
+
+
+def test_rooms_import_and_draft_without_what_a_host_may_lack(root: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CODE.format(blocked=BLOCKED), str(tmp_path / "store")],
+        capture_output=True, encoding="utf-8", cwd=root, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    refused, drafted = json.loads(done.stdout.splitlines()[-1])
+    # What runs only where numba is there may say so; everything else must load.
+    assert all(name.endswith("_numba") for name in refused), refused
+    learners = {"recycling", "recycling-paper"}  # they have been taught nothing yet
+    assert set(drafted) >= {"context", "lookup", "suffix", "rest", "hierarchy", "auto", "select"}
+    for name, trees in drafted.items():
+        assert (name in learners) == (not any(trees)), name
+        assert name in learners or 4 in trees[0], (name, trees)
