@@ -1,4 +1,4 @@
-"""With real Ray where it is installed; what needs none of it is tested everywhere."""
+"""With real Ray where it is installed and --slow is given; the rest is tested everywhere."""
 
 from __future__ import annotations
 
@@ -89,6 +89,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         pools_app()
 
 
+@pytest.mark.slow
 def test_one_of_two_actors_is_killed_and_each_answer_comes_once(
     ray: Any, guide: str, tmp_path: Path
 ) -> None:
@@ -110,6 +111,7 @@ def test_one_of_two_actors_is_killed_and_each_answer_comes_once(
     assert all(row["answer"][0] == wanted[row["question"][0]] for row in found)
 
 
+@pytest.mark.slow
 def test_several_pools_serve_one_address_and_one_may_be_lost(ray: Any, tmp_path: Path) -> None:
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
@@ -180,9 +182,10 @@ def test_several_pools_serve_one_address_and_one_may_be_lost(ray: Any, tmp_path:
 
 
 @pytest.mark.parametrize("wrong", [{"actors": 0}, {"batch_size": 0}])
-def test_numbers_are_checked(ray: Any, wrong: dict[str, int]) -> None:
+def test_numbers_are_checked(wrong: dict[str, int]) -> None:
+    pytest.importorskip("ray.serve", reason="ray is not installed")
     with pytest.raises(InputError):
-        answer_questions(ray.data.range(1), "manuals", **wrong)  # type: ignore[arg-type]
+        answer_questions(None, "manuals", **wrong)  # type: ignore[arg-type]
     with pytest.raises(InputError):
         pools_app(pools=0)
     with pytest.raises(InputError):
