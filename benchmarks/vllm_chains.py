@@ -4,7 +4,7 @@
 
 Run it where vLLM is installed (its CPU build will do, `VLLM_CPU_KVCACHE_SPACE=1`) with ragspec
 beside it (docs/engines.md). Questions over the bundled documents, greedy, float32, four texts at
-once. Each part runs in a process of its own. Exits with 1 where a text of the proposer's is not that
+once. Each part runs in a process of its own. Exits with 1 where a text of the proposer is not that
 of plain vLLM, or accepted a step is more than 10 % below that of our chains.
 """
 
@@ -61,7 +61,7 @@ def in_vllm(args: argparse.Namespace, proposer: bool) -> dict[str, Any]:
     asked = [{"prompt_token_ids": ids} for ids in prompts(args.model, args.items)]
     made = llm.generate(asked, SamplingParams(temperature=0, max_tokens=NEW))
     found = {"texts": [list(each.outputs[0].token_ids) for each in made]}
-    return found | (json.loads(stats.read_text()) if proposer else {})
+    return (json.loads(stats.read_text()) if proposer else {}) | found
 
 
 def own(args: argparse.Namespace) -> dict[str, Any]:
