@@ -182,7 +182,6 @@ def test_arguments_are_settled_as_for_ngram() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"device": "npu"}, "npu"),
         ({"enable_dp_attention": True}, "dp-attention"),
         ({"speculative_num_draft_tokens": 1}, "2 or more"),
         ({"page_size": 16}, "page-size"),
