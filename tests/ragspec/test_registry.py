@@ -25,7 +25,7 @@ def test_every_extra_that_is_named_brings_its_package() -> None:
     }  # by another name, or along with another
     extras = project["optional-dependencies"]
     for package, extra in EXTRAS.items():
-        required = [re.split(r"[<>=~; ]", text)[0] for text in extras[extra]]
+        required = [re.split(r"[\[<>=~; ]", text)[0] for text in extras[extra]]
         assert named.get(package, package) in required
 
 
