@@ -22,6 +22,7 @@ def test_every_extra_that_is_named_brings_its_package() -> None:
         "PIL": "pillow",
         "pyarrow": "datasets",
         "faiss": "faiss-cpu",
+        "prometheus_client": "prometheus-client",
     }  # by another name, or along with another
     extras = project["optional-dependencies"]
     for package, extra in EXTRAS.items():
