@@ -200,7 +200,7 @@ def leaving(given: argparse.Namespace) -> dict[str, Any]:
             with client.stream("POST", "/v1/completions", json=asked) as response:
                 lines = response.iter_lines()
                 for _ in range(dice.randint(1, 40)):
-                    next(lines)
+                    next(lines, None)
             left = time.perf_counter()
             while client.get("/health").json()["live"]:
                 time.sleep(0.002)

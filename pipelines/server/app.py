@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -36,6 +37,14 @@ from ragspec.pipelines.server.sse import DONE, Events, left, line
 
 T = TypeVar("T")
 log = logging.getLogger("ragspec.server")
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What was asked for, and the tickets of its texts, sample by sample."""
+
+    asked: Sequence[Asked]
+    tickets: Sequence[Ticket]
 
 
 class Application:
@@ -118,21 +127,21 @@ class Application:
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """Write the next turn of a conversation."""
-        served = self.served
-        served.expect(body.model)
-        asked = await _apart(lambda: read_chat(body, served.engine, served.documents))
+        served = self._ready_for(body)
+        found = await self._begun(
+            lambda: [read_chat(body, served.engine, served.documents)], body, request
+        )
         reply = Reply("chat", served.name, served.engine.tokenizer)
-        if asked.refused is not None:
-            return self._not_found(body, reply, asked.refused)
-        return await self._texts(body, request, [asked], reply)
+        if found.asked[0].refused is not None:
+            return self._not_found(body, reply, found.asked[0].refused)
+        return await self._texts(body, request, found, reply)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         """Continue prompts."""
-        served = self.served
-        served.expect(body.model)
-        asked = await _apart(lambda: read_completion(body, served.engine))
+        served = self._ready_for(body)
+        found = await self._begun(lambda: read_completion(body, served.engine), body, request)
         reply = Reply("completion", served.name, served.engine.tokenizer)
-        return await self._texts(body, request, asked, reply)
+        return await self._texts(body, request, found, reply)
 
     async def images(self, body: ImageRequest) -> Response:
         """Draw pictures."""
@@ -161,12 +170,31 @@ class Application:
 
     # Texts.
 
-    async def _texts(
-        self, body: TextRequest, request: Request, asked: Sequence[Asked], reply: Reply
-    ) -> Response:
+    def _ready_for(self, body: TextRequest) -> Serving:
+        """Return what is served; raises Refusal for another model, and where all is full."""
+        served = self.served
+        served.expect(body.model)
+        served.pool.expect_room(body.samples)
+        return served
+
+    async def _begun(
+        self, read: Callable[[], Sequence[Asked]], body: TextRequest, request: Request
+    ) -> _Begun:
+        """Read what is asked for and ask the pool for it, in one go beside the event loop."""
         served = self.served
         tenant = tenant_of(request.scope["state"].get("key"), body.user)
-        tickets = await _apart(lambda: served.submit(asked, tenant))
+
+        def begin() -> _Begun:
+            asked = read()
+            refused = any(each.refused is not None for each in asked)
+            return _Begun(asked, () if refused else served.submit(asked, tenant))
+
+        return await _apart(begin)
+
+    async def _texts(
+        self, body: TextRequest, request: Request, found: _Begun, reply: Reply
+    ) -> Response:
+        asked, tickets = found.asked, found.tickets
         if body.stream:
             options = body.stream_options
             told = options is not None and options.include_usage

@@ -100,6 +100,20 @@ class Pool:
         """Requests that have a slot."""
         return self._open_requests - len(self._waiting)
 
+    def expect_room(self, requests: int = 1) -> None:
+        """Raise QueueFullError where so many would not be taken now, PoolClosedError after `close`.
+
+        It asks nothing of the device, nor of the prompt.
+        """
+        if self._closed:
+            raise PoolClosedError("the pool was closed; expected an open one. Make another.")
+        if self.queue is None or self._open_requests + requests <= self.slots + self.queue:
+            return
+        raise QueueFullError(
+            f"{len(self._waiting)} requests wait for {self.slots} slots; expected room for "
+            f"{requests} more, and at most {self.queue} to wait. Try again later."
+        )
+
     def submit(
         self,
         prompt: Any,
@@ -133,13 +147,7 @@ class Pool:
         ticket = Ticket(encoded.ids[0], settings, engine.tokenizer, self._wake)
         request = _Request(ticket, engine, settings, sample, tenant, on_step)
         with self._changed:
-            if self._closed:
-                raise PoolClosedError("the pool was closed; expected an open one. Make another.")
-            if self.queue is not None and self._open_requests >= self.slots + self.queue:
-                raise QueueFullError(
-                    f"{len(self._waiting)} requests wait for {self.slots} slots; expected at most "
-                    f"{self.queue}. Try again later."
-                )
+            self.expect_room()
             self._open_requests += 1
             self._waiting.append(request)
             self._changed.notify_all()
