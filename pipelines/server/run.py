@@ -106,6 +106,7 @@ def _listen(settings: ServerSettings) -> socket.socket:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((settings.host, settings.port))
+        found.listen(2048)
     except OSError as error:
         found.close()
         raise InputError(

@@ -1,0 +1,103 @@
+"""`ragspec serve`: it starts, says when it is ready, and stops in good order."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ragspec.errors import InputError
+from ragspec.pipelines.cli.app import main
+from ragspec.pipelines.cli.serve import stores_of
+
+ASKED = {"model": "tiny", "prompt": "The library", "max_tokens": 200, "ignore_eos": True}
+
+
+def start(*options: str) -> tuple[subprocess.Popen[str], str]:
+    """Start a server; return it and its address once it is ready."""
+    command = [sys.executable, "-m", "ragspec", "serve", "--name", "tiny", "--port", "0"]
+    server = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
+    assert server.stderr is not None
+    address = server.stderr.readline().split()[2].rstrip(",")
+    end = time.monotonic() + 120
+    while httpx.get(f"{address}/health").status_code != 200:
+        assert server.poll() is None and time.monotonic() < end
+        time.sleep(0.1)
+    return server, address
+
+
+def test_it_serves_and_lets_texts_end_when_told_to_stop(tmp_path: Path) -> None:
+    (tmp_path / "rules.txt").write_text("A draft is a guess at the next tokens of a text.")
+    server, address = start("--docs", str(tmp_path), "--key", "alpha")
+    found: list[httpx.Response] = []
+    try:
+        headers = {"Authorization": "Bearer alpha"}
+        messages = [{"role": "user", "content": "What is a draft of tokens?"}]
+        chat = {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 40}
+        told = httpx.post(
+            f"{address}/v1/chat/completions", json=chat, headers=headers, timeout=60
+        ).json()
+        assert "guess at the next tokens" in told["choices"][0]["message"]["content"]
+        quoted = told["choices"][0]["message"]["annotations"][0]
+        assert quoted["document"] == "rules.txt"
+        thread = threading.Thread(
+            target=lambda: found.append(
+                httpx.post(f"{address}/v1/completions", json=ASKED, headers=headers, timeout=60)
+            )
+        )
+        thread.start()
+        while not httpx.get(f"{address}/health").json()["live"]:
+            time.sleep(0.005)
+        began = time.monotonic()
+        server.send_signal(signal.SIGTERM)
+        thread.join()
+        server.wait(30)
+        assert time.monotonic() - began < 30
+    finally:
+        server.kill()
+    assert found[0].status_code == 200
+    assert found[0].json()["usage"]["completion_tokens"] == 200
+    assert server.returncode in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+
+
+def test_what_cannot_be_served_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert main(["serve", "--port", port]) == InputError.exit_code
+    assert main(["serve", "--host", "0.0.0.0"]) == InputError.exit_code
+    assert main(["serve", "--docs", "x", "--index", "y"]) == InputError.exit_code
+    assert main(["serve", "--model", "nowhere-at-all", "--port", "0"]) == 5
+    told = capsys.readouterr().err
+    assert "cannot listen" in told and "--key" in told and "nowhere-at-all" in told
+
+
+def test_stores_have_names() -> None:
+    assert stores_of(["a=x", "b=y=z"]) == {"a": Path("x"), "b": Path("y=z")}
+    bad: Any
+    for bad in (["a"], ["=x"], ["a="], ["a=x", "a=y"]):
+        with pytest.raises(InputError, match="NAME=FOLDER"):
+            stores_of(bad)
+
+
+def test_errors_are_json_before_the_model_is_ready() -> None:
+    command = [sys.executable, "-m", "ragspec", "serve", "--port", "0"]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert server.stderr is not None
+    try:
+        address = server.stderr.readline().split()[2].rstrip(",")
+        found = httpx.post(f"{address}/v1/completions", json=ASKED, timeout=60)
+        assert found.status_code in (503, 404) and json.loads(found.text)["error"]["code"]
+    finally:
+        server.terminate()
+        server.wait(40)
