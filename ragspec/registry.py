@@ -29,6 +29,10 @@ EXTRAS = MappingProxyType(
         "uvicorn": "serve",
         "prometheus_client": "serve",
         "ray": "ray",
+        "langchain_core": "langchain",
+        "llama_index": "llamaindex",
+        "haystack": "haystack",
+        "lm_eval": "lm-eval",
     }
 )
 

@@ -140,10 +140,19 @@ def is_chat(tokenizer: Any) -> bool:
     return bool(getattr(tokenizer, "chat_template", None))
 
 
-def templated(tokenizer: Any, turns: Sequence[Mapping[str, str]]) -> str:
-    """Return turns in the chat template, the answer's beginning last; raises InputError."""
+def templated(
+    tokenizer: Any, turns: Sequence[Mapping[str, Any]], template: str | None = None
+) -> str:
+    """Return turns in the chat template, the answer's beginning last.
+
+    template: Jinja source in place of the tokenizer's own. Raises InputError where it refuses them.
+    """
+    own = {} if template is None else {"chat_template": template}
     try:
-        return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        text = tokenizer.apply_chat_template(
+            turns, tokenize=False, add_generation_prompt=True, **own
+        )
+        return str(text)
     except Exception as error:  # a template raises whatever its author wrote
         roles = dict.fromkeys(turn["role"] for turn in turns)
         raise InputError(

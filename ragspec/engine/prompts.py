@@ -173,7 +173,7 @@ def _chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
             "got chat messages but the tokenizer has no chat template; pass a text, or set "
             "tokenizer.chat_template"
         )
-    said = [_message(message, number) for number, message in enumerate(messages)]
+    said = [read_message(message, number) for number, message in enumerate(messages)]
     try:
         encoded = tokenizer.apply_chat_template(
             said, add_generation_prompt=True, tokenize=True, return_dict=True
@@ -187,8 +187,8 @@ def _chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
     return list(encoded["input_ids"])
 
 
-def _message(message: Message, number: int) -> dict[str, Any]:
-    """Return a message with well-formed texts, a content of text parts joined.
+def read_message(message: Message, number: int) -> dict[str, Any]:
+    """Return message `number`, from 0, with well-formed texts, a content of text parts joined.
 
     Raises InputError for a message without a role, and for parts that are no text.
     """
