@@ -9,7 +9,8 @@ Written against haystack-ai 3.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ragspec.adapters.passages import (
@@ -21,7 +22,7 @@ from ragspec.adapters.passages import (
     search_of,
 )
 from ragspec.adapters.requests import read_settings
-from ragspec.adapters.writer import Job, Writer
+from ragspec.adapters.writer import Job, Writer, pulled
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError
 from ragspec.registry import for_extra
@@ -144,7 +145,7 @@ class RagspecChatGenerator:
 
         messages: or a text, which is a user's turn. streaming_callback: called with each piece;
         needs n=1. documents: drafted from and cited; the prompt may hold them or not. replies: as
-        many as n asks for; `meta` has the finish reason, usage, figures of acceptance and citations.
+        many as n asks for; `meta` has finish reason, usage, figures of acceptance and citations.
         Raises InputError, SamplingError, PromptTooLongError, UnsupportedModelError.
         """
         callback = select_streaming_callback(
@@ -152,26 +153,41 @@ class RagspecChatGenerator:
         )
         writer, job = self._job(messages, generation_kwargs, documents)
         if callback is None:
-            texts = writer.write(job)
-        else:
-            with_info = ComponentInfo.from_component(self)
-            pieces = writer.stream(job)
-            try:
-                for number, piece in enumerate(pieces):
-                    callback(
-                        StreamingChunk(
-                            piece,
-                            meta={"model": writer.name},
-                            component_info=with_info,
-                            index=0,
-                            start=number == 0,
-                        )
-                    )
-            finally:
-                pieces.close()
-            texts = [pieces.result]
-            callback(_last(writer, texts[0], with_info))
-        return {"replies": [_reply(writer, job, i, text) for i, text in enumerate(texts)]}
+            return _replies(writer, job, writer.write(job))
+        info = ComponentInfo.from_component(self)
+        pieces = writer.stream(job)
+        try:
+            for number, piece in enumerate(pieces):
+                callback(_chunk(writer, number, piece, info))
+        finally:
+            pieces.close()
+        callback(_last(writer, pieces.result, info))
+        return _replies(writer, job, [pieces.result])
+
+    @component.output_types(replies=list[ChatMessage])  # type: ignore[untyped-decorator]
+    async def run_async(
+        self,
+        messages: list[ChatMessage] | str,
+        streaming_callback: StreamingCallbackT | None = None,
+        generation_kwargs: dict[str, Any] | None = None,
+        *,
+        documents: list[Document] | None = None,
+    ) -> dict[str, list[ChatMessage]]:
+        """Answer a conversation as `run` does; the event loop goes on meanwhile."""
+        callback = select_streaming_callback(
+            self.streaming_callback, streaming_callback, requires_async=True
+        )
+        writer, job = self._job(messages, generation_kwargs, documents)
+        if callback is None:
+            return _replies(writer, job, await asyncio.to_thread(writer.write, job))
+        info = ComponentInfo.from_component(self)
+        pieces = writer.stream(job)
+        number = 0
+        async for piece in pulled(pieces):
+            await _call(callback, _chunk(writer, number, piece, info))
+            number += 1
+        await _call(callback, _last(writer, pieces.result, info))
+        return _replies(writer, job, [pieces.result])
 
     def _job(
         self,
@@ -192,10 +208,10 @@ class RagspecChatGenerator:
 class RagspecRetriever:
     """Our passages as Haystack's documents, best first.
 
-    index: a PassageIndex, or the folder that its `save` wrote, opened by `warm_up` or the first run.
-    top_k: passages. mode: "dense", "sparse", "fused", None for the best that the index can do. meta
-    of a document: source, name, title, start and end (characters of the source's text), page. Raises
-    InputError, StoreError.
+    index: a PassageIndex, or the folder that its `save` wrote, opened by `warm_up` or the first
+    run. top_k: passages. mode: "dense", "sparse", "fused", None for the best that the index can do.
+    meta of a document: source, name, title, start and end (characters of the source's text), page.
+    Raises InputError, StoreError.
     """
 
     def __init__(self, index: Any, top_k: int = 10, mode: str | None = None) -> None:
@@ -294,8 +310,23 @@ def _last(writer: Writer, text: Generation, info: ComponentInfo) -> StreamingChu
     )
 
 
-def _reply(writer: Writer, job: Job, number: int, text: Generation) -> ChatMessage:
-    facts = writer.metadata(job, text)
-    facts["model"] = facts.pop("model_name")
-    meta = {**facts, "index": number, "usage": writer.usage(text)}
-    return ChatMessage.from_assistant(text.text, meta=meta)
+def _chunk(writer: Writer, number: int, piece: str, info: ComponentInfo) -> StreamingChunk:
+    meta = {"model": writer.name}
+    return StreamingChunk(piece, meta=meta, component_info=info, index=0, start=number == 0)
+
+
+async def _call(callback: StreamingCallbackT, chunk: StreamingChunk) -> None:
+    """Call a callback, which may be a coroutine or not."""
+    result = callback(chunk)
+    if inspect.isawaitable(result):
+        await result
+
+
+def _replies(writer: Writer, job: Job, texts: Sequence[Generation]) -> dict[str, list[ChatMessage]]:
+    replies = []
+    for number, text in enumerate(texts):
+        facts = writer.metadata(job, text)
+        facts["model"] = facts.pop("model_name")
+        meta = {**facts, "index": number, "usage": writer.usage(text)}
+        replies.append(ChatMessage.from_assistant(text.text, meta=meta))
+    return {"replies": replies}

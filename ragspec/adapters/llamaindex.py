@@ -11,7 +11,8 @@ conversation becomes one by `messages_to_prompt`.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
 from typing import Any, ClassVar
 
 from ragspec.adapters.passages import (
@@ -23,18 +24,21 @@ from ragspec.adapters.passages import (
     search_of,
 )
 from ragspec.adapters.requests import read_settings
-from ragspec.adapters.writer import Job, Writer
+from ragspec.adapters.writer import Job, Writer, pulled
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError
 from ragspec.registry import for_extra
+from ragspec.retrievers.search.fusion import Hit
 
 try:
     from llama_index.core.base.base_retriever import BaseRetriever
     from llama_index.core.base.llms.types import (
         ChatMessage,
         ChatResponse,
+        ChatResponseAsyncGen,
         ChatResponseGen,
         CompletionResponse,
+        CompletionResponseAsyncGen,
         CompletionResponseGen,
         LLMMetadata,
         MessageRole,
@@ -160,6 +164,33 @@ class RagspecLLM(CustomLLM):  # type: ignore[misc]
         """Yield what the model writes after a prompt as it grows."""
         return self._growing(self._job(prompt, formatted, kwargs))
 
+    @llm_chat_callback()  # type: ignore[untyped-decorator]
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """Return the answer to a conversation; the event loop goes on meanwhile."""
+        return _chatted(await asyncio.to_thread(self._completed, self._asked(messages, kwargs)))
+
+    @llm_completion_callback()  # type: ignore[untyped-decorator]
+    async def acomplete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponse:
+        """Return what the model writes after a prompt; the event loop goes on meanwhile."""
+        return await asyncio.to_thread(self._completed, self._job(prompt, formatted, kwargs))
+
+    @llm_chat_callback()  # type: ignore[untyped-decorator]
+    async def astream_chat(
+        self, messages: Sequence[ChatMessage], **kwargs: Any
+    ) -> ChatResponseAsyncGen:
+        """Return the answer to a conversation as it grows; the event loop goes on meanwhile."""
+        job = self._asked(messages, kwargs)
+        return (_chatted(each) async for each in self._agrowing(job))
+
+    @llm_completion_callback()  # type: ignore[untyped-decorator]
+    async def astream_complete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponseAsyncGen:
+        """Return what the model writes after a prompt as it grows; as `astream_chat`."""
+        return self._agrowing(self._job(prompt, formatted, kwargs))
+
     def _job(self, prompt: str, formatted: bool, given: dict[str, Any]) -> Job:
         if self._writer.is_chat and not formatted:
             return self._asked([ChatMessage(role=MessageRole.USER, content=prompt)], given)
@@ -204,6 +235,15 @@ class RagspecLLM(CustomLLM):  # type: ignore[misc]
 
         return grow()
 
+    async def _agrowing(self, job: Job) -> AsyncGenerator[CompletionResponse]:
+        pieces = self._writer.stream(job)
+        text = ""
+        async for piece in pulled(pieces):
+            text += piece
+            yield CompletionResponse(text=text, delta=piece)
+        facts = self._facts(job, pieces.result)
+        yield CompletionResponse(text=text, delta="", additional_kwargs=facts)
+
     def _facts(self, job: Job, text: Generation) -> dict[str, Any]:
         """Return the figures of a text; the counts of tokens by the names that LlamaIndex reads."""
         usage = self._writer.usage(text)
@@ -230,12 +270,7 @@ class RagspecRetriever(BaseRetriever):  # type: ignore[misc]
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         hits = self._index.search(query_bundle.query_str, self._k, self._mode)
-        return [
-            NodeWithScore(
-                node=TextNode(text=hit.passage.text, metadata=facts_of(hit)), score=hit.score
-            )
-            for hit in hits
-        ]
+        return [NodeWithScore(node=_node(hit), score=hit.score) for hit in hits]
 
 
 def passages_from(retriever: Any) -> HostRetriever:
@@ -262,6 +297,18 @@ def _told(given: Any) -> Told:
         )
     meta = {"name": node.metadata.get("file_name"), **node.metadata}
     return node.get_content(), float(score or 0.0), meta
+
+
+def _node(hit: Hit) -> TextNode:
+    """Return a passage as a node, of whose metadata a prompt shows the title alone."""
+    facts = {name: value for name, value in facts_of(hit).items() if name != "score"}
+    silent = [name for name in facts if name != "title"]
+    return TextNode(
+        text=hit.passage.text,
+        metadata=facts,
+        excluded_llm_metadata_keys=silent,
+        excluded_embed_metadata_keys=silent,
+    )
 
 
 def _message(message: ChatMessage) -> dict[str, Any]:

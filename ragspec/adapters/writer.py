@@ -6,9 +6,10 @@ came with it are drafted from, found in the prompt or not, and quotations of the
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from inspect import signature
 from typing import Any, Self
@@ -51,7 +52,8 @@ class Writer:
     source: an Engine, a Pool, or the path or name of a model. template: a Jinja chat template in
     place of the tokenizer's own. slots: texts side by side; above 0 an engine serves through a
     pool of its own, which `close` ends. engine: of a model that is named, see
-    `Engine.from_pretrained`. Raises InputError for what contradicts itself, and the engine's errors.
+    `Engine.from_pretrained`. Raises InputError for what contradicts itself, and the errors of
+    `Engine`.
     """
 
     def __init__(
@@ -261,6 +263,15 @@ class Writer:
         ]
 
 
+async def pulled(pieces: Stream) -> AsyncIterator[str]:
+    """Yield the pieces of a stream, each made in a thread, so that the event loop goes on."""
+    try:
+        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+            yield piece
+    finally:
+        pieces.cancel()
+
+
 def _disarmed(turn: dict[str, Any], special: Sequence[str]) -> dict[str, Any]:
     """Return a turn whose text spells no special token out, arguments of calls as mappings."""
     if turn.get("tool_calls"):
@@ -276,11 +287,11 @@ def _disarmed(turn: dict[str, Any], special: Sequence[str]) -> dict[str, Any]:
 def _called(call: Any) -> Any:
     """Return a tool call as chat templates read it: with a mapping of arguments, not its JSON."""
     function = call.get("function") if isinstance(call, Mapping) else None
-    arguments = function.get("arguments") if isinstance(function, Mapping) else None
-    if not isinstance(arguments, str):
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call
     try:
-        return {**call, "function": {**function, "arguments": json.loads(arguments)}}
+        read = json.loads(function["arguments"])
+        return {**call, "function": {**function, "arguments": read}}
     except json.JSONDecodeError:  # a model wrote it
         return call
 

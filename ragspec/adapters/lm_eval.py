@@ -1,0 +1,369 @@
+"""lm-eval: our engine as a model of the harness, so that speculative figures are checked by it.
+
+    python -m ragspec.adapters.lm_eval run --model ragspec --tasks gsm8k \
+        --model_args model=smollm2,drafter=context,budget=auto
+
+which is lm-eval's own command with the model "ragspec" known to it; in Python importing this module
+does that. Generations go through the engine; likelihoods are one forward of the model over each
+text, which nothing is drafted in. Written against lm-eval 0.4.13.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ragspec.engine.engine import Engine
+from ragspec.engine.options import end_tokens
+from ragspec.errors import InputError
+from ragspec.pipelines.docqa.wording import is_chat
+from ragspec.registry import for_extra
+from ragspec.sampling.settings import Sampling
+
+try:
+    from lm_eval import utils
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import register_model
+    from lm_eval.models.utils import has_bos_prefix, normalize_gen_kwargs
+    from tqdm import tqdm  # type: ignore[import-untyped]
+except ModuleNotFoundError as error:
+    raise for_extra(error) from error
+
+MAX_GEN_TOKS = 256
+# Settings of a task that change how a text is decoded; others are refused by name.
+_KNOWN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "do_sample")
+_MOST_LOGITS = 1 << 26  # of one forward: numbers, 256 MiB in float32
+_LOG = logging.getLogger(__name__)
+Scored = tuple[tuple[str, str] | None, list[int], list[int]]  # texts, and the ids of both
+
+
+@register_model("ragspec")
+class RagspecLM(TemplateLM):  # type: ignore[misc]
+    """A model of lm-eval that generates by an engine.
+
+    model: a name or path, or an Engine. drafter, draft_model, budget: see `Engine`; drafter=None
+    is plain decoding, whose greedy texts are the same. device, dtype: see `load_model`. batch_size:
+    texts at once. max_length: of the context, None for the model's. max_gen_toks: where a task does
+    not say. add_bos_token: whether texts begin with that token, None for what the tokenizer does.
+    seed: sampled text number i of a call has seed + i. Raises InputError and the errors of
+    `Engine`.
+    """
+
+    backend = "causal"
+
+    def __init__(
+        self,
+        model: str | Engine = "starter",
+        drafter: Any = "auto",
+        draft_model: Any = None,
+        budget: str | int = "auto",
+        *,
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        device: str | None = None,
+        dtype: str = "auto",
+        max_length: int | None = None,
+        max_gen_toks: int = MAX_GEN_TOKS,
+        add_bos_token: bool | None = None,
+        seed: int = 1234,
+        **strange: Any,
+    ) -> None:
+        super().__init__()
+        if strange:
+            raise InputError(
+                f"got the model argument {', '.join(strange)}; expected model, drafter, "
+                "draft_model, budget, device, dtype, max_length, max_gen_toks, add_bos_token, seed."
+            )
+        self.batch_size = _batch(batch_size, max_batch_size)
+        named = (drafter, draft_model, budget, device or "auto", dtype)
+        self.engine = _engine(model, named, self.batch_size)
+        self.tokenizer = self.engine.tokenizer
+        self.max_length = _limit(max_length, self.engine.target.max_length)
+        self.max_gen_toks = max_gen_toks
+        self.add_bos_token = add_bos_token
+        self.seed = seed
+        self._device = self.engine.target.device
+        self.counts = dict.fromkeys(("tokens", "forwards", "drafted", "accepted", "steps"), 0)
+
+    @property
+    def eot_token_id(self) -> int:
+        """The id that ends a text."""
+        found = self.tokenizer.eos_token_id
+        return int(end_tokens(self.engine.model, self.tokenizer)[0] if found is None else found)
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The id that stands before a text without a context."""
+        found = self.tokenizer.bos_token_id
+        return self.eot_token_id if found is None else int(found)
+
+    @property
+    def tokenizer_name(self) -> str:
+        """What lm-eval knows cached requests by."""
+        return str(self.tokenizer.name_or_path).replace("/", "__")
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
+    ) -> list[int]:
+        """Return the ids of a text; with the special tokens of its beginning unless it has them."""
+        special = self.add_bos_token if add_special_tokens is None else add_special_tokens
+        begun = has_bos_prefix(string, self.tokenizer.decode([self.prefix_token_id]))
+        if add_special_tokens is None and begun:
+            special = False
+        asked = {} if special is None else {"add_special_tokens": special}
+        return [int(token) for token in self.tokenizer.encode(string, **asked)]
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """Return a conversation in the tokenizer's chat template; raises InputError without one."""
+        if not is_chat(self.tokenizer):
+            raise InputError(
+                f"{self.tokenizer_name} has no chat template; expected a chat model. Leave "
+                "--apply_chat_template out."
+            )
+        try:
+            text = self.tokenizer.apply_chat_template(
+                chat_history,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
+            )
+        except Exception as error:  # a template raises whatever its author wrote
+            raise InputError(
+                f"the model's chat template refuses the messages ({error}); expected turns as its "
+                "authors ask for them. Leave the system instruction out."
+            ) from error
+        return str(text)
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Return what the model writes after each context, up to one of the strings of `until`.
+
+        Contexts that leave no room for the new tokens lose their beginning. Raises InputError for
+        settings that are not known.
+        """
+        texts = [""] * len(requests)
+        bar = tqdm(total=len(requests), disable=disable_tqdm, desc="Running generate_until")
+        for numbers in _alike([request.args[1] for request in requests], self.batch_size):
+            asked = requests[numbers[0]].args[1]
+            sampling, options = self._settings(asked, numbers)
+            prompts = [
+                self._shortened(self.tok_encode(requests[i].args[0]), options["max_new_tokens"])
+                for i in numbers
+            ]
+            for i, found in zip(
+                numbers, self.engine.generate(prompts, sampling, **options), strict=True
+            ):
+                texts[i] = found.text
+                self._count(found.report)
+                self.cache_hook.add_partial("generate_until", requests[i].args, found.text)
+                bar.update(1)
+        bar.close()
+        return texts
+
+    def _settings(
+        self, asked: Mapping[str, Any], numbers: Sequence[int]
+    ) -> tuple[Sampling, dict[str, Any]]:
+        """Return the sampling and options of requests that ask for the same."""
+        if not isinstance(asked, Mapping):
+            raise InputError(f"got the generation arguments {asked!r}; expected a mapping.")
+        given = dict(normalize_gen_kwargs(dict(asked), self.max_gen_toks))
+        stops = [text for text in given.pop("until") if text]
+        new = given.pop("max_gen_toks")
+        if given.get("num_beams") == 1:
+            del given["num_beams"]
+        if strange := [name for name in given if name not in _KNOWN]:
+            raise InputError(
+                f"got {', '.join(strange)} in the generation arguments; expected until, "
+                f"max_gen_toks, {', '.join(_KNOWN)}."
+            )
+        if given["do_sample"] and "temperature" not in asked:
+            given["temperature"] = 1.0  # as transformers has it
+        if not given["do_sample"]:
+            given = {k: v for k, v in given.items() if k == "repetition_penalty"}
+        seeds = [self.seed + number for number in numbers]
+        return Sampling(**given, seed=seeds), {"max_new_tokens": new, "stop": stops}
+
+    def _shortened(self, tokens: list[int], new: int) -> list[int]:
+        """Return the last tokens of a context that leave room for so many new ones."""
+        room = self.max_length - new
+        if room < 1:
+            raise InputError(
+                f"max_gen_toks is {new} and the context has {self.max_length} tokens; expected "
+                "fewer. Pass max_gen_toks= to the task or the model."
+            )
+        if len(tokens) > room:
+            _LOG.warning("a context of %d tokens is cut to its last %d", len(tokens), room)
+        return tokens[-room:] or [self.prefix_token_id]
+
+    def _count(self, report: Any) -> None:
+        self.counts["tokens"] += report.tokens
+        self.counts["forwards"] += report.forward_passes
+        self.counts["drafted"] += report.drafted
+        self.counts["accepted"] += report.accepted
+        self.counts["steps"] += report.steps
+
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
+        """Return the log-likelihood of each whole text, in windows as long as the context.
+
+        Every token is predicted once, those of a last window with as much before them as fits.
+        """
+        windows: list[Scored] = []
+        owners: list[int] = []
+        for number, request in enumerate(requests):
+            for context, told in utils.get_rolling_token_windows(
+                self.tok_encode(request.args[0]), self.prefix_token_id, self.max_length, 1
+            ):
+                windows.append((None, *utils.make_disjoint_window((context, told))))
+                owners.append(number)
+        sums = [0.0] * len(requests)
+        for number, (found, _) in zip(
+            owners, self._loglikelihood_tokens(windows, disable_tqdm=disable_tqdm), strict=True
+        ):
+            sums[number] += found
+        for request, total in zip(requests, sums, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
+        return sums
+
+    def _loglikelihood_tokens(
+        self, requests: list[Scored], disable_tqdm: bool = False, **kwargs: Any
+    ) -> list[tuple[float, bool]]:
+        """Return for each (texts, context ids, continuation ids) the sum of log-probabilities.
+
+        And whether greedy decoding would write the continuation. Contexts that are too long lose
+        their beginning; raises InputError for a continuation that is longer than the context.
+        """
+        found = [(0.0, False)] * len(requests)
+        order = sorted(range(len(requests)), key=lambda i: -len(requests[i][1] + requests[i][2]))
+        bar = tqdm(total=len(requests), disable=disable_tqdm, desc="Running loglikelihood")
+        for start in range(0, len(order), self.batch_size):
+            numbers = order[start : start + self.batch_size]
+            rows = [self._row(*requests[i][1:]) for i in numbers]
+            for i, scored in zip(numbers, self._scores(rows), strict=True):
+                found[i] = scored
+                if requests[i][0] is not None:
+                    self.cache_hook.add_partial("loglikelihood", requests[i][0], scored)
+                bar.update(1)
+        bar.close()
+        return found
+
+    def _row(self, context: list[int], told: list[int]) -> tuple[list[int], int]:
+        """Return the ids that are read and scored, and how many of them are scored."""
+        if not context or len(told) > self.max_length:
+            raise InputError(
+                f"got a context of {len(context)} tokens and {len(told)} to score; expected one or "
+                f"more, and at most {self.max_length} to score. Pass max_length= to the model."
+            )
+        return (context + told)[-(self.max_length + 1) :], len(told)
+
+    @torch.inference_mode()
+    def _scores(self, rows: Sequence[tuple[list[int], int]]) -> Iterator[tuple[float, bool]]:
+        """Yield the scores of rows (ids, number that is scored), a forward for as many as fit."""
+        longest = max(len(ids) for ids, _ in rows) - 1
+        fit = max(1, _MOST_LOGITS // (longest * self.engine.target.vocab_size))
+        for start in range(0, len(rows), fit):
+            part = rows[start : start + fit]
+            inputs = torch.full(
+                (len(part), max(len(ids) for ids, _ in part) - 1), self.eot_token_id
+            )
+            for row, (ids, _) in enumerate(part):
+                inputs[row, : len(ids) - 1] = torch.tensor(ids[:-1])
+            # What fills a row up stands behind its text, where nothing attends to it.
+            first = min(len(ids) - 1 - scored for ids, scored in part)
+            keeps = {"logits_to_keep": width - first} if self._keeps_logits else {}
+            asked = {"input_ids": inputs.to(self.device), "use_cache": False, **keeps}
+            logits = self.engine.model(**asked).logits
+            before = first if keeps else 0
+            for row, (ids, scored) in enumerate(part):
+                end = len(ids) - 1 - before
+                yield _score(logits[row, end - scored : end], ids[len(ids) - scored :])
+
+    @property
+    def _keeps_logits(self) -> bool:
+        return self.engine.target.keeps_logits
+
+    def get_model_info(self) -> dict[str, Any]:
+        """Return what stands in the results beside lm-eval's own settings."""
+        drafter = self.engine.drafter
+        forwards, steps = self.counts["forwards"], self.counts["steps"]
+        return {
+            "model_num_parameters": int(self.engine.model.num_parameters()),
+            "model_dtype": str(self.engine.target.dtype),
+            "ragspec": {
+                "drafter": None if drafter is None else drafter.name,
+                **self.counts,
+                "tokens_per_forward": self.counts["tokens"] / forwards if forwards else 0.0,
+                "mean_acceptance_length": 1 + self.counts["accepted"] / steps if steps else 0.0,
+            },
+        }
+
+
+def _score(logits: torch.Tensor, ids: list[int]) -> tuple[float, bool]:
+    """Return the sum of log-probabilities of ids i64 [n] under logits [n, V], and if they lead."""
+    if not ids:
+        return 0.0, True
+    told = torch.tensor(ids, device=logits.device)
+    laws = logits.float().log_softmax(-1)
+    return float(laws.gather(1, told[:, None]).sum()), bool((logits.argmax(-1) == told).all())
+
+
+def _engine(model: Any, named: tuple[Any, ...], batch_size: int) -> Engine:
+    """Return the engine that is given, or one of a name; named: as `from_pretrained` has it."""
+    if not isinstance(model, Engine):
+        return Engine.from_pretrained(str(model), *named, batch_size=batch_size)
+    if named != ("auto", None, "auto", "auto", "auto"):
+        raise InputError("got an Engine with settings of one; expected it alone: it has its own.")
+    if model.tokenizer is None:
+        raise InputError("got an engine without a tokenizer; expected one that has it.")
+    return model
+
+
+def _batch(asked: int | str | None, most: int | None) -> int:
+    """Return how many texts are decoded at once; "auto" leaves it to us."""
+    if isinstance(asked, str) and asked.startswith("auto"):
+        asked = None
+    try:
+        size = 16 if asked is None else int(asked)
+    except ValueError:
+        size = 0
+    if size < 1:
+        raise InputError(f"batch_size is {asked!r}; expected a whole number from 1, or auto.")
+    return size if most is None else min(size, most)
+
+
+def _limit(asked: int | None, own: int | None) -> int:
+    """Return the tokens of the context."""
+    if asked is None and own is None:
+        raise InputError("the model does not say how long its context is; pass max_length=.")
+    if asked is not None and (not isinstance(asked, int) or asked < 2 or asked > (own or asked)):
+        raise InputError(f"max_length is {asked!r}; expected a number from 2 to {own}.")
+    found = own if asked is None else asked
+    assert found is not None
+    return found
+
+
+def _alike(settings: Sequence[Any], size: int) -> Iterator[list[int]]:
+    """Yield the numbers of requests that ask for the same, at most `size` at a time."""
+    groups: dict[str, list[int]] = {}
+    for number, asked in enumerate(settings):
+        groups.setdefault(repr(asked), []).append(number)
+    for numbers in groups.values():
+        for start in range(0, len(numbers), size):
+            yield numbers[start : start + size]
+
+
+def main() -> None:
+    """Run lm-eval's own command line, which knows the model "ragspec" by now."""
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()
+
+
+if __name__ == "__main__":
+    main()
