@@ -14,8 +14,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
-
+from ragspec.adapters.likelihood import score_rows
 from ragspec.engine.engine import Engine
 from ragspec.engine.options import end_tokens
 from ragspec.errors import InputError
@@ -36,7 +35,6 @@ except ModuleNotFoundError as error:
 MAX_GEN_TOKS = 256
 # Settings of a task that change how a text is decoded; others are refused by name.
 _KNOWN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "do_sample")
-_MOST_LOGITS = 1 << 26  # of one forward: numbers, 256 MiB in float32
 _LOG = logging.getLogger(__name__)
 Scored = tuple[tuple[str, str] | None, list[int], list[int]]  # texts, and the ids of both
 
@@ -245,7 +243,9 @@ class RagspecLM(TemplateLM):  # type: ignore[misc]
         for start in range(0, len(order), self.batch_size):
             numbers = order[start : start + self.batch_size]
             rows = [self._row(*requests[i][1:]) for i in numbers]
-            for i, scored in zip(numbers, self._scores(rows), strict=True):
+            for i, scored in zip(
+                numbers, score_rows(self.engine.target, rows, self.eot_token_id), strict=True
+            ):
                 found[i] = scored
                 if requests[i][0] is not None:
                     self.cache_hook.add_partial("loglikelihood", requests[i][0], scored)
@@ -262,32 +262,6 @@ class RagspecLM(TemplateLM):  # type: ignore[misc]
             )
         return (context + told)[-(self.max_length + 1) :], len(told)
 
-    @torch.inference_mode()
-    def _scores(self, rows: Sequence[tuple[list[int], int]]) -> Iterator[tuple[float, bool]]:
-        """Yield the scores of rows (ids, number that is scored), a forward for as many as fit."""
-        longest = max(len(ids) for ids, _ in rows) - 1
-        fit = max(1, _MOST_LOGITS // (longest * self.engine.target.vocab_size))
-        for start in range(0, len(rows), fit):
-            part = rows[start : start + fit]
-            inputs = torch.full(
-                (len(part), max(len(ids) for ids, _ in part) - 1), self.eot_token_id
-            )
-            for row, (ids, _) in enumerate(part):
-                inputs[row, : len(ids) - 1] = torch.tensor(ids[:-1])
-            # What fills a row up stands behind its text, where nothing attends to it.
-            first = min(len(ids) - 1 - scored for ids, scored in part)
-            keeps = {"logits_to_keep": width - first} if self._keeps_logits else {}
-            asked = {"input_ids": inputs.to(self.device), "use_cache": False, **keeps}
-            logits = self.engine.model(**asked).logits
-            before = first if keeps else 0
-            for row, (ids, scored) in enumerate(part):
-                end = len(ids) - 1 - before
-                yield _score(logits[row, end - scored : end], ids[len(ids) - scored :])
-
-    @property
-    def _keeps_logits(self) -> bool:
-        return self.engine.target.keeps_logits
-
     def get_model_info(self) -> dict[str, Any]:
         """Return what stands in the results beside lm-eval's own settings."""
         drafter = self.engine.drafter
@@ -302,15 +276,6 @@ class RagspecLM(TemplateLM):  # type: ignore[misc]
                 "mean_acceptance_length": 1 + self.counts["accepted"] / steps if steps else 0.0,
             },
         }
-
-
-def _score(logits: torch.Tensor, ids: list[int]) -> tuple[float, bool]:
-    """Return the sum of log-probabilities of ids i64 [n] under logits [n, V], and if they lead."""
-    if not ids:
-        return 0.0, True
-    told = torch.tensor(ids, device=logits.device)
-    laws = logits.float().log_softmax(-1)
-    return float(laws.gather(1, told[:, None]).sum()), bool((logits.argmax(-1) == told).all())
 
 
 def _engine(model: Any, named: tuple[Any, ...], batch_size: int) -> Engine:
