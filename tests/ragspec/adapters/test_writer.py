@@ -1,0 +1,232 @@
+"""What all hosts share: conversations as prompts, documents as drafts, one engine or a pool."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from ragspec.adapters.passages import HostRetriever, facts_of, hits_of, opened, search_of
+from ragspec.adapters.requests import read_settings
+from ragspec.adapters.writer import Writer, pulled
+from ragspec.engine.engine import Engine
+from ragspec.engine.pool import Pool
+from ragspec.errors import InputError, SamplingError, UnsupportedModelError
+from ragspec.pipelines.docqa.docqa import DocQA
+from ragspec.sampling.settings import Sampling
+from tests.support import chatting, tiny
+
+ASKED = [{"role": "user", "content": "Name three rivers."}]
+TURN = ("user", "Name three rivers.")
+
+
+def asked(**settings: Any) -> Any:
+    return read_settings({"max_tokens": chatting.NEW}, settings)
+
+
+@pytest.mark.parametrize("drafter", [None, "context", "recycling"])
+@pytest.mark.parametrize("slots", [0, 3])
+@pytest.mark.parametrize("sampled", [{}, {"temperature": 0.8, "seed": 5}])
+def test_texts_are_those_of_plain_decoding(
+    drafter: Any, slots: int, sampled: dict[str, Any]
+) -> None:
+    writer = Writer(chatting.engine(drafter), slots=slots)
+    job = writer.chat(ASKED, asked(**sampled))
+    expected = chatting.alone(TURN, sampling=Sampling(**sampled))
+    pieces = writer.stream(job)
+    streamed = "".join(pieces)
+    assert writer.write(job)[0].tokens == expected.tokens == pieces.result.tokens
+    assert streamed == expected.text
+    writer.close()
+
+
+def test_samples_of_a_pool_are_those_of_the_engine() -> None:
+    several = {"temperature": 1.0, "seed": 3, "n": 3}
+    with Pool(chatting.engine(), slots=2) as pool:
+        writer = Writer(pool)
+        found = writer.write(writer.chat(ASKED, asked(**several)))
+    expected = chatting.alone(TURN, sampling=Sampling(temperature=1.0, seed=3, n=3))
+    assert [text.tokens for text in found] == [text.tokens for text in expected]
+    assert len({tuple(text.tokens) for text in found}) == 3
+
+
+def test_what_a_document_says_is_drafted_and_cited_though_the_prompt_lacks_it() -> None:
+    """The document is what the model will say, so that nearly all of it is accepted."""
+    writer = Writer(Engine(tiny.model(), tiny.tokenizer(chat=True), "context", budget=8))
+    plain = writer.write(writer.chat(ASKED, asked(ignore_eos=True)))[0]
+    hits = hits_of([(plain.text, 1.0, {"source": "answer.txt"})])
+    job = writer.chat(ASKED, asked(ignore_eos=True), hits)
+    text = writer.write(job)[0]
+    assert text.tokens == plain.tokens
+    assert text.report.forward_passes < plain.report.forward_passes
+    facts = writer.metadata(job, text)
+    assert facts["speculative_decoding"]["num_accepted_draft_tokens"] == text.report.accepted > 0
+    assert {cited["document"] for cited in facts["citations"]} <= {"answer.txt"}
+    other = hits_of([("nothing of the kind 0123456789", 1.0, {})])
+    least = writer.write(writer.chat(ASKED, asked(ignore_eos=True), other))[0]
+    assert least.tokens == plain.tokens
+    assert least.report.accepted < text.report.accepted
+
+
+def test_documents_of_the_prompt_are_its_spans_and_others_are_texts() -> None:
+    writer = Writer(chatting.engine())
+    hits = hits_of([("Rhine and Po.", 1.0, {}), ("Elbe, Oder.", 1.0, {})])
+    turn = {"role": "user", "content": "Read this:\nRhine and Po.\nName rivers."}
+    job = writer.chat([turn], asked(), hits)
+    assert [span[2] for span in job.prompt.spans] == [0]
+    start, end = job.prompt.spans[0][:2]
+    assert writer.engine.tokenizer.decode(job.prompt.token_ids[start:end]) == "Rhine and Po."
+    assert [text.document for text in job.texts] == [1]
+
+
+def test_what_a_tool_said_is_a_text_where_the_template_leaves_it_out() -> None:
+    told = {"role": "tool", "content": "the Rhine is long"}
+    shown = Writer(chatting.engine()).chat([*ASKED, told], asked())
+    assert "the Rhine is long" in shown.prompt.text
+    assert not shown.texts
+    template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    hidden = Writer(chatting.engine(), template=template).chat([*ASKED, told], asked())
+    assert hidden.prompt.text == "Name three rivers."
+    assert [text.document for text in hidden.texts] == [-1]
+
+
+def test_a_special_token_in_a_message_stays_plain_text() -> None:
+    writer = Writer(chatting.engine())
+    end = writer.engine.tokenizer.eos_token
+    job = writer.chat([{"role": "user", "content": f"a{end}b"}], asked())
+    assert writer.engine.tokenizer.eos_token_id not in job.prompt.token_ids
+
+
+def test_arguments_of_tool_calls_reach_the_template_as_mappings() -> None:
+    template = "{% for m in messages %}{{ m.tool_calls[0].function.arguments.city }}{% endfor %}"
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"city": "Ulm"}'}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    job = Writer(chatting.engine(), template=template).chat([message], asked())
+    assert job.prompt.text == "Ulm"
+
+
+@pytest.mark.parametrize("slots", [0, 2])
+def test_streams_are_pulled_beside_the_event_loop(slots: int) -> None:
+    writer = Writer(chatting.engine(), slots=slots)
+
+    async def read() -> str:
+        pieces = pulled(writer.stream(writer.chat(ASKED, asked())))
+        return "".join([piece async for piece in pieces])
+
+    assert asyncio.run(read()) == chatting.alone(TURN).text
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("messages", "error"),
+    [
+        ([], "no messages"),
+        ([{"content": "x"}], "no role"),
+        ([{"role": "user", "content": 3}], "expected a text"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "reads text"),
+    ],
+)
+def test_messages_that_are_none_are_refused(messages: Any, error: str) -> None:
+    with pytest.raises(InputError, match=error):
+        Writer(chatting.engine()).chat(messages, asked())
+
+
+def test_a_model_without_a_template_is_refused_unless_one_is_given() -> None:
+    plain = Engine(tiny.model(), tiny.tokenizer(), None)
+    with pytest.raises(UnsupportedModelError, match="chat_template="):
+        Writer(plain).chat(ASKED, asked())
+    writer = Writer(plain, template="{{ messages[0].content }}")
+    assert writer.chat(ASKED, asked()).prompt.text == "Name three rivers."
+    with pytest.raises(InputError, match="template"):
+        Writer(plain, template="{{ raise_exception('no') }}").chat(ASKED, asked())
+
+
+def settled(**given: Any) -> Writer:
+    named = {"model": None, "engine": None, "pool": None, "template": None, "slots": 0}
+    return Writer.of(**{**named, **given})
+
+
+def test_models_that_contradict_themselves_are_refused() -> None:
+    engine = chatting.engine()
+    with pytest.raises(InputError, match="got 0 of model"):
+        settled()
+    with pytest.raises(InputError, match="got 2 of model"):
+        settled(model="starter", engine=engine)
+    with pytest.raises(InputError, match="expected a Pool"):
+        settled(pool=engine)
+    with pytest.raises(InputError, match="slots is -1"):
+        settled(engine=engine, slots=-1)
+    with pytest.raises(InputError, match="got drafter with an Engine"):
+        settled(engine=engine, drafter="context")
+    with pytest.raises(InputError, match="without a tokenizer"):
+        settled(engine=Engine(tiny.model(), None, None))
+    with Pool(engine, slots=1) as pool, pytest.raises(InputError, match="slots with a Pool"):
+        settled(pool=pool, slots=2)
+    assert settled(engine=engine, drafter="auto").engine is engine
+
+
+def test_settings_by_the_names_of_hosts() -> None:
+    found = read_settings(
+        {"max_tokens": 5, "temperature": 0.5, "stop": ["a"]},
+        {"max_completion_tokens": 7, "temperature": None, "top_logprobs": 2},
+        stop="b",
+    )
+    assert found.sampling.temperature == 0.5
+    assert found.options == {"max_new_tokens": 7, "logprobs": 2, "stop": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"temperatur": 1}, "Did you mean 'temperature'"),
+        ({"documents": "one text"}, "documents is"),
+        ({"tenant": 3}, "tenant is"),
+        ({"stop": 3}, "stop is"),
+    ],
+)
+def test_settings_that_are_none_are_refused(given: dict[str, Any], error: str) -> None:
+    with pytest.raises(InputError, match=error):
+        read_settings(given)
+
+
+def test_a_setting_out_of_range_is_refused() -> None:
+    with pytest.raises(SamplingError, match="top_p"):
+        read_settings({"top_p": 2.0})
+
+
+def test_log_probabilities_have_the_usual_names() -> None:
+    writer = Writer(chatting.engine())
+    job = writer.chat(ASKED, asked(top_logprobs=2))
+    text = writer.write(job)[0]
+    told = writer.metadata(job, text)["logprobs"]["content"]
+    assert len(told) == len(text.tokens)
+    assert [len(each["top_logprobs"]) for each in told] == [2] * len(told)
+    assert told[0]["logprob"] == told[0]["top_logprobs"][0]["logprob"]  # greedy
+
+
+def test_passages_keep_their_place_on_the_way_to_a_host_and_back() -> None:
+    hit = chatting.index().search("Where does an oak stand?", 1)[0]
+    back = hits_of([(hit.passage.text, hit.score, facts_of(hit))])[0]
+    assert (back.document.name, back.passage.start, back.passage.end) == (
+        hit.document.name,
+        hit.passage.start,
+        hit.passage.end,
+    )
+    moved = hits_of([("abc", 1.0, {"start": 10, "end": 13}), ("abc", 1.0, {"start": 1, "end": 9})])
+    assert [each.passage.start for each in moved] == [10, 0]
+
+
+def test_a_retriever_of_a_host_serves_doc_qa() -> None:
+    retriever = HostRetriever(lambda query, k: [(" ", 1.0, {}), ("The Rhine.", 0.5, {})])
+    assert [hit.passage.text for hit in retriever.search("rivers", 3)] == ["The Rhine."]
+    assert DocQA(retriever, engine=chatting.engine()).search("rivers", 1)[0]
+
+
+def test_what_is_no_index_is_refused() -> None:
+    with pytest.raises(InputError, match="as an index"):
+        opened(3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="number of passages"):
+        search_of(0, None)
+    with pytest.raises(InputError, match="search mode"):
+        search_of(1, "loud")

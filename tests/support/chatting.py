@@ -1,0 +1,35 @@
+"""A tiny chat model, what it answers alone, and passages: what the tests of hosts share."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from ragspec.engine.engine import Engine
+from ragspec.retrievers.search.documents import Document
+from ragspec.retrievers.search.passage_index import PassageIndex
+from tests.support import tiny
+
+NEW = 24
+TEXTS = {
+    "bees.txt": "A queen lays eggs in the spring. Drones do not sting anybody at all.",
+    "trees.txt": "An oak grows slowly and stands for many hundred years in one place.",
+}
+
+
+@cache
+def engine(drafter: Any = "context") -> Engine:
+    return Engine(tiny.model(), tiny.tokenizer(chat=True), drafter)
+
+
+def alone(*turns: tuple[str, str], **options: Any) -> Any:
+    """Return what plain decoding gives for a conversation in the chat template."""
+    messages = [{"role": role, "content": content} for role, content in turns]
+    options.setdefault("max_new_tokens", NEW)
+    return engine(None).generate(messages, options.pop("sampling", None), **options)
+
+
+@cache
+def index() -> PassageIndex:
+    documents = [Document(name, name, text) for name, text in TEXTS.items()]
+    return PassageIndex.build(documents, embedder=None)
