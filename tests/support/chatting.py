@@ -19,7 +19,7 @@ TEXTS = {
 
 @cache
 def engine(drafter: Any = "context") -> Engine:
-    return Engine(tiny.model(), tiny.tokenizer(chat=True), drafter)
+    return Engine(tiny.model(), tiny.tokenizer(chat=True), drafter, budget=4)
 
 
 def alone(*turns: tuple[str, str], **options: Any) -> Any:

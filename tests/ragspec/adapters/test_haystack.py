@@ -1,0 +1,164 @@
+"""Haystack over a tiny chat model: components, streaming and pipelines that are written to text."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragspec.errors import InputError, SamplingError
+from ragspec.pipelines.docqa.docqa import DocQA
+from ragspec.sampling.settings import Sampling
+from tests.support import chatting, tiny
+
+pytest.importorskip("haystack", reason="Haystack is not installed")
+from haystack import Document, Pipeline
+from haystack.components.builders import ChatPromptBuilder
+from haystack.components.retrievers.in_memory import InMemoryBM25Retriever
+from haystack.dataclasses import ChatMessage, ImageContent, StreamingChunk
+from haystack.document_stores.in_memory import InMemoryDocumentStore
+
+from ragspec.adapters.haystack import RagspecChatGenerator, RagspecRetriever, passages_from
+from ragspec.engine.engine import Engine
+
+ASKED = "Name three rivers."
+TURN = ("user", ASKED)
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+OURS = "ragspec.adapters.haystack"
+
+
+def generator(**given: Any) -> RagspecChatGenerator:
+    settings = {"max_tokens": chatting.NEW, **given.pop("generation_kwargs", {})}
+    if "model" not in given:
+        given.setdefault("engine", chatting.engine())
+    return RagspecChatGenerator(generation_kwargs=settings, **given)
+
+
+def told(_: StreamingChunk) -> None:
+    """A callback that a saved pipeline can name."""
+
+
+@pytest.mark.parametrize("slots", [0, 2])
+def test_replies_are_the_texts_of_plain_decoding(slots: int) -> None:
+    component = generator(slots=slots)
+    expected = chatting.alone(TURN)
+    reply = component.run([ChatMessage.from_user(ASKED)])["replies"][0]
+    assert reply.text == component.run(ASKED)["replies"][0].text == expected.text
+    assert reply.meta["finish_reason"] == expected.finish_reason
+    assert reply.meta["usage"]["completion_tokens"] == len(expected.tokens)
+    assert reply.meta["speculative_decoding"]["num_spec_steps"] > 0
+    component.close()
+
+
+def test_settings_of_a_run_win_and_n_gives_several_replies() -> None:
+    asked = {"temperature": 1.0, "seed": 3, "n": 2}
+    found = generator(generation_kwargs={"seed": 9}).run(ASKED, generation_kwargs=asked)
+    expected = chatting.alone(TURN, sampling=Sampling(temperature=1.0, seed=3, n=2))
+    assert [reply.text for reply in found["replies"]] == [text.text for text in expected]
+    assert [reply.meta["index"] for reply in found["replies"]] == [0, 1]
+
+
+def test_pieces_reach_the_callback_of_the_run_or_of_the_component() -> None:
+    chunks: list[StreamingChunk] = []
+    found = generator(streaming_callback=told).run(ASKED, streaming_callback=chunks.append)
+    assert "".join(chunk.content for chunk in chunks) == found["replies"][0].text
+    assert [chunk.start for chunk in chunks[:2]] == [True, False]
+    assert chunks[-1].finish_reason == found["replies"][0].meta["finish_reason"]
+    again: list[StreamingChunk] = []
+    generator(streaming_callback=again.append).run(ASKED)
+    assert [chunk.content for chunk in again] == [chunk.content for chunk in chunks]
+
+
+def test_async_runs_take_callbacks_of_both_kinds() -> None:
+    pieces: list[str] = []
+
+    async def awaited(chunk: StreamingChunk) -> None:
+        pieces.append(chunk.content)
+
+    expected = chatting.alone(TURN).text
+    component = generator(slots=2)
+
+    async def three() -> list[str]:
+        runs = [component.run_async(ASKED), component.run_async(ASKED, awaited)]
+        found = [*await asyncio.gather(*runs)]
+        found.append(await component.run_async(ASKED, lambda chunk: pieces.append("")))
+        return [each["replies"][0].text for each in found]
+
+    assert asyncio.run(three()) == [expected] * 3
+    assert "".join(pieces) == expected
+    component.close()
+
+
+def test_documents_are_drafted_from() -> None:
+    component = generator(
+        engine=Engine(tiny.model(), tiny.tokenizer(chat=True), "context", None, 8)
+    )
+    settings = {"ignore_eos": True}
+    plain = component.run(ASKED, generation_kwargs=settings)["replies"][0]
+    helped = component.run(
+        ASKED, generation_kwargs=settings, documents=[Document(content=plain.text)]
+    )["replies"][0]
+    assert helped.text == plain.text
+    assert helped.meta["forwards"] < plain.meta["forwards"]
+
+
+def test_a_pipeline_is_the_same_after_it_was_written_and_read(tmp_path: Path) -> None:
+    chatting.index().save(tmp_path / "index")
+    pipeline = Pipeline()
+    pipeline.add_component("find", RagspecRetriever(str(tmp_path / "index"), 1, "sparse"))
+    template = [ChatMessage.from_user("{{ documents[0].content }}\nQuestion: {{ question }}\n")]
+    pipeline.add_component("prompt", ChatPromptBuilder(template, required_variables="*"))
+    pipeline.add_component(
+        "llm",
+        generator(
+            model="starter", drafter="context", chat_template=TEMPLATE, streaming_callback=told
+        ),
+    )
+    pipeline.connect("find.documents", "prompt.documents")
+    pipeline.connect("find.documents", "llm.documents")
+    pipeline.connect("prompt.prompt", "llm.messages")
+    question = "Where does an oak stand?"
+    asked = {"find": {"query": question}, "prompt": {"question": question}}
+    first = pipeline.run(asked)["llm"]["replies"][0]
+    here = "tests.ragspec.adapters.test_haystack"
+    read = Pipeline.loads(pipeline.dumps(), allowed_modules=[OURS, here, __name__])
+    assert read.to_dict() == pipeline.to_dict()
+    assert read.run(asked)["llm"]["replies"][0].text == first.text
+    assert first.meta["usage"]["prompt_tokens"] > 10
+
+
+def test_a_retriever_of_haystack_serves_doc_qa() -> None:
+    store = InMemoryDocumentStore()
+    store.write_documents([Document(content="The Rhine is long.", meta={"file_path": "a.txt"})])
+    answer = DocQA(passages_from(InMemoryBM25Retriever(store)), engine=chatting.engine()).ask(
+        "How long is the Rhine?", max_new_tokens=4
+    )
+    assert [hit.document.name for hit in answer.passages] == ["a.txt"]
+    with pytest.raises(InputError, match="input query"):
+        passages_from(generator())
+
+
+def test_bad_input_is_told_by_our_errors() -> None:
+    with pytest.raises(InputError, match="got 0 of model"):
+        RagspecChatGenerator()
+    with pytest.raises(InputError, match="got 2 of model"):
+        RagspecChatGenerator("starter", engine=chatting.engine())
+    with pytest.raises(SamplingError, match="min_p"):
+        generator(generation_kwargs={"min_p": 3.0})
+    with pytest.raises(InputError, match="unknown setting"):
+        generator().run(ASKED, generation_kwargs={"temprature": 1})
+    with pytest.raises(InputError, match="as a message"):
+        generator().run(["x"])
+    with pytest.raises(InputError, match="expected n=1"):
+        generator().run(ASKED, streaming_callback=told, generation_kwargs={"n": 2})
+    with pytest.raises(InputError, match="images or files"):
+        image = ImageContent(base64_image="AA==", mime_type="image/png", validation=False)
+        generator().run([ChatMessage.from_user(content_parts=["see", image])])
+    with pytest.raises(InputError, match="object in it"):
+        generator().to_dict()
+    with pytest.raises(InputError, match="Save it"):
+        RagspecRetriever(chatting.index()).to_dict()
+    with pytest.raises(InputError, match="number of passages"):
+        RagspecRetriever(chatting.index()).run("x", top_k=0)

@@ -1,0 +1,176 @@
+"""LangChain over a tiny chat model: its own ways of calling give the engine's text."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from ragspec.engine.pool import Pool
+from ragspec.errors import InputError, SamplingError, UnsupportedModelError
+from ragspec.pipelines.docqa.docqa import DocQA
+from ragspec.sampling.settings import Sampling
+from tests.support import chatting, tiny
+
+pytest.importorskip("langchain_core", reason="LangChain is not installed")
+from langchain_core.caches import InMemoryCache
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import RunnablePassthrough
+
+from ragspec.adapters.langchain import ChatRagspec, RagspecRetriever, passages_from
+from ragspec.engine.engine import Engine
+
+ASKED = "Name three rivers."
+TURN = ("user", ASKED)
+
+
+def chat(**given: Any) -> ChatRagspec:
+    if "pool" not in given:
+        given.setdefault("engine", chatting.engine())
+    return ChatRagspec(**{"max_tokens": chatting.NEW, **given})
+
+
+def test_invoke_gives_the_text_of_plain_decoding_and_its_figures() -> None:
+    found = chat().invoke([SystemMessage("Be brief."), HumanMessage(ASKED)])
+    expected = chatting.alone(("system", "Be brief."), TURN)
+    assert found.content == expected.text
+    assert found.usage_metadata is not None
+    assert found.usage_metadata["input_tokens"] == len(expected.prompt_tokens)
+    assert found.usage_metadata["output_tokens"] == len(expected.tokens)
+    facts = found.response_metadata
+    assert facts["finish_reason"] == expected.finish_reason
+    assert facts["label"] == "exact"
+    assert facts["speculative_decoding"]["num_spec_steps"] > 0
+
+
+def test_a_stream_adds_up_to_the_message_with_its_figures() -> None:
+    llm = chat()
+    chunks = list(llm.stream(ASKED))
+    whole = chunks[0]
+    for chunk in chunks[1:]:
+        whole = whole + chunk
+    called = llm.invoke(ASKED)
+    assert len(chunks) > 2
+    assert whole.content == called.content
+    assert whole.usage_metadata == called.usage_metadata
+    counts = {k: v for k, v in called.response_metadata.items() if k != "seed"}
+    assert {k: v for k, v in whole.response_metadata.items() if k != "seed"} == counts
+
+
+def test_a_stream_that_is_left_frees_its_place() -> None:
+    with Pool(chatting.engine(), slots=1) as pool:
+        llm = chat(pool=pool, max_tokens=400)
+        stream = llm.stream(ASKED)
+        next(stream)
+        stream.close()
+        assert llm.invoke(ASKED, max_tokens=3).usage_metadata["output_tokens"] <= 3
+
+
+def test_async_calls_and_batches_share_a_pool() -> None:
+    asked = [f"Name {n} rivers." for n in range(5)]
+    llm = chat(slots=3)
+    expected = [chatting.alone(("user", text)).text for text in asked]
+    assert [found.content for found in llm.batch(asked)] == expected
+
+    async def together() -> list[str]:
+        found = await asyncio.gather(*map(llm.ainvoke, asked))
+        return [str(each.content) for each in found]
+
+    async def streamed() -> str:
+        return "".join([str(chunk.content) async for chunk in llm.astream(asked[0])])
+
+    assert asyncio.run(together()) == expected
+    assert asyncio.run(streamed()) == expected[0]
+    llm.close()
+
+
+def test_settings_of_a_call_win_over_those_of_the_model() -> None:
+    llm = chat(temperature=0.9, seed=4)
+    sampled = chatting.alone(TURN, sampling=Sampling(temperature=0.9, seed=4))
+    assert llm.invoke(ASKED).content == sampled.text
+    assert llm.bind(temperature=0.0).invoke(ASKED).content == chatting.alone(TURN).text
+    text = chatting.alone(TURN).text
+    cut = llm.bind(temperature=0.0, stop=[text[5:8]]).invoke(ASKED)
+    assert cut.content == text[: text.index(text[5:8])]
+    assert cut.response_metadata["finish_reason"] == "stop"
+
+
+def test_several_texts_of_one_prompt() -> None:
+    found = chat().generate([[HumanMessage(ASKED)]], n=2, temperature=1.0, seed=3)
+    expected = chatting.alone(TURN, sampling=Sampling(temperature=1.0, seed=3, n=2))
+    assert [each.text for each in found.generations[0]] == [each.text for each in expected]
+
+
+def test_documents_and_artifacts_of_tools_are_drafted_from() -> None:
+    engine = Engine(tiny.model(), tiny.tokenizer(chat=True), "context", budget=8)
+    llm = chat(engine=engine)
+    plain = llm.invoke(ASKED, ignore_eos=True)
+    said = Document(str(plain.content), metadata={"source": "notes"})
+    helped = llm.bind(documents=[said, "and a text"]).invoke(ASKED, ignore_eos=True)
+    assert helped.content == plain.content
+    assert helped.response_metadata["forwards"] < plain.response_metadata["forwards"]
+    call = {"name": "find", "args": {"query": "x"}, "id": "1"}
+    turns = [
+        HumanMessage(ASKED),
+        AIMessage("", tool_calls=[call]),
+        ToolMessage("found", tool_call_id="1", artifact=[said]),
+    ]
+    assert llm._job(turns, None, {}).prompt.hits[0].document.name == "notes"
+
+
+def test_a_chain_over_our_retriever() -> None:
+    retriever = RagspecRetriever(index=chatting.index(), k=1)
+    found = retriever.invoke("Where does an oak stand?")
+    assert [document.metadata["name"] for document in found] == ["trees.txt"]
+    assert found[0].page_content == chatting.TEXTS["trees.txt"]
+    prompt = ChatPromptTemplate.from_messages([("user", "{context}\n{question}")])
+    chain = {"context": retriever, "question": RunnablePassthrough()} | prompt | chat(max_tokens=4)
+    assert chain.invoke("Where does an oak stand?").usage_metadata["output_tokens"] <= 4
+
+
+class Found(BaseRetriever):  # type: ignore[misc]
+    def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
+        return [Document("The Rhine is long.", metadata={"source": "rhine.txt"})]
+
+
+def test_a_retriever_of_langchain_serves_doc_qa() -> None:
+    answer = DocQA(passages_from(Found()), engine=chatting.engine()).ask(
+        "How long is the Rhine?", max_new_tokens=4
+    )
+    assert [hit.document.name for hit in answer.passages] == ["rhine.txt"]
+    assert "The Rhine is long." in answer.prompt.text
+    with pytest.raises(InputError, match="LangChain retriever"):
+        passages_from(lambda query: [])
+
+
+def test_a_cache_tells_models_and_settings_apart() -> None:
+    cache = InMemoryCache()
+    assert chat(cache=cache).invoke(ASKED).content == chatting.alone(TURN).text
+    short = chat(cache=cache, max_tokens=2).invoke(ASKED)
+    assert short.usage_metadata["output_tokens"] == 2
+
+
+def test_bad_input_is_told_by_our_errors() -> None:
+    with pytest.raises(InputError, match="got 0 of model"):
+        ChatRagspec()
+    with pytest.raises(SamplingError, match="temperature"):
+        chat(temperature=-1.0)
+    with pytest.raises(InputError, match="unknown setting 'temperatur'"):
+        chat().invoke(ASKED, temperatur=1)
+    with pytest.raises(InputError, match="got tools"):
+        chat().invoke(ASKED, tools=[{}])
+    with pytest.raises(InputError, match="among the documents"):
+        chat().invoke(ASKED, documents=[3])
+    with pytest.raises(InputError, match="reads text"):
+        image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+        chat().invoke([HumanMessage([image])])
+    with pytest.raises(UnsupportedModelError, match="chat template"):
+        chat(engine=Engine(tiny.model(), tiny.tokenizer(), None)).invoke(ASKED)
+    with pytest.raises(InputError, match="number of passages"):
+        RagspecRetriever(index=chatting.index(), k=0)
+    with pytest.raises(InputError, match="expected a PassageIndex"):
+        RagspecRetriever(index=3)

@@ -1,0 +1,156 @@
+"""LlamaIndex over a tiny model: completions, conversations and query engines."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from ragspec.errors import InputError, SamplingError
+from ragspec.pipelines.docqa.docqa import DocQA
+from ragspec.sampling.settings import Sampling
+from tests.support import chatting, tiny
+
+pytest.importorskip("llama_index.core", reason="LlamaIndex is not installed")
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.llms.types import ChatMessage, ImageBlock, MessageRole
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode
+
+from ragspec.adapters.llamaindex import RagspecLLM, RagspecRetriever, passages_from
+from ragspec.engine.engine import Engine
+
+ASKED = "Name three rivers."
+TURN = ("user", ASKED)
+
+
+def llm(**given: Any) -> RagspecLLM:
+    return RagspecLLM(**{"engine": chatting.engine(), "max_tokens": chatting.NEW, **given})
+
+
+def user(text: str = ASKED) -> list[ChatMessage]:
+    return [ChatMessage(role=MessageRole.USER, content=text)]
+
+
+def test_a_chat_model_answers_conversations_and_prompts_in_its_template() -> None:
+    expected = chatting.alone(TURN)
+    found = llm().chat(user())
+    assert found.message.content == expected.text
+    assert found.message.role == MessageRole.ASSISTANT
+    assert found.additional_kwargs["completion_tokens"] == len(expected.tokens)
+    assert found.additional_kwargs["speculative_decoding"]["num_spec_steps"] > 0
+    assert llm().complete(ASKED).text == expected.text
+    formatted = engine_text(ASKED)
+    assert llm().complete(ASKED, formatted=True).text == formatted
+    assert llm().metadata.is_chat_model
+    assert llm().metadata.context_window == 512
+    assert llm().metadata.num_output == chatting.NEW
+
+
+def engine_text(prompt: str) -> str:
+    return str(chatting.engine(None).generate(prompt, max_new_tokens=chatting.NEW).text)
+
+
+def test_a_plain_model_goes_on_with_the_text() -> None:
+    plain = llm(engine=Engine(tiny.model(), tiny.tokenizer(), "context"))
+    assert not plain.metadata.is_chat_model
+    assert plain.complete(ASKED).text == engine_text(ASKED)
+    assert plain.chat(user()).message.content == engine_text(f"user: {ASKED}\nassistant: ")
+
+
+@pytest.mark.parametrize("slots", [0, 2])
+def test_streams_grow_to_the_whole_text(slots: int) -> None:
+    model, expected = llm(slots=slots), chatting.alone(TURN).text
+    for pieces in (list(model.stream_chat(user())), list(model.stream_complete(ASKED))):
+        assert "".join(str(piece.delta) for piece in pieces) == expected
+        assert len(pieces) > 2
+        assert pieces[-1].additional_kwargs["finish_reason"] in ("stop", "length")
+    assert pieces[-1].text == expected
+    model.close()
+
+
+def test_async_calls_share_a_pool() -> None:
+    model = llm(slots=3)
+    asked = [f"Name {n} rivers." for n in range(4)]
+    expected = [chatting.alone(("user", text)).text for text in asked]
+
+    async def together() -> list[str]:
+        found = await asyncio.gather(*(model.achat(user(text)) for text in asked))
+        return [str(each.message.content) for each in found]
+
+    async def streamed() -> str:
+        pieces = await model.astream_chat(user(asked[0]))
+        return "".join([str(piece.delta) async for piece in pieces])
+
+    async def completed() -> str:
+        pieces = await model.astream_complete(asked[0])
+        whole = "".join([str(piece.delta) async for piece in pieces])
+        assert whole == (await model.acomplete(asked[0])).text
+        return whole
+
+    assert asyncio.run(together()) == expected
+    assert asyncio.run(streamed()) == asyncio.run(completed()) == expected[0]
+    model.close()
+
+
+def test_settings_of_a_call_win_over_those_of_the_model() -> None:
+    sampled = chatting.alone(TURN, sampling=Sampling(temperature=0.9, seed=4)).text
+    assert llm(temperature=0.9, seed=4).complete(ASKED).text == sampled
+    assert llm(temperature=0.5).complete(ASKED, temperature=0.9, seed=4).text == sampled
+
+
+def test_documents_are_drafted_from() -> None:
+    model = llm(engine=Engine(tiny.model(), tiny.tokenizer(chat=True), "context", budget=8))
+    plain = model.complete(ASKED, ignore_eos=True)
+    nodes = [NodeWithScore(node=TextNode(text=plain.text), score=0.5), "and a text"]
+    helped = model.complete(ASKED, ignore_eos=True, documents=nodes)
+    assert helped.text == plain.text
+    assert helped.additional_kwargs["forwards"] < plain.additional_kwargs["forwards"]
+
+
+def test_a_query_engine_over_our_retriever() -> None:
+    retriever = RagspecRetriever(chatting.index(), similarity_top_k=1)
+    found = retriever.retrieve("Where does an oak stand?")
+    assert [each.node.metadata["name"] for each in found] == ["trees.txt"]
+    shown = found[0].node.get_content(metadata_mode=MetadataMode.LLM)
+    assert "start" not in shown
+    assert chatting.TEXTS["trees.txt"] in shown
+    wide = tiny.model(max_position_embeddings=4096)  # LlamaIndex's own prompts are long
+    model = llm(engine=Engine(wide, tiny.tokenizer(chat=True), "context"), max_tokens=4)
+    query = RetrieverQueryEngine.from_args(retriever, llm=model)
+    assert len(str(query.query("Where does an oak stand?"))) == 4
+
+
+class Found(BaseRetriever):  # type: ignore[misc]
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        node = TextNode(text="The Rhine is long.", metadata={"file_name": "rhine.txt"})
+        return [NodeWithScore(node=node, score=0.7)]
+
+
+def test_a_retriever_of_llamaindex_serves_doc_qa() -> None:
+    answer = DocQA(passages_from(Found()), engine=chatting.engine()).ask(
+        "How long is the Rhine?", max_new_tokens=4
+    )
+    assert [hit.document.name for hit in answer.passages] == ["rhine.txt"]
+    assert answer.passages[0].score == 0.7
+    with pytest.raises(InputError, match="LlamaIndex retriever"):
+        passages_from(3)
+
+
+def test_bad_input_is_told_by_our_errors() -> None:
+    with pytest.raises(InputError, match="got 0 of model"):
+        RagspecLLM()
+    with pytest.raises(SamplingError, match="top_p"):
+        llm(top_p=2.0)
+    with pytest.raises(InputError, match="unknown setting 'seeed'"):
+        llm().complete(ASKED, seeed=1)
+    with pytest.raises(InputError, match="expected n=1"):
+        llm().complete(ASKED, n=2)
+    with pytest.raises(InputError, match="got tools"):
+        llm().chat(user(), tools=[{}])
+    with pytest.raises(InputError, match="reads text"):
+        image = ImageBlock(url="https://example.com/a.png")
+        llm().chat([ChatMessage(role=MessageRole.USER, blocks=[image])])
+    with pytest.raises(InputError, match="number of passages"):
+        RagspecRetriever(chatting.index(), similarity_top_k=0)

@@ -1,0 +1,177 @@
+"""lm-eval over an engine: generations of plain decoding, likelihoods of transformers' forward."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.engine.engine import Engine
+from ragspec.errors import InputError
+from tests.support import chatting, tiny
+
+pytest.importorskip("lm_eval", reason="lm-eval is not installed")
+import lm_eval
+from lm_eval.api.instance import Instance
+from lm_eval.api.registry import get_model
+from lm_eval.models.huggingface import HFLM
+
+from ragspec.adapters.lm_eval import RagspecLM
+
+CONTEXTS = ["Name three rivers. ", "A tree of drafts", "x" * 40, "The Rhine, the"]
+GREEDY: dict[str, Any] = {"until": ["\n\n"], "max_gen_toks": 20}
+SAMPLED = {**GREEDY, "do_sample": True, "temperature": 0.8, "top_k": 30}
+
+
+def requests(kind: str, *arguments: tuple[Any, ...]) -> list[Instance]:
+    return [Instance(request_type=kind, doc={}, arguments=each, idx=0) for each in arguments]
+
+
+def model(drafter: Any = "context", **given: Any) -> RagspecLM:
+    given.setdefault("batch_size", 3)
+    return RagspecLM(Engine(tiny.model(), tiny.tokenizer(chat=True), drafter, budget=4), **given)
+
+
+def theirs(**given: Any) -> HFLM:
+    own = tiny.model()
+    return HFLM(pretrained=own, tokenizer=tiny.tokenizer(chat=True), batch_size=2, **given)
+
+
+@pytest.mark.parametrize("settings", [GREEDY, SAMPLED])
+def test_speculative_and_plain_generations_are_identical(settings: dict[str, Any]) -> None:
+    asked = requests("generate_until", *((text, settings) for text in CONTEXTS))
+    found = model().generate_until(asked, disable_tqdm=True)
+    assert found == model(None, batch_size=1).generate_until(asked, disable_tqdm=True)
+    assert len(set(found)) > 1
+
+
+def test_greedy_generations_are_those_of_lm_evals_own_model() -> None:
+    stops = {**GREEDY, "until": ["e", "\n"]}
+    asked = requests("generate_until", *((text, s) for text in CONTEXTS for s in (GREEDY, stops)))
+    found = model().generate_until(asked, disable_tqdm=True)
+    assert found == theirs().generate_until(asked, disable_tqdm=True)
+    assert not any("e" in text for text in found[1::2])
+
+
+def test_repeats_of_a_sampled_request_are_not_the_same_text() -> None:
+    asked = requests("generate_until", *((CONTEXTS[0], SAMPLED) for _ in range(4)))
+    found = model().generate_until(asked, disable_tqdm=True)
+    assert len(set(found)) == 4
+    assert found == model().generate_until(asked, disable_tqdm=True)
+
+
+def test_a_context_that_is_too_long_keeps_its_end() -> None:
+    long = "abc " * 200
+    asked = requests("generate_until", (long, GREEDY), (long[-492:], GREEDY))
+    first, second = model().generate_until(asked, disable_tqdm=True)
+    assert first == second
+
+
+def test_likelihoods_are_those_of_transformers() -> None:
+    pairs = [(text, told) for text in (*CONTEXTS, "") for told in (" Rhine", "s", "e" * 600)]
+    pairs = [pair for pair in pairs if len(pair[1]) < 500]
+    pairs.append(("y" * 700, " and its end"))
+    asked = requests("loglikelihood", *pairs)
+    found = model().loglikelihood(asked, disable_tqdm=True)
+    expected = theirs().loglikelihood(asked, disable_tqdm=True)
+    for ours, other in zip(found, expected, strict=True):
+        assert ours[0] == pytest.approx(other[0], abs=1e-3)
+        assert ours[1] == other[1]
+    tokens = tiny.tokenizer()("The Rhine, the Po")["input_ids"]
+    with torch.no_grad():
+        laws = tiny.model()(torch.tensor([tokens])).logits[0].log_softmax(-1)
+    by_hand = sum(float(laws[i - 1, tokens[i]]) for i in range(len(tokens) - 3, len(tokens)))
+    asked = requests("loglikelihood", ("The Rhine, the", " Po"))
+    assert model().loglikelihood(asked, disable_tqdm=True)[0][0] == pytest.approx(by_hand, abs=1e-4)
+
+
+def test_rolling_likelihoods_predict_every_token_once() -> None:
+    texts = [("z Rhine " * 150,), ("short",), ("",)]
+    found = model(max_length=100).loglikelihood_rolling(
+        requests("loglikelihood_rolling", *texts), disable_tqdm=True
+    )
+    expected = theirs(max_length=100).loglikelihood_rolling(
+        requests("loglikelihood_rolling", *texts), disable_tqdm=True
+    )
+    assert found == pytest.approx(expected, abs=1e-2)
+    assert found[2] == 0.0
+
+
+def test_the_harness_makes_it_from_its_argument_string() -> None:
+    made = get_model("ragspec").create_from_arg_string(
+        "model=starter,drafter=context,budget=auto", {"batch_size": "auto", "device": None}
+    )
+    assert isinstance(made, RagspecLM)
+    assert made.get_model_info()["ragspec"]["drafter"] == "context"
+    assert get_model("ragspec").create_from_arg_string("drafter=None").engine.drafter is None
+
+
+def test_chat_templates_and_names_are_what_the_harness_asks_for() -> None:
+    lm = model()
+    turns = [{"role": "user", "content": "Hi"}]
+    assert lm.apply_chat_template(turns) == "<user> Hi\n<assistant> "
+    assert lm.chat_template(True) == tiny.tokenizer(chat=True).chat_template
+    assert "/" not in lm.tokenizer_name
+    plain = RagspecLM(Engine(tiny.model(), tiny.tokenizer(), None))
+    with pytest.raises(InputError, match="no chat template"):
+        plain.apply_chat_template(turns)
+
+
+def test_a_task_of_the_harness_gives_the_same_scores_with_and_without_drafts(
+    tmp_path: Path,
+) -> None:
+    rows = [{"q": f"Name {n} rivers.", "a": "Rhine"} for n in range(6)]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    task = {
+        "task": "rivers",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(data)}, "cache_dir": str(tmp_path)},
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": "{{q}}",
+        "doc_to_target": "{{a}}",
+        "generation_kwargs": {"until": ["\n"], "max_gen_toks": 12},
+        "metric_list": [{"metric": "exact_match"}],
+    }
+    texts = []
+    for drafter in ("context", None):
+        found = lm_eval.simple_evaluate(
+            model=model(drafter), tasks=[task], apply_chat_template=True, bootstrap_iters=0
+        )
+        texts.append([sample["resps"] for sample in found["samples"]["rivers"]])
+        assert found["results"]["rivers"]["exact_match,none"] == 0.0
+    assert texts[0] == texts[1]
+    expected = chatting.alone(("user", rows[0]["q"]), max_new_tokens=12, stop=["\n"]).text
+    assert texts[0][0] == [[expected]]
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"max_length": 1}, "max_length is 1"),
+        ({"max_length": 9999}, "max_length is 9999"),
+        ({"batch_size": "many"}, "batch_size is 'many'"),
+        ({"drafters": "context"}, "model argument drafters"),
+        ({"dtype": "float32"}, "Engine with settings"),
+    ],
+)
+def test_bad_arguments_are_told_by_our_errors(given: dict[str, Any], error: str) -> None:
+    with pytest.raises(InputError, match=error):
+        model(**given)
+
+
+def test_bad_requests_are_told_by_our_errors() -> None:
+    lm = model()
+    for settings, error in (
+        ("greedy", "generation arguments"),
+        ({"num_beams": 4}, "num_beams"),
+        ({"max_gen_toks": 600}, "max_gen_toks is 600"),
+    ):
+        with pytest.raises(InputError, match=error):
+            lm.generate_until(requests("generate_until", ("x", settings)), disable_tqdm=True)
+    with pytest.raises(InputError, match="to score"):
+        lm.loglikelihood(requests("loglikelihood", ("x", "y" * 600)), disable_tqdm=True)
