@@ -14,6 +14,8 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from ragspec.adapters.likelihood import score_rows
 from ragspec.engine.engine import Engine
 from ragspec.engine.options import end_tokens
@@ -77,7 +79,7 @@ class RagspecLM(TemplateLM):  # type: ignore[misc]
                 "draft_model, budget, device, dtype, max_length, max_gen_toks, add_bos_token, seed."
             )
         self.batch_size = _batch(batch_size, max_batch_size)
-        named = (drafter, draft_model, budget, device or "auto", dtype)
+        named = (drafter, draft_model, budget, _device(device), dtype)
         self.engine = _engine(model, named, self.batch_size)
         self.tokenizer = self.engine.tokenizer
         self.max_length = _limit(max_length, self.engine.target.max_length)
@@ -287,6 +289,19 @@ def _engine(model: Any, named: tuple[Any, ...], batch_size: int) -> Engine:
     if model.tokenizer is None:
         raise InputError("got an engine without a tokenizer; expected one that has it.")
     return model
+
+
+def _device(asked: str | None) -> str:
+    """Return where the model goes: the harness names a GPU by itself, which need not be there."""
+    if asked is None:
+        return "auto"
+    try:
+        there = torch.get_device_module(asked.partition(":")[0]).is_available()
+    except RuntimeError:  # no kind of device; the engine says so
+        return asked
+    if not there:
+        _LOG.warning("%s cannot be used on this machine; the model goes to what can", asked)
+    return asked if there else "auto"
 
 
 def _batch(asked: int | str | None, most: int | None) -> int:

@@ -23,6 +23,10 @@ def test_every_extra_that_is_named_brings_its_package() -> None:
         "pyarrow": "datasets",
         "faiss": "faiss-cpu",
         "prometheus_client": "prometheus-client",
+        "langchain_core": "langchain-core",
+        "llama_index": "llama-index-core",
+        "haystack": "haystack-ai",
+        "lm_eval": "lm-eval",
     }  # by another name, or along with another
     extras = project["optional-dependencies"]
     for package, extra in EXTRAS.items():

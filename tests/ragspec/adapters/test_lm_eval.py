@@ -107,7 +107,13 @@ def test_the_harness_makes_it_from_its_argument_string() -> None:
     assert isinstance(made, RagspecLM)
     assert made.engine.drafter is not None
     assert made.get_model_info()["ragspec"]["drafter"] == made.engine.drafter.name
-    assert get_model("ragspec").create_from_arg_string("drafter=None").engine.drafter is None
+    # The harness's command names this device by itself, on every machine.
+    there = "cuda:0" if torch.cuda.is_available() else "cpu"
+    plain = get_model("ragspec").create_from_arg_string("drafter=None", {"device": "cuda:0"})
+    assert plain.engine.drafter is None
+    assert plain.device == torch.device(there)
+    with pytest.raises(InputError, match="device 'abacus'"):
+        get_model("ragspec").create_from_arg_string("device=abacus")
 
 
 def test_chat_templates_and_names_are_what_the_harness_asks_for() -> None:
