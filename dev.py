@@ -29,7 +29,7 @@ BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
 STAMP = VENV / "ragspec-setup.json"
 CONSTRAINTS = ROOT / "constraints" / "tested.txt"
-EXTRAS = "cpu,fast,images,data,gguf,adapters,dev"
+EXTRAS = "cpu,fast,images,data,gguf,adapters,serve,langchain,llamaindex,haystack,lm-eval,dev"
 # transformers imports torchao at every start where it is found, which costs a second each time: it
 # lies in a folder of its own, which the tests of it put on the path.
 BESIDE = VENV / "beside"
@@ -131,7 +131,7 @@ def set_up() -> None:
     STAMP.unlink(missing_ok=True)
     pip = (PYTHON, "-m", "pip", "install", "--progress-bar", "off", "--disable-pip-version-check")
     target = f"{ROOT}[{EXTRAS}]"
-    print("installing the pinned dependencies, 1.9 GB: a minute or more", flush=True)
+    print("installing the pinned dependencies, 2.1 GB: a minute or more", flush=True)
     must(*pip, "-q", "-c", CONSTRAINTS, "-e", target, why="installing the dependencies failed")
     alone = ("--no-deps", "--upgrade", "--target", BESIDE, EXTRA_BESIDE)
     must(*pip, "-q", "-c", CONSTRAINTS, *alone, why=f"installing {EXTRA_BESIDE} failed")

@@ -73,6 +73,8 @@ class Application:
             await asyncio.to_thread(self.serving.close, self.settings.drain)
 
     def _ready(self) -> None:
+        if self.serving is not None:
+            return
         try:
             self.serving = self._load()
         except Exception as error:
@@ -277,6 +279,7 @@ def build_app(serving: Serving | Callable[[], Serving], settings: ServerSettings
     """Return the ASGI application. serving: what is served, or what loads it while it starts."""
     load = (lambda: serving) if isinstance(serving, Serving) else serving
     routes = Application(load, settings)
+    routes.serving = serving if isinstance(serving, Serving) else None
     app = FastAPI(title="ragspec", lifespan=routes.lifespan, redirect_slashes=False)
     app.router.route_class = _Route
     for path, method, route in (

@@ -245,6 +245,6 @@ def test_settings_that_cannot_be(made: Engine) -> None:
         {"queue": -1},
     ):
         with pytest.raises(InputError):
-            ServerSettings(**bad)  # type: ignore[arg-type]
+            ServerSettings(**bad)
     assert ServerSettings(host="0.0.0.0", keys=("k",)).keys == ("k",)
     assert ServerSettings(host="::1").local and ServerSettings(host="localhost").local
