@@ -20,7 +20,7 @@ from ragspec.engine.ticket import Ticket
 from ragspec.pipelines.docqa.docqa import NOT_FOUND
 from ragspec.pipelines.server.answers import Reply, metrics, usage
 from ragspec.pipelines.server.failures import Refusal, refusal_of
-from ragspec.pipelines.server.guard import Guard
+from ragspec.pipelines.server.guard import TEXTS, Guard
 from ragspec.pipelines.server.pictures import draw
 from ragspec.pipelines.server.prompting import Asked, read_chat, read_completion
 from ragspec.pipelines.server.relay import events, whole
@@ -161,6 +161,11 @@ class Application:
         served = self.served
         return JSONResponse(await _apart(lambda: served.add_store(body.name, body.path)), 201)
 
+    def admit(self, path: str) -> None:
+        """Refuse a text at once where there is no room for one: the cheapest answer of all."""
+        if self.serving is not None and path in TEXTS:
+            self.serving.pool.expect_room()
+
     def count(self, path: str, status: int) -> None:
         """Count a request that was answered."""
         if self.serving is not None:
@@ -270,7 +275,7 @@ class Server(Guard):
     """
 
     def __init__(self, fastapi: FastAPI, settings: ServerSettings, routes: Application) -> None:
-        super().__init__(fastapi, settings, routes.count)
+        super().__init__(fastapi, settings, routes.count, routes.admit)
         self.fastapi = fastapi
         self.routes = routes
 

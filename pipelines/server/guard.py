@@ -19,10 +19,12 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 log = logging.getLogger("ragspec.server")
 OPEN = ("/health",)
 ADMIN = "/admin/"
+TEXTS = ("/v1/chat/completions", "/v1/completions")
 ROUTES = frozenset(
     {
         *("/health", "/metrics", "/v1/models", "/admin/stores"),
-        *("/v1/chat/completions", "/v1/completions", "/v1/images/generations"),
+        *TEXTS,
+        "/v1/images/generations",
     }
 )
 
@@ -31,15 +33,21 @@ class Guard:
     """An ASGI application around another.
 
     It asks for a key, caps the body, and answers what the other one did not expect. The key that
-    was given is `scope["state"]["key"]`. count: told of every answer's path and status.
+    was given is `scope["state"]["key"]`. count: told of every answer's path and status. admit: told
+    of a path before the body is read; raises what a request for it is refused by.
     """
 
     def __init__(
-        self, app: App, settings: ServerSettings, count: Callable[[str, int], None]
+        self,
+        app: App,
+        settings: ServerSettings,
+        count: Callable[[str, int], None],
+        admit: Callable[[str], None],
     ) -> None:
         self.app = app
         self.settings = settings
         self._count = count
+        self._admit = admit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -57,6 +65,7 @@ class Guard:
 
         try:
             scope.setdefault("state", {})["key"] = self._key(scope)
+            self._admit(scope["path"])
             body = await self._body(scope, receive)
             await self.app(scope, _again(body, receive), noted)
         except Exception as error:

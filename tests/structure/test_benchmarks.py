@@ -299,3 +299,13 @@ def test_image_sizes(tmp_path: Path) -> None:
     for row in others:
         assert row["forwards"] < 16
         assert row["label"] != "exact" or row["the plain codes"] == 1.0
+
+
+def test_server(tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    given = ("--rounds", "2", "--requests", "24", "--json", out)
+    run("server.py", "--only", "stream,prediction,soak", *given)
+    found = json.loads(out.read_text())
+    assert found["stream"]["token_ratio"] > 0 < found["stream"]["first_ms"][1]
+    assert found["prediction"]["right"] > 3 * found["prediction"]["none"] / 2
+    assert found["soak"]["requests"] == 24 and found["soak"]["threads"][0] > 1
