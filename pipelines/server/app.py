@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -353,9 +354,13 @@ async def _unserved(request: Request, error: Exception) -> Response:
     return _answer(refusal)
 
 
+# Few threads, whatever the machine: each keeps memory of its own for what it once held.
+_WORKERS = ThreadPoolExecutor(2, "ragspec-server")
+
+
 async def _apart(work: Callable[[], T]) -> T:
     """Do what takes a while in a thread, so that streams go on."""
-    return await asyncio.to_thread(work)
+    return await asyncio.get_running_loop().run_in_executor(_WORKERS, work)
 
 
 async def _unless_left(request: Request, found: Awaitable[T]) -> T | None:
