@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -66,12 +67,18 @@ class Application:
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         """Load, serve, and let the texts under way end."""
-        loading = asyncio.ensure_future(asyncio.to_thread(self._ready))
+        threading.Thread(target=self._ready, name="ragspec-load", daemon=True).start()
         yield
         self.stopping = True
-        await asyncio.gather(loading, return_exceptions=True)
         if self.serving is not None:
             await asyncio.to_thread(self.serving.close, self.settings.drain)
+
+    def stop(self) -> None:
+        """Take no more texts and let those under way end in time; returns at once."""
+        self.stopping = True
+        if self.serving is not None:
+            pool, seconds = self.serving.pool, self.settings.drain
+            threading.Thread(target=lambda: pool.close(timeout=seconds), daemon=True).start()
 
     def _ready(self) -> None:
         if self.serving is not None:
@@ -182,7 +189,8 @@ class Application:
         """Return what is served; raises Refusal for another model, and where all is full."""
         served = self.served
         served.expect(body.model)
-        served.pool.expect_room(body.samples)
+        if body.samples <= served.most:
+            served.pool.expect_room(body.samples)
         return served
 
     async def _begun(
@@ -245,7 +253,11 @@ class Application:
             yield line(reply.chunk([], metrics=metrics(texts), **more))
             yield DONE
         except Exception as error:
-            yield line(refusal_of(error).body())
+            refusal = refusal_of(error)
+            if refusal.status == 500:
+                log.exception("a stream failed")
+            yield line(refusal.body())
+            yield DONE
         finally:
             for ticket in tickets:
                 ticket.cancel()
@@ -288,6 +300,7 @@ def build_app(serving: Serving | Callable[[], Serving], settings: ServerSettings
     routes.serving = serving if isinstance(serving, Serving) else None
     app = FastAPI(title="ragspec", lifespan=routes.lifespan, redirect_slashes=False)
     app.router.route_class = _Route
+    app.add_api_route("/health", routes.health, methods=["HEAD"], include_in_schema=False)
     for path, method, route in (
         ("/health", "GET", routes.health),
         ("/metrics", "GET", routes.metrics),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import logging
@@ -17,6 +18,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 log = logging.getLogger("ragspec.server")
+PATIENCE = 30.0  # seconds that a body may take to come
 OPEN = ("/health",)
 ADMIN = "/admin/"
 TEXTS = ("/v1/chat/completions", "/v1/completions")
@@ -92,6 +94,13 @@ class Guard:
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         """Read the body; raises Refusal for one that is too large, or never comes whole."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await self._whole(scope, receive)
+        except TimeoutError:
+            raise Refusal(408, f"got no whole body in {PATIENCE} seconds.", "timeout") from None
+
+    async def _whole(self, scope: Scope, receive: Receive) -> bytes:
         most = self.settings.body
         told = dict(scope["headers"]).get(b"content-length", b"0")
         if told.isdigit() and int(told) > most:

@@ -69,8 +69,8 @@ def _metrics(out: Any) -> dict[str, Any]:
     return {
         "speculative_decoding": {
             "num_forwards": stats.forwards,
-            "num_tokens": stats.tokens,
-            "label": stats.label,
+            "num_tokens": sum(report.tokens for report in stats.reports),
+            "label": out.label,
             "seeds": list(stats.seeds),
         }
     }

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     )
 
 
+CHARACTERS, LONGEST = 8, 8192  # of a token, for a bound; of a context whose model tells none
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A text to write, as often as there are samples.
@@ -132,9 +135,9 @@ def _sampling(request: TextRequest) -> Sampling:
 def _bias(given: Mapping[str, float] | None) -> dict[int, float] | None:
     if not given:
         return None
-    wrong = next((token for token in given if not token.isdecimal() or not token.isascii()), None)
-    if wrong is not None:
-        raise InputError(f"logit_bias has the token {wrong!r}; expected token ids in digits.")
+    for token in given:
+        if not (token.isdecimal() and token.isascii() and len(token) < 12):
+            raise InputError(f"logit_bias has the token {token[:20]!r}; expected token ids.")
     return {int(token): value for token, value in given.items()}
 
 
@@ -147,8 +150,19 @@ def _options(request: TextRequest, engine: Engine, most: int | None) -> Options:
     if request.prediction is not None:
         if request.drafter == "none":
             raise InputError("got a prediction and drafter none; expected one: leave one out.")
-        options["prediction"] = request.prediction.text
+        options["prediction"] = _predicted(request.prediction.text, engine)
     return options
+
+
+def _predicted(text: str, engine: Engine) -> str:
+    """Return what is predicted; raises InputError for more than any output could take up."""
+    most = CHARACTERS * (engine.target.max_length or LONGEST)
+    if len(text) > most:
+        raise InputError(
+            f"got a prediction of {len(text)} characters; expected {most} at most, as no output "
+            "here is longer. Send the part that the output will resemble."
+        )
+    return text
 
 
 def _alternatives(request: ChatRequest) -> int | None:
@@ -198,9 +212,8 @@ def _conversation(turns: Sequence[tuple[str, str]], hits: Sequence[Hit], engine:
     if not is_chat(tokenizer):
         return placed(tokenizer, "\n\n".join(text for _, text in shown), hits)
     if hits:
-        question = " ".join(shown[-1][1].split())
         asked = wording(suited(tokenizer))
-        shown[-1] = ("user", asked.content(question, passages_of(hits, special)))
+        shown[-1] = ("user", asked.content(shown[-1][1], passages_of(hits, special)))
     messages = [{"role": role, "content": text} for role, text in shown]
     return placed(tokenizer, templated(tokenizer, messages), hits)
 

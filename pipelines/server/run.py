@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -20,6 +20,9 @@ from ragspec.pipelines.server.settings import ServerSettings
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
     from ragspec.pipelines.docqa.docqa import DocQA
+
+
+MARGIN = 4  # seconds beyond the drain in which answers are sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +51,29 @@ def serve(served: Served, settings: ServerSettings, told: Callable[[str], None])
         port=settings.port,
         log_level=logging.WARNING,
         access_log=False,
-        timeout_graceful_shutdown=max(1, round(settings.drain)),
+        timeout_graceful_shutdown=round(settings.drain) + MARGIN,
     )
     listening = _listen(settings)
     host, port = listening.getsockname()[:2]
     told(f"listening on http://{host}:{port}, ready when /health says so")
-    server = uvicorn.Server(config)
+    server = _Server(config, app.routes.stop)
     app.routes.on_failure = lambda: setattr(server, "should_exit", True)
     server.run(sockets=[listening])
     if app.routes.failure is not None:
         raise app.routes.failure
+
+
+class _Server(uvicorn.Server):
+    """Begins to drain at the signal itself: callers hear of texts that the end cut short."""
+
+    def __init__(self, config: uvicorn.Config, stop: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._stop = stop
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """Begin to stop."""
+        self._stop()
+        super().handle_exit(sig, frame)
 
 
 def load(served: Served, settings: ServerSettings) -> Serving:

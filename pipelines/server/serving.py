@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ragspec.engine.pool import Pool
 from ragspec.engine.ticket import Ticket
-from ragspec.errors import ModelError, QueueFullError, RagspecError, StoreError
+from ragspec.errors import InputError, ModelError, QueueFullError, RagspecError, StoreError
 from ragspec.pipelines.server.drafting import Drafting
 from ragspec.pipelines.server.failures import Refusal
 from ragspec.pipelines.server.metrics import Metrics
@@ -66,6 +67,12 @@ class Serving:
         Raises QueueFullError and what `Pool.submit` does.
         """
         tickets: list[Ticket] = []
+        wanted = sum(each.samples for each in asked)
+        if wanted > self.most:
+            raise InputError(
+                f"got {wanted} texts in one request; expected {self.most} at most, which is all "
+                "that this server holds. Ask in several requests."
+            )
         try:
             for each in asked:
                 engine = self.drafting.engine(tenant, each.drafter, each.budget, each.store)
@@ -89,6 +96,12 @@ class Serving:
 
     def _ended(self, ticket: Ticket, future: Future[Generation]) -> None:
         self.metrics.ended(ticket)
+
+    @property
+    def most(self) -> float:
+        """Texts that one request may ask for: no more would ever fit."""
+        queue = self.pool.queue
+        return math.inf if queue is None else self.pool.slots + queue
 
     def drawing(self, work: Callable[[], dict[str, Any]]) -> Future[dict[str, Any]]:
         """Draw pictures, one request after the other; raises QueueFullError for too many."""

@@ -204,7 +204,8 @@ class Pool:
 
     def _serve(self) -> None:
         """Own the device until the pool is closed and all texts have ended."""
-        while True:
+        failed = False
+        while not failed or self._wait():  # nobody tries a device again unasked
             try:
                 with self.engine.target.open_rows(self.slots) as session:
                     self._opened.set()
@@ -218,6 +219,7 @@ class Pool:
                     self._opened.set()
                     return
                 # Nobody knows what the session holds: its texts fail, the next ones get another.
+                failed = True
                 for each in list(self._live.values()) or self._drained():
                     self._end(each, error)
 
@@ -303,7 +305,11 @@ class Pool:
             request.ticket.end(error)
             return
         assert request.run is not None
-        request.run.close(time.perf_counter() - request.run.began)
-        generation = request.run.results()[0][0]
+        try:
+            request.run.close(time.perf_counter() - request.run.began)
+            generation = request.run.results()[0][0]
+        except Exception as failed:  # of a tokenizer, say: nobody else's matter
+            request.ticket.end(failed)
+            return
         request.ticket.end(generation)
         request.engine.tell(generation)

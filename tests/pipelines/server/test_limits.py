@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import torch
+from PIL import Image
 
 from ragspec.engine.engine import Engine
+from ragspec.engine.rows import Run
 from ragspec.errors import InputError
+from ragspec.pipelines.server.app import build_app
 from ragspec.pipelines.server.serving import Serving, tenant_of
 from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.pipelines.server.sse import Events
 from ragspec.retrievers.corpus.index import CorpusIndex
-from tests.support.served import NAME, engine, events, served, text_of
+from ragspec.visual import ImagePipeline
+from tests.support.served import NAME, engine, events, listening, served, text_of
 
 PROMPT = "A draft model proposes several tokens and the target"
 LONG = {"model": NAME, "prompt": PROMPT, "temperature": 0, "max_tokens": 100, "ignore_eos": True}
@@ -69,7 +77,11 @@ def test_the_surplus_is_told_to_come_again(begun: tuple[httpx.Client, Serving]) 
 
 def test_all_samples_are_taken_or_none(begun: tuple[httpx.Client, Serving]) -> None:
     client, serving = begun
-    assert client.post("/v1/completions", json={**LONG, "n": 4}).status_code == 429
+    with ThreadPoolExecutor(1) as other:
+        alone = other.submit(client.post, "/v1/completions", json=LONG)
+        until(lambda: serving.pool.live == 1)
+        assert client.post("/v1/completions", json={**SHORT, "n": 3}).status_code == 429
+        assert alone.result().status_code == 200
     until(lambda: serving.pool.live + serving.pool.waiting == 0)
     assert client.post("/v1/completions", json={**SHORT, "n": 3}).status_code == 200
 
@@ -248,3 +260,76 @@ def test_settings_that_cannot_be(made: Engine) -> None:
             ServerSettings(**bad)
     assert ServerSettings(host="0.0.0.0", keys=("k",)).keys == ("k",)
     assert ServerSettings(host="::1").local and ServerSettings(host="localhost").local
+
+
+def test_what_can_never_be_served_is_no_matter_of_trying_again(made: Engine) -> None:
+    with served(made, ServerSettings(slots=2, queue=1)) as (client, _):
+        many = client.post("/v1/completions", json={**SHORT, "prompt": ["a", "b"], "n": 2})
+        assert many.status_code == 400 and "3 at most" in many.json()["error"]["message"]
+        long = {"type": "content", "content": "x" * 100_000}
+        predicted = client.post("/v1/completions", json={**SHORT, "prediction": long})
+        assert predicted.status_code == 400 and "prediction" in predicted.text
+        bias = client.post("/v1/completions", json={**SHORT, "logit_bias": {"9" * 5000: 1.0}})
+        assert bias.status_code == 400
+        assert client.head("/health").status_code == 200
+
+
+def test_a_text_that_cannot_be_told_fails_alone(
+    made: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(made) as (client, serving):
+        wanted = client.post("/v1/completions", json=LONG).json()["choices"][0]["text"]
+        results = Run.results
+
+        def failing(run: Run) -> Any:
+            if len(run.prompts[0]) == 3:
+                raise ValueError("no text")
+            return results(run)
+
+        monkeypatch.setattr(Run, "results", failing)
+        with ThreadPoolExecutor(2) as callers:
+            other = callers.submit(client.post, "/v1/completions", json=LONG)
+            found = client.post("/v1/completions", json={**SHORT, "prompt": "abc"})
+        assert found.status_code == 500
+        assert other.result().json()["choices"][0]["text"] == wanted
+        assert serving.pool.live == 0
+
+
+def test_callers_hear_of_texts_that_a_stop_cuts_short(made: Engine) -> None:
+    settings = ServerSettings(drain=0.05)
+    serving = Serving(made, NAME)
+    app = build_app(serving, settings)
+    found: list[httpx.Response] = []
+    with listening(app) as address:
+        body = {**LONG, "max_tokens": 450, "n": 4}
+        thread = threading.Thread(
+            target=lambda: found.append(
+                httpx.post(f"{address}/v1/completions", json=body, timeout=60)
+            )
+        )
+        thread.start()
+        until(lambda: serving.pool.live == 4)
+        app.routes.stop()
+        thread.join()
+    assert found[0].status_code == 503 and found[0].json()["error"]["code"] == "stopping"
+
+
+def test_pictures(made: Engine) -> None:
+    pipe = ImagePipeline.from_pretrained("emoji")
+    pipe.set_progress_bar_config(disable=True)
+    with served(made, images={"emoji": pipe}) as (client, _):
+        asked = {"prompt": "red heart", "n": 2, "seed": 5}
+        found = client.post("/v1/images/generations", json=asked).json()
+        drawn = pipe(
+            "red heart", num_images_per_prompt=2, generator=torch.Generator().manual_seed(5)
+        )
+        for told, image in zip(found["data"], drawn.images, strict=True):
+            png = Image.open(io.BytesIO(base64.b64decode(told["b64_json"])))
+            assert png.tobytes() == image.tobytes()
+        assert found["metrics"]["speculative_decoding"]["label"] == drawn.label
+        assert "emoji" in [each["id"] for each in client.get("/v1/models").json()["data"]]
+        for bad, status in (({"model": "x"}, 404), ({"size": "7"}, 400), ({"size": "9x9"}, 400)):
+            answer = client.post("/v1/images/generations", json={**asked, **bad})
+            assert answer.status_code == status
+    with served(made) as (client, _):
+        assert client.post("/v1/images/generations", json={"prompt": "x"}).status_code == 404

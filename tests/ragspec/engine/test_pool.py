@@ -16,6 +16,7 @@ from ragspec.budget.cost_curve import CostCurve
 from ragspec.budget.policy import AutoBudget
 from ragspec.drafters.base import DraftContext, DraftRequest, DraftSession, SourceText
 from ragspec.engine.engine import Engine
+from ragspec.engine.loop import Loop
 from ragspec.engine.pool import Pool
 from ragspec.engine.reading import Reading
 from ragspec.engine.ticket import Ticket
@@ -545,3 +546,26 @@ def test_a_ticket_streams_text(plain: Engine) -> None:
         pytest.raises(InputError, match="no tok"),
     ):
         pool.submit([1], max_new_tokens=1).stream()
+
+
+def test_a_device_that_stays_away_is_asked_for_by_callers_alone(
+    target: CausalTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    def away(*given: Any, **options: Any) -> Any:
+        tried.append(1)
+        raise RuntimeError("the device is away")
+
+    pool = Pool(engine_of(target, "plain"), slots=2)
+    monkeypatch.setattr(Loop, "step", away)
+    monkeypatch.setattr(type(target), "open_rows", away)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="away"):
+            pool.submit([1, 2, 3]).result(timeout=20)
+    time.sleep(0.1)
+    assert len(tried) == 3
+    closing = threading.Thread(target=pool.close)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()
