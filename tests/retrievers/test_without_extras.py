@@ -18,7 +18,9 @@ for name in {blocked!r}:
     sys.modules[name] = None
 from ragspec.errors import MissingExtraError
 refused = []
-for room in ("ragspec.trees", "ragspec.drafters", "ragspec.retrievers", "ragspec.adapters"):
+for host in ("vllm", "sglang"):
+    importlib.import_module("ragspec.adapters." + host)
+for room in ("ragspec.trees", "ragspec.drafters", "ragspec.retrievers"):
     package = importlib.import_module(room)
     for module in pkgutil.walk_packages(package.__path__, room + "."):
         try:

@@ -36,12 +36,12 @@ class LatentConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
     def __init__(
         self,
         latent_dim: int = 8,
-        read_width: int = 0,
         head_width: int = 128,
         head_layers: int = 3,
         steps: int = 16,
         floor: float = 0.1,
         trunk: dict[str, Any] | None = None,
+        read_width: int = 0,
         **kwargs: Any,
     ) -> None:
         self.latent_dim = latent_dim
