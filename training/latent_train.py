@@ -99,7 +99,10 @@ def take(model: LatentModel, source: Path, rows: LatentRows, rng: torch.Generato
     weights = load_file(source / "model.safetensors")
     found = {key: value.float() for key, value in weights.items() if key.startswith(TAKEN)}
     book = found.pop("embed_tokens.weight")
-    lacking = model.trunk.load_state_dict(found, strict=False).missing_keys
+    try:
+        lacking = model.trunk.load_state_dict(found, strict=False).missing_keys
+    except RuntimeError as error:  # of other sizes
+        raise ValueError(f"{source} does not fit a trunk of {SHAPES['target']}") from error
     if lacking != ["embed_tokens.weight", "lm_head.weight"]:
         raise ValueError(f"{source} does not fit a trunk of {SHAPES['target']}: {lacking}")
     latents = torch.cat([rows.draw(64, rng)[0] for _ in range(READ_PICTURES // 64)]).flatten(0, 1)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from ragspec.visual.models.vq import VQTokenizer
 
@@ -347,3 +348,25 @@ def test_emoji_latents_are_learnt_from_their_names(
     for _ in range(12):
         trainer.update(1.0)
     assert trainer.measure() < before and trainer.model.trunk.config.condition == "features"
+
+
+def test_a_trunk_of_codes_is_taken_as_it_is(made_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    latents = module("latent_train")
+    for name, value in (("BATCH", 4), ("READ_STEPS", 30), ("READ_PICTURES", 64)):
+        monkeypatch.setattr(latents, name, value)
+    pictures = module("image_data").read_pictures(made_up, "tiles")
+    tokenizer = VQTokenizer.from_pretrained(latents.TOKENIZER)
+    source = Path("ragspec/starter/images/tiles/target")
+    trainer = latents.Trainer(pictures, tokenizer, steps=4, taken=source)
+    model, before = trainer.model, trainer.measure()
+    kept = {name: value.clone() for name, value in model.trunk.state_dict().items()}
+    head = model.head.write.weight.detach().clone()
+    for _ in range(6):
+        trainer.update(1.0)
+    weights = load_file(source / "model.safetensors")
+    taken = "layers.0.attention.qkv_proj.weight"
+    assert torch.equal(kept[taken], weights[taken].float())
+    assert all(torch.equal(value, kept[name]) for name, value in model.trunk.state_dict().items())
+    assert not torch.equal(model.head.write.weight, head) and trainer.measure() < before
+    with pytest.raises(ValueError, match="does not fit"):
+        latents.Trainer(pictures, tokenizer, steps=4, taken=source.parent / "draft")
