@@ -102,11 +102,11 @@ class Drafting:
         known = {name for name, method in listed().items() if not method.needs}
         if self._draft_model is not None:
             known.add("model")
-        for name in asked:
+        for name in asked if names != self._default[0] else ():  # the server's own may be a folder
             if name not in known:
                 raise UnknownNameError(unknown("drafter", name, ["none", *sorted(known)]))
         methods = [name for name in asked if name != "model"]
-        made = [*_several(compose(methods, Sources()) if methods else [])]
+        made = [*_several(compose(methods, Sources(), self.base.model) if methods else [])]
         made += [self.stores[name].drafter(tenant or "global", name=name) for name in stores]
         if self._draft_model is not None:
             made.append(self._draft_model)
