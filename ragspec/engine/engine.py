@@ -35,6 +35,7 @@ from ragspec.sampling.settings import Sampling
 from ragspec.target.base import ReadsInPieces, TargetSession
 from ragspec.target.causal import CausalTarget
 from ragspec.target.open import open_target
+from ragspec.target.static.open import open_static
 
 
 class Engine:
@@ -46,7 +47,10 @@ class Engine:
     them (fused into one tree), or None for plain decoding. draft_model: a smaller model of the
     same vocabulary (object, path or name), one more drafter. budget: "auto", a number of draft
     nodes, or a BudgetPolicy. rule: a name or a Rule, None for that of the drafter, which is "walk"
-    where it brings none. batch_size: prompts decoded side by side.
+    where it brings none. batch_size: prompts decoded side by side. static: how steps of fixed shape
+    are taken: "graph" (captured on CUDA), "compile", "eager" (slow, for trials), "off", or "auto",
+    which is "graph" on CUDA; a model that cannot be verified so is verified as any, and its reports
+    say why.
     Raises UnsupportedModelError, TokenizerMismatchError, UnknownNameError, RuleError.
     """
 
@@ -60,12 +64,15 @@ class Engine:
         rule: str | Rule | None = None,
         *,
         batch_size: int = 16,
+        static: str = "auto",
         cache: Path | None = None,
     ) -> None:
         if batch_size < 1:
             raise InputError(f"batch_size is {batch_size}; expected at least 1")
         ready = isinstance(model, CausalTarget)
-        self.target: CausalTarget = model if ready else open_target(model, cache)
+        self.target: CausalTarget = model if ready else open_target(model, cache, static)
+        if ready and static != "auto":
+            self.target = open_static(self.target, static)
         self.model = self.target.model
         self.tokenizer = tokenizer
         self.batch_size = batch_size

@@ -19,11 +19,11 @@ from ragspec.budget.shared_forward import SharedForward
 from ragspec.budget.tree_size import fit_together
 from ragspec.engine.reading import Reading, hidden_of, portions, read
 from ragspec.engine.rows import Row
-from ragspec.engine.step import Emission, emit, judge, learn, propose
+from ragspec.engine.step import Emission, emit, follows, judge, learn, propose
 from ragspec.errors import UnsupportedModelError
 from ragspec.models.device import out_of_memory, without_autograd
 from ragspec.sampling.top_tokens import Tops
-from ragspec.target.base import KeepsHidden, TargetSession
+from ragspec.target.base import FollowsLaws, KeepsHidden, TargetSession
 from ragspec.trees.draft_tree import DraftTree
 
 P = ParamSpec("P")
@@ -75,6 +75,8 @@ class Loop:
         self._reading: list[Reading] = []
         self._live: list[Row] = []
         self._put_back: list[Reading] = []
+        # Asked once: to ask a protocol takes 0.1 ms.
+        self._following = session if isinstance(session, FollowsLaws) else None
         self._most = 0  # rows for which there was memory, where some were put back
 
     @property
@@ -221,12 +223,24 @@ class Loop:
         list[tuple[Verdict, RowView] | None], list[Tops] | None, Sequence[torch.Tensor | None]
     ]:
         """Run the forward over the drafts: what the rules decide, and what drafters learn from."""
+        chosen = self._follow(rows)
         logits = self.session.verify([row.pending for row in rows], trees)
         k = max(row.top for row in rows)
         kept = not any(row.law.processors for row in rows)
         tops = Tops.ranked(logits, k, [len(tree) + 1 for tree in trees], kept) if k else None
         hidden = hidden_of(self.session, rows)
-        return judge(rows, trees, logits, hidden, self._attempt), tops, hidden
+        return judge(rows, trees, logits, hidden, self._attempt, chosen()), tops, hidden
+
+    def _follow(self, rows: Sequence[Row]) -> Callable[[], list[list[int]] | None]:
+        """Let the session choose the target's tokens where it can; returns what tells them."""
+        session = self._following
+        if session is None or not all(follows(row) for row in rows):
+            return lambda: None
+        session.follow(
+            [row.law for row in rows],
+            [len(row.context.tokens) - row.law.prompt_length for row in rows],
+        )
+        return lambda: session.chosen
 
     def _make_room(self, error: Exception) -> list[Emission]:
         """Put a row back where memory has ended, before anybody was judged; raises other errors."""

@@ -166,6 +166,7 @@ class Run:
             reason=budget.reason if budget is not None else None,
             rested=getattr(row.context.adviser, "rested", None),
             drift=getattr(row.transform, "drift", None),
+            static=getattr(self.parts.target, "static", "off"),
         )
         return Generation(
             text=self._text(row, tokens),

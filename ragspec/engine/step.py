@@ -11,6 +11,7 @@ import torch
 
 from ragspec.acceptance.base import Step, Verdict
 from ragspec.acceptance.target_view import RowView, choose_together
+from ragspec.acceptance.walk import Walk
 from ragspec.engine.rows import Row
 from ragspec.sampling.top_tokens import Tops
 from ragspec.trees.draft_tree import ROOT, DraftTree
@@ -49,23 +50,32 @@ def propose(row: Row) -> DraftTree:
     return limit_depth(row.drafter.propose(row.context, allowed), row.context.remaining - 1)
 
 
+def follows(row: Row) -> bool:
+    """Tell whether the row's rule takes the target's own tokens, by the target's own law."""
+    return type(row.rule) is Walk and row.transform is None and row.open_view is RowView
+
+
 def judge(
     rows: Sequence[Row],
     trees: Sequence[DraftTree],
     logits: torch.Tensor,
     hidden: Sequence[torch.Tensor | None],
     attempt: Attempt,
+    known: Sequence[Sequence[int]] | None = None,
 ) -> list[tuple[Verdict, RowView] | None]:
     """Let the rules of the rows decide and return what they saw, too; None of rows that failed.
 
-    logits [B, N + 1, V]. hidden: of each row [copies, N + 1, H], where they are kept.
+    logits [B, N + 1, V]. hidden: of each row [copies, N + 1, H], where they are kept. known: the
+    target's own tokens after root and nodes, where they are worked out; none of a row where not.
     """
     parts = [logits[i, : len(tree) + 1] for i, tree in enumerate(trees)]
     laws = [row.law for row in rows]
     contexts = [row.context.tokens for row in rows]
     apart = any(row.transform is not None or row.open_view is not RowView for row in rows)
-    together = None if apart else choose_together(parts, trees, laws, contexts)
-    chosen = [None if together is None else together[i] for i in range(len(rows))]
+    together = known
+    if known is None and not apart:
+        together = choose_together(parts, trees, laws, contexts)
+    chosen = [(together[i] or None) if together is not None else None for i in range(len(rows))]
     views = [
         attempt(row, _view, row, trees[i], parts[i], hidden[i], chosen[i])
         for i, row in enumerate(rows)

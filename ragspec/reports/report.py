@@ -54,7 +54,8 @@ class Report:
     none, and why. tv_excess: mean total variation per token that a relaxed rule may
     have added; 0 under exact rules, None under rules that do not measure it. drift: mean total
     variation per token between the target's own law and the one that a transform made of it, None
-    where nothing measures it. kv_bytes: of keys and values at the end of a long document's answer,
+    where nothing measures it. static: how steps of fixed shape were taken, "off" or "off: why"
+    where they were not. kv_bytes: of keys and values at the end of a long document's answer,
     None for others. retrieval: the
     searches of a text that looks passages up while it is written, None for any other.
     """
@@ -89,6 +90,7 @@ class Report:
     retrieval: Retrieval | None = None
     drift: float | None = None
     kv_bytes: int | None = None
+    static: str = "off"
 
     @property
     def forward_passes(self) -> int:
@@ -282,6 +284,7 @@ class ReportBuilder:
         reason: str | None = None,
         rested: Mapping[str, str] | None = None,
         drift: float | None = None,
+        static: str = "off",
     ) -> Report:
         """Return the report; `seconds` is the wall time of prefill and decoding together."""
         drafted = tuple(len(row.sources) for row in self._rows)
@@ -318,6 +321,7 @@ class ReportBuilder:
             prefill_tokens=len(output_tokens) - sum(row.emitted for row in self._rows),
             kept_tokens=self.kept,
             drift=drift,
+            static=static,
         )
 
     def _milliseconds(self) -> dict[str, float]:

@@ -8,6 +8,7 @@ from typing import Protocol, Self, runtime_checkable
 
 import torch
 
+from ragspec.sampling.distribution import TokenLaw
 from ragspec.sampling.top_tokens import Tops
 from ragspec.trees.draft_tree import DraftTree
 
@@ -110,6 +111,26 @@ class SharesBeginnings(Resumes, Protocol):
 
     def begin_with(self, beginning: Beginning) -> None:
         """Forget everything and hold these keys and values as committed tokens."""
+        ...
+
+
+@runtime_checkable
+class FollowsLaws(TargetSession, Protocol):
+    """The optional part of a target session that works out the target's own tokens by itself.
+
+    chosen: of the last forward, for each row the target's own tokens after the root and the nodes;
+    none of a row that is to be worked out from its logits. None where nothing was followed.
+    """
+
+    chosen: list[list[int]] | None
+
+    def follow(self, laws: Sequence[TokenLaw], generated: Sequence[int]) -> None:
+        """Let the next forward choose by these laws and keep the paths that the walk accepts.
+
+        generated: of each row the index of the token after its root. What `commit` is given then
+        are these paths, or beginnings of them. Laws that the session does not know are left to
+        the host.
+        """
         ...
 
 

@@ -52,6 +52,7 @@ class CausalTarget:
 
     copies: int = 1
     piece: int | None = None
+    static: str = "off"  # how steps of fixed shape are taken, see `target.static`
     bit_exact: bool = False  # whether forwards of all widths give the same bits, in any dtype
 
     def __init__(self, model: Any) -> None:

@@ -9,14 +9,17 @@ from ragspec.models.supported import check_scope
 from ragspec.storage.filesystem import cache_directory
 from ragspec.target.causal import CausalTarget
 from ragspec.target.probe import probe_target
+from ragspec.target.static.open import open_static
 
 
-def open_target(model: Any, cache: Path | None = None) -> CausalTarget:
+def open_target(model: Any, cache: Path | None = None, static: str = "auto") -> CausalTarget:
     """Return the target over a model, after its architecture passed the load-time probe.
 
-    Raises UnsupportedModelError with the reason for models outside the scope.
+    static: how its steps are taken, see `target.static`; a model that cannot be taken so is
+    verified as before, its `static` says why. Raises UnsupportedModelError with the reason for
+    models outside the scope, InputError for a mode that this device lacks.
     """
     check_scope(model)
     target = CausalTarget(model)
     verdict = probe_target(target, cache or cache_directory())
-    return verdict.target
+    return open_static(verdict.target, static)

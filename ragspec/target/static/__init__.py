@@ -1,0 +1,1 @@
+"""One step of fixed shapes: what accelerators run without waiting for the host."""

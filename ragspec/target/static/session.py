@@ -1,0 +1,212 @@
+"""A session whose steps have fixed shapes; prompts are read as in any other.
+
+Rows keep their places: a step covers all places up to that of the last row in line, and what ended
+between them is padded, so that nothing is copied when a text ends. Only where that would double
+the shape are rows moved together.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import torch
+
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.top_tokens import Tops
+from ragspec.target.base import Beginning
+from ragspec.target.causal import TreeSession
+from ragspec.target.static.buffers import StackedCache, compact
+from ragspec.target.static.shapes import MOST_QUERIES, queries_of, rows_of, slots_of
+from ragspec.target.static.step import StepShape
+from ragspec.target.tree_attention import TreeView
+from ragspec.trees.draft_tree import DraftTree
+
+if TYPE_CHECKING:
+    from ragspec.target.static.target import Arena, StaticTarget
+
+T = TypeVar("T")
+
+
+class StaticSession(TreeSession):
+    """Tree verification by steps of fixed shape; see `TargetSession` and `base.FollowsLaws`."""
+
+    target: StaticTarget
+    cache: StackedCache
+
+    def __init__(self, target: StaticTarget, rows: int, capacity: int) -> None:
+        super().__init__(target, rows, capacity)
+        self._arena: Arena = target.lend_arena(rows, capacity)
+        self.cache = StackedCache(self._arena.stacks, rows)
+        # Not when it is left: a session may be kept, and entered again.
+        weakref.finalize(self, target.take_back, self._arena).atexit = False
+        self.chosen: list[list[int]] | None = None
+        self._wanted = list(range(rows))
+        self._at = list(range(rows))  # of each wanted row its place in line
+        self._laws: list[TokenLaw] | None = None
+        self._kept: list[list[int]] | None = None  # tokens of the paths kept by the last step
+        self._static = False  # whether the last forward was a step of fixed shape
+
+    def line_up(self, rows: Sequence[int]) -> list[int]:
+        """Let the next forwards cover these rows; see `TargetSession.line_up`."""
+        self.cache.abandon()
+        place = {row: at for at, row in enumerate(self.cache.lying)}
+        self._wanted = sorted(rows, key=place.__getitem__)
+        return list(self._wanted)
+
+    def follow(self, laws: Sequence[TokenLaw], generated: Sequence[int]) -> None:
+        """Let the next forward follow the target's own tokens; see `base.FollowsLaws`."""
+        self._laws = list(laws) if all(law.trivial for law in laws) else None
+        self._generated = list(generated)
+
+    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
+        """Run one forward, of fixed shape where all prompts are read; see `TargetSession`."""
+        laws, self._laws = self._laws, None
+        self.chosen = self._kept = None
+        widest = 1 + max(map(len, trees))
+        fits = widest <= MOST_QUERIES and all(len(row) == 1 for row in pending)
+        self._static = fits and all(self.cache.length(row) for row in self._wanted)
+        if self._static:
+            return self._step([row[0] for row in pending], trees, laws)
+        self._line(self._wanted)
+        logits = super().verify(self._spread(pending), self._spread(trees))
+        self.hidden = [self.hidden[at] for at in self._at] if self.hidden else []
+        return logits[self._at]
+
+    def read_prompts(
+        self, pending: Sequence[Sequence[int]], k: int
+    ) -> tuple[torch.Tensor, list[Tops]]:
+        """Read the prompts; see `base.ReadsPrompts`."""
+        self._static = False
+        self._line(self._wanted)
+        logits, tops = super().read_prompts(self._spread(pending), k)
+        self.hidden = [self.hidden[at] for at in self._at] if self.hidden else []
+        return logits[self._at], [tops[at] for at in self._at] if tops else []
+
+    def read_states(self, tokens: Sequence[int]) -> torch.Tensor | None:
+        """Return what the head reads at all of a row's next tokens; see `base.ReadsStates`."""
+        self._static = False
+        self._line(self._wanted)
+        return super().read_states(tokens)
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keep pending tokens and accepted nodes; see `TargetSession.commit`."""
+        if not self._static:
+            super().commit(self._spread(paths))
+            return
+        kept = self._tokens_of(paths)
+        moved = [
+            any(node != i for i, node in enumerate(path))
+            and (self._kept is None or not _begins(self._kept[row], kept[row]))
+            for row, path in enumerate(paths)
+        ]
+        if any(moved):
+            self._compact([path if own else () for path, own in zip(paths, moved, strict=True)])
+        lengths = self.cache.book.lengths
+        for row, at, (tokens, _), own in zip(
+            self._wanted, self._at, self._given, kept, strict=True
+        ):
+            lengths[at] += 1 + len(own)
+            self._texts.grow(row, [*tokens, *own])
+        self.cache.abandon()
+
+    def abandon(self) -> list[int]:
+        """Forget what was not committed; see `TargetSession.abandon`."""
+        self._laws = self._kept = self.chosen = None
+        return super().abandon()
+
+    def _step(
+        self, roots: Sequence[int], trees: Sequence[DraftTree], laws: Sequence[TokenLaw] | None
+    ) -> torch.Tensor:
+        """Take one step of fixed shape; returns logits [B, n, V] of the wanted rows."""
+        self._cover()
+        book, n = self.cache.book, queries_of(1 + max(map(len, trees)))
+        rows = rows_of(len(book.lengths), self._arena.stacks.rows)
+        slots = max(book.lengths) + n
+        self._reserve(slots)
+        slots = slots_of(slots, self._arena.stacks.slots)
+        self._given = [([root], tree) for root, tree in zip(roots, trees, strict=True)]
+        given = np.zeros((rows, 2 * n + 2), dtype=np.int64)
+        given[:, n : 2 * n] = np.arange(n)  # a pad is its own parent
+        given[: len(book.lengths), 2 * n] = book.lengths
+        for i, (at, root, tree) in enumerate(zip(self._at, roots, trees, strict=True)):
+            end = 1 + len(tree)
+            given[at, 0], given[at, 1:end] = root, tree.tokens
+            given[at, n + 1 : n + end] = tree.parents + 1
+            given[at, 2 * n + 1] = self._generated[i] if laws is not None else 0
+        shape = StepShape(rows, n, slots, None if laws is None else "greedy")
+        packet, logits, states = self.target.take_step(
+            self._arena, shape, given, self._configs, hidden=self._head_inputs is not None
+        )
+        self.hidden = [] if states is None else [states[None, at] for at in self._at]
+        if packet is not None:
+            self._settle(packet, n, trees)
+        return logits[self._at] if self._at != list(range(rows)) else logits
+
+    def _settle(self, packet: list[list[int]], n: int, trees: Sequence[DraftTree]) -> None:
+        """Read a packet: what the target would choose everywhere, and the paths that were kept."""
+        self.chosen, self._kept = [], []
+        for at, tree in zip(self._at, trees, strict=True):
+            count, again, *rest = packet[at]
+            self.chosen.append([] if again else rest[n : n + 1 + len(tree)])
+            self._kept.append([int(tree.tokens[query - 1]) for query in rest[1:count]])
+
+    def _compact(self, paths: Sequence[Sequence[int]]) -> None:
+        """Move the slots of accepted nodes down, as the host decided."""
+        longest = 1 + max(map(len, paths))
+        lengths = np.asarray(self.cache.book.lengths)[:, None]
+        moves = np.tile(np.arange(longest), (len(lengths), 1))
+        for at, path in zip(self._at, paths, strict=True):
+            moves[at, 1 : 1 + len(path)] = np.asarray(path, dtype=np.int64) + 1
+        both = np.stack([lengths + moves, lengths + np.arange(longest)])
+        source, target = torch.from_numpy(both).to(self.target.device)
+        compact(self._arena.stacks, source, target)
+
+    def _tokens_of(self, paths: Sequence[Sequence[int]]) -> list[list[int]]:
+        trees = [tree for _, tree in self._given]
+        return [
+            [int(tree.tokens[node]) for node in path]
+            for tree, path in zip(trees, paths, strict=True)
+        ]
+
+    def _run(
+        self, tokens: torch.Tensor, view: TreeView, keep: int | torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self._reserve(self.cache.book.read(tokens.shape[1]))
+        return super()._run(tokens, view, keep)
+
+    def _reserve(self, slots: int) -> None:
+        if self.cache.reserve(slots):
+            self._arena.steps.clear()
+
+    def begin_with(self, beginning: Beginning) -> None:
+        """Hold these keys and values and no others; see `base.SharesBeginnings`."""
+        self._reserve(beginning[0][0].shape[-2] if beginning else 0)
+        super().begin_with(beginning)
+
+    def _line(self, rows: Sequence[int]) -> None:
+        """Bring rows in line and note where the wanted ones lie."""
+        self.cache.line_up(rows)
+        line = self.cache.line
+        self._at = [line.index(row) for row in self._wanted]
+
+    def _cover(self) -> None:
+        """Bring all rows in line up to the last wanted one, or the wanted ones alone."""
+        lying = self.cache.lying
+        last = 1 + max(lying.index(row) for row in self._wanted)
+        most = self._arena.stacks.rows
+        far = rows_of(last, most) > rows_of(len(self._wanted), most)
+        self._line(self._wanted if far else lying[:last])
+
+    def _spread(self, values: Sequence[T]) -> list[T]:
+        """Return what is given for each wanted row, in the order in which they lie."""
+        found = list(values)
+        for at, value in zip(self._at, values, strict=True):
+            found[at] = value
+        return found
+
+
+def _begins(whole: Sequence[int], part: Sequence[int]) -> bool:
+    return list(whole[: len(part)]) == list(part)

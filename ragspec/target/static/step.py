@@ -1,0 +1,204 @@
+"""A step of one shape over an unmodified model: what is given is copied in, one packet comes out.
+
+    given i64 [B, 2 n + 2]: tokens, parents, committed slots, generated index of the next token
+    packet i64 [B, 2 n + 2]: kept queries (count, then their order, n behind the last), whether the
+    row is to be judged again, and the target's own token after every query
+
+The same function runs eagerly, compiled, or captured in a CUDA graph and replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import Any, Protocol
+
+import torch
+
+from ragspec.models.layer_windows import Window
+from ragspec.target.static.buffers import Stacks, compact, step_cache
+from ragspec.target.static.layout import additive, allowed, first_to_last, lay_out, walk
+
+
+class Chooser(Protocol):
+    """Works out the target's own tokens of all rows at once, see `sampling.row_laws`."""
+
+    def choose(
+        self, logits: torch.Tensor, indices: torch.Tensor, see: torch.Tensor, tokens: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return tokens i64 [B, n] and whether a row is to be judged on the host: bool [B].
+
+        logits [B, n, V] after each query; indices i64 [B, n]: the generated index of what follows
+        it; see bool [B, n, n] and tokens i64 [B, n]: its ancestors, the root query 0.
+        """
+        ...
+
+
+class Greedy:
+    """The law of rows that take the most probable token."""
+
+    def choose(
+        self, logits: torch.Tensor, indices: torch.Tensor, see: torch.Tensor, tokens: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the best tokens; see `Chooser.choose`."""
+        return logits.argmax(-1), torch.zeros_like(indices[:, 0], dtype=torch.bool)
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What a step is made for: rows B, queries of each n, slots S, and how its tokens are chosen.
+
+    law: names the variant of the laws; None: logits alone are made, the host judges.
+    """
+
+    rows: int
+    queries: int
+    slots: int
+    law: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """How a model takes its masks: the windows of its kinds of layer, by name or as one tensor."""
+
+    windows: Mapping[str, Window]
+    by_name: bool
+
+    def of(self, make: Callable[[Window], torch.Tensor]) -> Any:
+        """Return what the model is given as `attention_mask`."""
+        made: dict[Window, torch.Tensor] = {}
+        for window in self.windows.values():
+            if window not in made:
+                made[window] = make(window)
+        if self.by_name:
+            return {name: made[window] for name, window in self.windows.items()}
+        return next(iter(made.values()))
+
+
+class StaticStep:
+    """One step over the first rows of the stacks; see the module.
+
+    chooser: None for logits alone. head: the module whose inputs are kept as `states`, None for
+    none. compiler: makes a callable out of a function, None to run it as it is.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        stacks: Stacks,
+        shape: StepShape,
+        masks: Masks,
+        chooser: Chooser | None,
+        head: torch.nn.Module | None = None,
+        compiler: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.shape = shape
+        self._model, self._stacks, self._masks = model, stacks, masks
+        self._chooser, self._head = chooser, head
+        device = stacks.buffers[0].device
+        rows, n = shape.rows, shape.queries
+        self.given = torch.zeros(rows, 2 * n + 2, dtype=torch.int64, device=device)
+        self._columns = torch.zeros(rows, n, dtype=torch.int64, device=device)
+        self._cache = step_cache(stacks, rows, shape.slots, self._columns)
+        self.states: torch.Tensor | None = None
+        self._run = _own(StaticStep.run, f"step_{rows}x{n}_of_{shape.slots}").__get__(self)
+        if compiler is not None:
+            self._run = compiler(self._run)
+
+    def __call__(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take the step that `given` says; see `run`. The model is to be lent by the caller."""
+        hook = None if self._head is None else self._head.register_forward_pre_hook(self._take)
+        try:
+            found: tuple[torch.Tensor, torch.Tensor] = self._run()
+        finally:
+            if hook is not None:
+                hook.remove()
+        return found
+
+    def run(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the packet and the logits [B, n, V]; accepted paths are kept in the cache."""
+        n = self.shape.queries
+        tokens, parents = self.given[:, :n], self.given[:, n : 2 * n]
+        lengths, generated = self.given[:, 2 * n], self.given[:, 2 * n + 1]
+        layout = lay_out(parents, lengths)
+        self._columns.copy_(layout.columns)
+
+        def mask(window: Window) -> torch.Tensor:
+            seen = allowed(layout, lengths, self.shape.slots, window)
+            return additive(seen, self._model.dtype)
+
+        logits = self._model(
+            input_ids=tokens,
+            position_ids=layout.positions,
+            attention_mask=self._masks.of(mask),
+            past_key_values=self._cache,
+            use_cache=True,
+        ).logits
+        if self._chooser is None:
+            return self.given, logits
+        indices = generated[:, None] + layout.depth
+        chosen, again = self._chooser.choose(logits, indices, layout.see, tokens)
+        kept = walk(layout, tokens, parents, chosen)
+        kept = kept & ~(again[:, None] & (torch.arange(n, device=kept.device) > 0))
+        order = first_to_last(kept)
+        if n > 1:
+            source = lengths[:, None] + order.clamp(max=n - 1)
+            compact(self._stacks, source, layout.columns)
+        count, again = kept.sum(-1, keepdim=True), again[:, None].long()
+        return torch.cat([count, again, order, chosen], -1), logits
+
+    def _take(self, module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+        self.states = arguments[0]
+
+
+class CapturedStep:
+    """A step captured in a CUDA graph: taking it is one launch.
+
+    The first call runs the step itself, so that kernels are chosen and what it needs is there.
+    """
+
+    def __init__(self, step: StaticStep, pool: Any) -> None:
+        self.step = step
+        self.shape, self.given = step.shape, step.given
+        self._pool = pool
+        self._graph: Any = None
+        self._found: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def states(self) -> torch.Tensor | None:
+        """What the output head read, see `StaticStep`."""
+        return self.step.states
+
+    def __call__(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take the step that `given` says; see `StaticStep.run`."""
+        if self._graph is None:
+            self._capture()
+        self._graph.replay()
+        assert self._found is not None
+        return self._found
+
+    def _capture(self) -> None:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):  # the same slots are written again: nothing moves further
+                self.step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._found = self.step()
+        self._graph = graph
+
+
+def _own(function: Any, name: str) -> Any:
+    """Return a function of a code object of its own: compiled shapes are counted by these."""
+    code: CodeType = function.__code__
+    made = FunctionType(
+        code.replace(co_name=name),
+        function.__globals__,
+        name,
+        function.__defaults__,
+        function.__closure__,
+    )
+    return made

@@ -1,0 +1,154 @@
+"""A target whose steps have fixed shapes, made once and taken again and again.
+
+    off      not this target at all
+    eager    the step as it is: for tests, and where nothing else can be had
+    graph    captured in a CUDA graph: one launch a step, the same kernels
+    compile  compiled by inductor, which fuses the small kernels, and captured where there is CUDA
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ragspec.models.device import out_of_memory
+from ragspec.target.causal import CausalTarget
+from ragspec.target.static.buffers import LayerShape, Stacks
+from ragspec.target.static.session import StaticSession
+from ragspec.target.static.shapes import MOST_QUERIES, slots_of
+from ragspec.target.static.step import CapturedStep, Greedy, Masks, StaticStep, StepShape
+from ragspec.target.tree_attention import Configs, lease
+
+MOST_SLOTS = 1 << 30
+Packet = list[list[int]]
+Found = tuple[Packet | None, torch.Tensor, torch.Tensor | None]
+
+
+@dataclass(slots=True, eq=False)
+class Arena:
+    """The buffers of one session at a time, and the steps that were made over them."""
+
+    stacks: Stacks
+    steps: dict[tuple[StepShape, bool], StaticStep | CapturedStep] = field(default_factory=dict)
+    addresses: int = 0
+
+
+class StaticTarget(CausalTarget):
+    """A causal model verified by steps of fixed shape; see `open_static` for who may be one.
+
+    mode: "eager", "graph" or "compile". layers: the shapes of the keys and values of each layer.
+    backend: of torch.compile.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        mode: str,
+        masks: Masks,
+        layers: Sequence[tuple[LayerShape, LayerShape]],
+        backend: str = "inductor",
+    ) -> None:
+        super().__init__(model)
+        self.static = mode
+        self.masks, self.layers = masks, tuple(layers)
+        self.backend = backend
+        self._free: list[Arena] = []
+        self._lock = threading.Lock()
+        self._pool: Any = None
+
+    def open(self, rows: int, capacity: int) -> StaticSession:
+        """Return an empty session of R rows with room for `capacity` slots (it grows)."""
+        return StaticSession(self, rows, capacity)
+
+    def lend_arena(self, rows: int, capacity: int) -> Arena:
+        """Return buffers for a session, with the steps made over them where nobody has them."""
+        rows = 1 << (rows - 1).bit_length()
+        slots = slots_of(capacity + MOST_QUERIES, MOST_SLOTS)
+        with self._lock:
+            found = self._free.pop() if self._free else None
+        if found is None or found.stacks.rows < rows or found.stacks.slots < slots:
+            found = None  # first of all its memory is given back
+            found = Arena(Stacks(self.layers, rows, slots))
+        addresses = hash(tuple(tensor.data_ptr() for tensor in self.model.parameters()))
+        if found.addresses != addresses:
+            found.steps.clear()
+            found.addresses = addresses
+        return found
+
+    def take_back(self, arena: Arena) -> None:
+        """Keep the buffers of a session that has ended, for the next; one set of them."""
+        with self._lock:
+            self._free = [arena]
+
+    def take_step(
+        self,
+        arena: Arena,
+        shape: StepShape,
+        given: NDArray[np.int64],
+        configs: Configs,
+        *,
+        hidden: bool,
+    ) -> Found:
+        """Take a step: returns packet (None without a law), logits [B, n, V], states if `hidden`.
+
+        given: see `step`. Where memory ends while a step is captured, all are given up for plain
+        ones.
+        """
+        self.check_mode()
+        key = shape, hidden
+        with lease(self.model, configs), torch.no_grad():
+            try:
+                step = arena.steps.get(key)
+                if step is None:
+                    step = arena.steps[key] = self._make(arena, shape, hidden=hidden)
+                return self._take(step, given)
+            except Exception as error:
+                if self.static == "eager" or not out_of_memory(error):
+                    raise
+            arena.steps.clear()
+            self.static = "eager"
+            warnings.warn(
+                "memory ended while a step was captured; steps are taken one kernel at a time from "
+                "now on, which is slower. Leave more memory free, or open the engine with "
+                "static='off'.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            step = arena.steps[key] = self._make(arena, shape, hidden=hidden)
+            return self._take(step, given)
+
+    def _take(self, step: StaticStep | CapturedStep, given: NDArray[np.int64]) -> Found:
+        moved = torch.from_numpy(given)
+        if self.device.type == "cuda":
+            moved = moved.pin_memory()
+        step.given.copy_(moved, non_blocking=True)
+        packet, logits = step()
+        told = None if step.shape.law is None else packet.tolist()
+        return told, logits, step.states
+
+    def _make(self, arena: Arena, shape: StepShape, *, hidden: bool) -> StaticStep | CapturedStep:
+        compiler: Callable[[Any], Any] | None = None
+        if self.static == "compile":
+            compiler = partial(torch.compile, fullgraph=True, dynamic=False, backend=self.backend)
+        step = StaticStep(
+            self.model,
+            arena.stacks,
+            shape,
+            self.masks,
+            None if shape.law is None else Greedy(),
+            head=self.output_head if hidden else None,
+            compiler=compiler,
+        )
+        if self.device.type != "cuda" or self.static == "eager":
+            return step
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        return CapturedStep(step, self._pool)
