@@ -97,10 +97,24 @@ class NoiseStream:
         word = _mix(self._key(index, stream) + lane * _GOLDEN)
         return ((word >> 12) + 0.5) * 2.0**-52
 
+    def keys(self, indices: torch.Tensor, stream: Stream = Stream.TARGET) -> torch.Tensor:
+        """Return the keys of generated indices i64 [...] for `gumbel_of_keys`, where those are."""
+        counters = (indices << 3) + _signed(int(stream) + 3 * _GOLDEN)
+        return _mixed(_mixed(counters) ^ _signed(self._own()))
+
     def _key(self, index: int, stream: Stream) -> int:
-        key = _mix(self.seed + _GOLDEN)
-        key = _mix(key ^ _mix(self.sample + 2 * _GOLDEN))
-        return _mix(key ^ _mix((index << 3) + int(stream) + 3 * _GOLDEN))
+        return _mix(self._own() ^ _mix((index << 3) + int(stream) + 3 * _GOLDEN))
+
+    def _own(self) -> int:
+        return _mix(_mix(self.seed + _GOLDEN) ^ _mix(self.sample + 2 * _GOLDEN))
+
+
+def gumbel_of_keys(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Return Gumbel noise f64 on any device, by operations of torch alone.
+
+    keys i64, see `NoiseStream.keys`, and tokens i64 are of shapes that broadcast.
+    """
+    return -torch.log(-torch.log(_uniform_of_keys(keys, tokens)))
 
 
 def _gumbel(tokens: torch.Tensor, keys: Sequence[int]) -> torch.Tensor:
@@ -126,10 +140,11 @@ def _uniform_on_device(tokens: torch.Tensor, keys: Sequence[int]) -> torch.Tenso
     signed = torch.tensor([_signed(key) for key in keys], device=tokens.device)
     if len(keys) != 1:
         signed = signed[:, None]
-    word = tokens.to(torch.int64) * _signed(_GOLDEN) + signed
-    word = (word ^ _shift(word, 30)) * _signed(_MIX_1)
-    word = (word ^ _shift(word, 27)) * _signed(_MIX_2)
-    word = word ^ _shift(word, 31)
+    return _uniform_of_keys(signed, tokens.to(torch.int64))
+
+
+def _uniform_of_keys(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    word = _mixed(torch.add(keys, tokens, alpha=_signed(_GOLDEN)))
     return (_shift(word, 12).to(torch.float64) + 0.5) * 2.0**-52
 
 
@@ -156,6 +171,13 @@ def _mix(value: int) -> int:
     value = ((value ^ (value >> 30)) * _MIX_1) & _WORD
     value = ((value ^ (value >> 27)) * _MIX_2) & _WORD
     return value ^ (value >> 31)
+
+
+def _mixed(word: torch.Tensor) -> torch.Tensor:
+    """Return the same for counters i64 of any shape, on their device."""
+    word = (word ^ _shift(word, 30)) * _signed(_MIX_1)
+    word = (word ^ _shift(word, 27)) * _signed(_MIX_2)
+    return word ^ _shift(word, 31)
 
 
 def _signed(value: int) -> int:

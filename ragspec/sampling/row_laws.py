@@ -1,0 +1,196 @@
+"""The laws of all rows of a batch at once, where the logits are.
+
+A step of fixed shapes may ask nothing of the host: settings and noise keys are tensors written in
+place, and what work a batch asks for is a `LawShape`, known before the step starts. The tokens are
+those of `TokenLaw.select`, which stays the reference. One number of candidates serves all rows;
+where survivors of a row's filter may lie beyond them, the row says so and the host works it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.noise import gumbel_of_keys
+from ragspec.sampling.settings import Sampling
+from ragspec.sampling.top_tokens import best_tokens
+
+_CANDIDATES = (128, 2048)
+_NEVER = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class LawShape:
+    """What the laws of a batch ask for; a step captured for one shape serves that shape alone.
+
+    candidates: how many of the best tokens the filters look at, 0 where no row has a filter.
+    unfiltered: whether a row draws from the whole vocabulary. top_k: whether a row has that filter.
+    near, far: whether a row's top-p needs the mass of its candidates, or of the whole vocabulary.
+    """
+
+    candidates: int = 0
+    unfiltered: bool = False
+    top_k: bool = False
+    near: bool = False
+    far: bool = False
+
+    @property
+    def greedy(self) -> bool:
+        """Whether every row takes the largest score."""
+        return not (self.candidates or self.unfiltered)
+
+    @classmethod
+    def of(cls, settings: Sequence[Sampling], vocab_size: int) -> LawShape:
+        """Return the shape of rows with these settings."""
+        drawn = [each for each in settings if not each.greedy]
+        filtered = [each for each in drawn if _filters(each)]
+        most = max((each.top_k for each in filtered), default=0)
+        enough = (k for k in _CANDIDATES if most + 16 <= k and 4 * k < vocab_size)
+        candidates = next(enough, vocab_size) if filtered else 0
+        nuclei = [candidates == vocab_size or each.top_k > 0 for each in filtered if each.top_p < 1]
+        return cls(
+            candidates,
+            unfiltered=len(filtered) < len(drawn),
+            top_k=most > 0,
+            near=any(nuclei),
+            far=not all(nuclei),
+        )
+
+
+class RowLaws:
+    """The laws of B rows as tensors on one device, written in place.
+
+    longest: above every generated index that a row will be asked for, such as the slots of its
+    cache. shape: what the laws set now ask for.
+    """
+
+    def __init__(
+        self, rows: int, vocab_size: int, device: torch.device | str, longest: int
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.shape = LawShape()
+        self._settings = [Sampling()] * rows
+        self._tokens = torch.arange(vocab_size, device=device)
+        self._indices = torch.arange(longest, device=device)
+        self._keys = torch.zeros(rows, longest, dtype=torch.int64, device=device)
+        self._numbers = torch.ones(3, rows, 1, 1, dtype=torch.float64, device=device)
+        self._temperature, self._top_p, self._least = self._numbers
+        self._kinds = torch.zeros(3, rows, 1, dtype=torch.bool, device=device)
+        self._filtered, self._unfiltered, self._top_k = self._kinds
+        self._kth = torch.zeros(rows, 1, 1, dtype=torch.int64, device=device)
+        self._none = torch.zeros(rows, dtype=torch.bool, device=device)
+
+    @staticmethod
+    def takes(law: TokenLaw) -> bool:
+        """Whether the law can be worked out here; others keep the host's path."""
+        return not law.processors
+
+    def set(self, row: int, law: TokenLaw | None) -> None:
+        """Write the law of a row that joins; None: of padding, greedy."""
+        sampling = Sampling() if law is None else law.sampling
+        self._settings[row] = sampling
+        filtered = _filters(sampling)
+        if law is not None and not sampling.greedy:
+            self._keys[row] = law.noise.keys(self._indices)
+        least = torch.log(torch.tensor(sampling.min_p, dtype=torch.float64))
+        top_p = sampling.top_p if sampling.top_p < 1.0 else torch.inf  # sums may round to 1 early
+        self._write(self._numbers, row, [sampling.temperature or 1.0, top_p, float(least)])
+        drawn = not sampling.greedy
+        kinds = [drawn and filtered, drawn and not filtered, sampling.top_k > 0]
+        self._write(self._kinds, row, kinds)
+        self.shape = LawShape.of(self._settings, self.vocab_size)
+        last = self.shape.candidates
+        kth = [max(min(each.top_k or last, last), 1) - 1 for each in self._settings]
+        self._kth.copy_(torch.tensor(kth)[:, None, None])
+
+    def choose(
+        self, logits: torch.Tensor, indices: torch.Tensor, asked: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the tokens of all nodes, and the rows whose tokens are not to be used.
+
+        Shapes: logits [B, n, V], indices i64 [B, n] (the generated index of the token that follows
+        each node) -> i64 [B, n], bool [B]. asked bool [B, n]: nodes whose token matters, else all.
+        """
+        best = logits.argmax(-1)
+        if self.shape.greedy:
+            return best, self._none
+        keys = self._keys.gather(1, indices)[..., None]
+        scaled, beyond = None, self._none
+        if self.shape.unfiltered or self.shape.far:
+            scaled = self._scaled(logits)
+        if self.shape.unfiltered:
+            assert scaled is not None
+            drawn = (scaled + gumbel_of_keys(keys, self._tokens)).argmax(-1)
+            best = torch.where(self._unfiltered, drawn, best)
+        if self.shape.candidates:
+            drawn, settled = self._drawn(logits, scaled, keys)
+            settled = settled if asked is None else settled >= asked
+            best = torch.where(self._filtered, drawn, best)
+            beyond = self._filtered[:, 0] > settled.all(-1)
+        return best, beyond
+
+    def _drawn(
+        self, logits: torch.Tensor, everything: torch.Tensor | None, keys: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return tokens i64 [B, n] under filters, and whether they are certain, bool [B, n].
+
+        everything: scaled scores of the whole vocabulary where the shape asks for its mass.
+        """
+        values, tokens = best_tokens(logits, self.shape.candidates)
+        scaled = self._scaled(values)
+        near = scaled
+        if self.shape.top_k:
+            kth = scaled.gather(-1, self._kth.expand(*scaled.shape[:-1], 1))
+            near = scaled.masked_fill(scaled < kth, _NEVER)
+        kept = near.masked_fill(near < self._floor(near, everything), _NEVER)
+        best, place = (kept + gumbel_of_keys(keys, tokens)).max(-1, keepdim=True)
+        settled = best[..., 0].abs() < torch.inf  # neither nan nor a row without any survivor
+        if self.shape.candidates < self.vocab_size:
+            last = kept[..., -1]  # a survivor may lie beyond it, or a tie that weighs
+            if self.shape.top_k:
+                last = torch.where(self._top_k, near[..., -1], last)
+            settled = settled & (last == _NEVER)
+        return tokens.gather(-1, place)[..., 0], settled
+
+    def _floor(self, near: torch.Tensor, everything: torch.Tensor | None) -> torch.Tensor:
+        """Return the least score f64 [B, n, 1] that top-p and min-p let survive.
+
+        near f64 [B, n, K], descending: what top-k left.
+        """
+        top = near[..., :1]
+        floor = top + self._least
+        if not (self.shape.near or self.shape.far):
+            return floor
+        mass = None
+        if self.shape.near:
+            mass = _mass(near, top)
+        if self.shape.far:
+            assert everything is not None
+            whole = _mass(everything, top)
+            mass = whole if mass is None else torch.where(self._top_k[..., None], mass, whole)
+        assert mass is not None
+        share = (near - (mass.log() + top)).exp()
+        inside = share.cumsum(-1) - share < self._top_p
+        return torch.maximum(floor, torch.where(inside, near, torch.inf).amin(-1, keepdim=True))
+
+    def _scaled(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return scores over temperature, f64, rounded as where the temperature is a number."""
+        if scores.is_cuda:  # whose kernel multiplies by the reciprocal of a number
+            return scores * self._temperature.reciprocal()
+        return scores / self._temperature
+
+    @staticmethod
+    def _write(buffer: torch.Tensor, row: int, values: Sequence[float]) -> None:
+        buffer[:, row].view(-1).copy_(torch.tensor(values, dtype=buffer.dtype))
+
+
+def _filters(sampling: Sampling) -> bool:
+    return bool(sampling.top_k or sampling.top_p < 1.0 or sampling.min_p)
+
+
+def _mass(scaled: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
+    """Return the sum of exp(scaled - top) f64 [B, n, 1], as `logsumexp` takes it."""
+    return (scaled - top).exp().sum(-1, keepdim=True)
