@@ -9,17 +9,17 @@ where survivors of a row's filter may lie beyond them, the row says so and the h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from ragspec.sampling.distribution import TokenLaw
 from ragspec.sampling.noise import gumbel_of_keys
+from ragspec.sampling.row_penalties import PenaltyShape, RowPenalties, known, over
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.top_tokens import best_tokens
 
 _CANDIDATES = (128, 2048)
-_NEVER = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class LawShape:
     candidates: how many of the best tokens the filters look at, 0 where no row has a filter.
     unfiltered: whether a row draws from the whole vocabulary. top_k: whether a row has that filter.
     near, far: whether a row's top-p needs the mass of its candidates, or of the whole vocabulary.
+    penalties: how the texts change the logits.
     """
 
     candidates: int = 0
@@ -36,6 +37,7 @@ class LawShape:
     top_k: bool = False
     near: bool = False
     far: bool = False
+    penalties: PenaltyShape = field(default_factory=PenaltyShape)
 
     @property
     def greedy(self) -> bool:
@@ -43,9 +45,9 @@ class LawShape:
         return not (self.candidates or self.unfiltered)
 
     @classmethod
-    def of(cls, settings: Sequence[Sampling], vocab_size: int) -> LawShape:
-        """Return the shape of rows with these settings."""
-        drawn = [each for each in settings if not each.greedy]
+    def of(cls, laws: Sequence[TokenLaw | None], vocab_size: int) -> LawShape:
+        """Return the shape of rows with these laws."""
+        drawn = [law.sampling for law in laws if law is not None and not law.sampling.greedy]
         filtered = [each for each in drawn if _filters(each)]
         most = max((each.top_k for each in filtered), default=0)
         enough = (k for k in _CANDIDATES if most + 16 <= k and 4 * k < vocab_size)
@@ -57,6 +59,7 @@ class LawShape:
             top_k=most > 0,
             near=any(nuclei),
             far=not all(nuclei),
+            penalties=PenaltyShape.of(laws),
         )
 
 
@@ -70,62 +73,82 @@ class RowLaws:
     def __init__(
         self, rows: int, vocab_size: int, device: torch.device | str, longest: int
     ) -> None:
-        self.vocab_size = vocab_size
         self.shape = LawShape()
-        self._settings = [Sampling()] * rows
+        self._laws: list[TokenLaw | None] = [None] * rows
+        self._penalties: RowPenalties | None = None  # made for the first row that asks for some
         self._tokens = torch.arange(vocab_size, device=device)
         self._indices = torch.arange(longest, device=device)
         self._keys = torch.zeros(rows, longest, dtype=torch.int64, device=device)
         self._numbers = torch.ones(3, rows, 1, 1, dtype=torch.float64, device=device)
-        self._temperature, self._top_p, self._least = self._numbers
+        self._temperature, self._top_p, self._least = self._numbers.unbind()
         self._kinds = torch.zeros(3, rows, 1, dtype=torch.bool, device=device)
-        self._filtered, self._unfiltered, self._top_k = self._kinds
+        self._filtered, self._unfiltered, self._top_k = self._kinds.unbind()
+        self._never, self._ever = torch.tensor([-torch.inf, torch.inf]).to(self._numbers)
         self._kth = torch.zeros(rows, 1, 1, dtype=torch.int64, device=device)
         self._none = torch.zeros(rows, dtype=torch.bool, device=device)
 
     @staticmethod
     def takes(law: TokenLaw) -> bool:
         """Whether the law can be worked out here; others keep the host's path."""
-        return not law.processors
+        return known(law.processors)
 
-    def set(self, row: int, law: TokenLaw | None) -> None:
-        """Write the law of a row that joins; None: of padding, greedy."""
+    def set(self, row: int, law: TokenLaw | None, text: Sequence[int] = ()) -> None:
+        """Write the law of a row that joins; None: of padding, greedy.
+
+        text: its committed tokens, the root last; read by laws with penalties alone.
+        """
+        self._laws[row] = law
         sampling = Sampling() if law is None else law.sampling
-        self._settings[row] = sampling
-        filtered = _filters(sampling)
-        if law is not None and not sampling.greedy:
-            self._keys[row] = law.noise.keys(self._indices)
+        drawn, filtered = not sampling.greedy, _filters(sampling)
+        kinds = [drawn and filtered, drawn and not filtered, sampling.top_k > 0]
+        self._write(self._kinds, row, kinds)
         least = torch.log(torch.tensor(sampling.min_p, dtype=torch.float64))
         top_p = sampling.top_p if sampling.top_p < 1.0 else torch.inf  # sums may round to 1 early
         self._write(self._numbers, row, [sampling.temperature or 1.0, top_p, float(least)])
-        drawn = not sampling.greedy
-        kinds = [drawn and filtered, drawn and not filtered, sampling.top_k > 0]
-        self._write(self._kinds, row, kinds)
-        self.shape = LawShape.of(self._settings, self.vocab_size)
+        if law is not None and drawn:
+            self._keys[row] = law.noise.keys(self._indices)
+        size = len(self._tokens)
+        self.shape = LawShape.of(self._laws, size)
         last = self.shape.candidates
-        kth = [max(min(each.top_k or last, last), 1) - 1 for each in self._settings]
-        self._kth.copy_(torch.tensor(kth)[:, None, None])
+        ks = [law.sampling.top_k if law else 0 for law in self._laws]
+        self._kth.copy_(torch.tensor([max(min(k or last, last), 1) - 1 for k in ks])[:, None, None])
+        if self._penalties is None and not self.shape.penalties.nothing:
+            self._penalties = RowPenalties(len(self._laws), size, self._keys.device)
+        if self._penalties is not None:
+            self._penalties.set(row, law, text)
+
+    def grow(self, tokens: torch.Tensor, kept: torch.Tensor) -> None:
+        """Add the kept ones, bool [B, m], of tokens i64 [B, m] to the rows' texts, after a step."""
+        if self._penalties is not None and self.shape.penalties.texts:
+            self._penalties.grow(tokens, kept)
 
     def choose(
-        self, logits: torch.Tensor, indices: torch.Tensor, asked: torch.Tensor | None = None
+        self,
+        logits: torch.Tensor,
+        indices: torch.Tensor,
+        tokens: torch.Tensor,
+        see: torch.Tensor,
+        asked: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the tokens of all nodes, and the rows whose tokens are not to be used.
+        """Return the tokens after all nodes, and the rows whose tokens are not to be used.
 
         Shapes: logits [B, n, V], indices i64 [B, n] (the generated index of the token that follows
-        each node) -> i64 [B, n], bool [B]. asked bool [B, n]: nodes whose token matters, else all.
+        each node), tokens i64 [B, n] (the nodes' own, the root's first), see bool [B, n, n] (each
+        node's ancestors, itself among them) -> i64 [B, n], bool [B]. asked bool [B, n]: nodes whose
+        token matters, else all.
         """
-        best = logits.argmax(-1)
-        if self.shape.greedy:
-            return best, self._none
+        shape = self.shape
+        if self._penalties is not None and not shape.penalties.nothing:
+            logits = self._penalties.apply(logits, shape.penalties, indices, tokens, see)
+        best, beyond = logits.argmax(-1), self._none
+        if not (shape.candidates or shape.unfiltered):
+            return best, beyond
         keys = self._keys.gather(1, indices)[..., None]
-        scaled, beyond = None, self._none
-        if self.shape.unfiltered or self.shape.far:
-            scaled = self._scaled(logits)
-        if self.shape.unfiltered:
-            assert scaled is not None
+        scaled = self._scaled(logits) if shape.unfiltered or shape.far else None
+        if shape.unfiltered and scaled is not None:
             drawn = (scaled + gumbel_of_keys(keys, self._tokens)).argmax(-1)
             best = torch.where(self._unfiltered, drawn, best)
-        if self.shape.candidates:
+        if shape.candidates:
             drawn, settled = self._drawn(logits, scaled, keys)
             settled = settled if asked is None else settled >= asked
             best = torch.where(self._filtered, drawn, best)
@@ -144,16 +167,16 @@ class RowLaws:
         near = scaled
         if self.shape.top_k:
             kth = scaled.gather(-1, self._kth.expand(*scaled.shape[:-1], 1))
-            near = scaled.masked_fill(scaled < kth, _NEVER)
-        kept = near.masked_fill(near < self._floor(near, everything), _NEVER)
+            near = torch.where(scaled < kth, self._never, scaled)
+        kept = torch.where(near < self._floor(near, everything), self._never, near)
         best, place = (kept + gumbel_of_keys(keys, tokens)).max(-1, keepdim=True)
         settled = best[..., 0].abs() < torch.inf  # neither nan nor a row without any survivor
-        if self.shape.candidates < self.vocab_size:
+        if self.shape.candidates < len(self._tokens):
             last = kept[..., -1]  # a survivor may lie beyond it, or a tie that weighs
             if self.shape.top_k:
                 last = torch.where(self._top_k, near[..., -1], last)
-            settled = settled & (last == _NEVER)
-        return tokens.gather(-1, place)[..., 0], settled
+            settled = settled & (last == -torch.inf)
+        return tokens.gather(-1, place).squeeze(-1), settled
 
     def _floor(self, near: torch.Tensor, everything: torch.Tensor | None) -> torch.Tensor:
         """Return the least score f64 [B, n, 1] that top-p and min-p let survive.
@@ -164,23 +187,22 @@ class RowLaws:
         floor = top + self._least
         if not (self.shape.near or self.shape.far):
             return floor
-        mass = None
-        if self.shape.near:
-            mass = _mass(near, top)
-        if self.shape.far:
-            assert everything is not None
-            whole = _mass(everything, top)
-            mass = whole if mass is None else torch.where(self._top_k[..., None], mass, whole)
-        assert mass is not None
-        share = (near - (mass.log() + top)).exp()
+        share = (near - (self._mass(near, everything).log() + top)).exp()
         inside = share.cumsum(-1) - share < self._top_p
-        return torch.maximum(floor, torch.where(inside, near, torch.inf).amin(-1, keepdim=True))
+        return torch.maximum(floor, torch.where(inside, near, self._ever).amin(-1, keepdim=True))
+
+    def _mass(self, near: torch.Tensor, everything: torch.Tensor | None) -> torch.Tensor:
+        """Return what top-p takes shares of, f64 [B, n, 1], over the exponential of the best."""
+        top = near[..., :1]
+        if everything is None or not self.shape.far:
+            return _sum(near, top)
+        whole = _sum(everything, top)
+        if not self.shape.near:
+            return whole
+        return torch.where(self._top_k[..., None], _sum(near, top), whole)
 
     def _scaled(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return scores over temperature, f64, rounded as where the temperature is a number."""
-        if scores.is_cuda:  # whose kernel multiplies by the reciprocal of a number
-            return scores * self._temperature.reciprocal()
-        return scores / self._temperature
+        return over(scores, self._temperature)
 
     @staticmethod
     def _write(buffer: torch.Tensor, row: int, values: Sequence[float]) -> None:
@@ -191,6 +213,6 @@ def _filters(sampling: Sampling) -> bool:
     return bool(sampling.top_k or sampling.top_p < 1.0 or sampling.min_p)
 
 
-def _mass(scaled: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
+def _sum(scaled: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
     """Return the sum of exp(scaled - top) f64 [B, n, 1], as `logsumexp` takes it."""
-    return (scaled - top).exp().sum(-1, keepdim=True)
+    return (scaled - top).exp_().sum(-1, keepdim=True)

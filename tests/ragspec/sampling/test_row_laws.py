@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -32,11 +34,91 @@ LAWS: dict[str, dict[str, Any]] = {
     "all": {"top_k": 30, "top_p": 0.9, "min_p": 0.05, "temperature": 0.9},
 }
 MIXED = [*LAWS, None]
+PENALTIES: dict[str, dict[str, Any]] = {
+    "repetition": {"repetition_penalty": 1.3},
+    "reward": {"repetition_penalty": 0.7, "top_k": 20},
+    "frequency": {"frequency_penalty": 0.7, "temperature": 0.0},
+    "presence": {"presence_penalty": -1.5, "top_p": 0.9},
+    "bias": {"logit_bias": {3: 2.5, 7: -1.0, 11: float("-inf")}, "min_p": 0.05},
+    "minimum": {"min_new_tokens": 30},
+    "every": {
+        "repetition_penalty": 1.1,
+        "frequency_penalty": 0.2,
+        "presence_penalty": 0.3,
+        "logit_bias": {0: 1.0, 5: -4.0},
+        "min_new_tokens": 33,
+        "top_k": 40,
+        "top_p": 0.95,
+    },
+}
+ALL = LAWS | PENALTIES
+PROMPT = 12
+ENDS = (2, 9, 10**6)  # configs name ids that a model does not have
+
+
+@dataclass
+class Batch:
+    """Trees of B rows: what the host's path is told of them, and what the device's is."""
+
+    laws: Sequence[TokenLaw | None]
+    texts: list[list[int]]
+    paths: list[list[list[int]]]
+    tokens: torch.Tensor
+    see: torch.Tensor
+    indices: torch.Tensor
+
+    @classmethod
+    def of(cls, laws: Sequence[TokenLaw | None], n: int, size: int, seed: int = 0) -> Batch:
+        draw = random.Random(seed)
+        few = min(size, 16)  # so that tokens repeat
+        texts = [[draw.randrange(few) for _ in range(draw.randrange(PROMPT + 1, 50))] for _ in laws]
+        tokens = torch.tensor([[draw.randrange(few) for _ in range(n)] for _ in laws])
+        tokens[:, 0] = torch.tensor([text[-1] for text in texts])
+        see = torch.eye(n, dtype=torch.bool).repeat(len(laws), 1, 1)
+        paths: list[list[list[int]]] = []
+        for row in range(len(laws)):
+            paths.append([[]])
+            for node in range(1, n):
+                parent = draw.randrange(node)
+                paths[row].append([*paths[row][parent], int(tokens[row, node])])
+                see[row, node] |= see[row, parent]
+        indices = [
+            [len(text) - PROMPT + len(path) for path in row]
+            for text, row in zip(texts, paths, strict=True)
+        ]
+        return cls(laws, texts, paths, tokens, see, torch.tensor(indices))
+
+    def made(self, size: int) -> RowLaws:
+        laws = RowLaws(len(self.laws), size, "cpu", LONGEST)
+        for row, (law, text) in enumerate(zip(self.laws, self.texts, strict=True)):
+            laws.set(row, law, text)
+        return laws
+
+    def chosen(self, laws: RowLaws, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return laws.choose(logits, self.indices, self.tokens, self.see)
+
+    def wanted(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the tokens of the reference."""
+        rows = []
+        for row, law in enumerate(self.laws):
+            if law is None:
+                rows.append(logits[row].argmax(-1))
+                continue
+            scores = law.process(logits[row], self.texts[row], self.paths[row])
+            rows.append(law.select(scores, self.indices[row].tolist()))
+        return torch.stack(rows)
+
+    def check(self, logits: torch.Tensor) -> torch.Tensor:
+        """Assert the reference's tokens of rows that are not beyond; return which are."""
+        tokens, beyond = self.chosen(self.made(logits.shape[-1]), logits)
+        assert tokens.dtype == torch.int64 and beyond.dtype == torch.bool
+        assert torch.equal(tokens[~beyond], self.wanted(logits)[~beyond])
+        return beyond
 
 
 def law(number: int, settings: dict[str, Any]) -> TokenLaw:
     sampling = Sampling(**{"temperature": 1.0, **settings})
-    return TokenLaw(sampling, NoiseStream(2**63 + 7 * number, number))
+    return TokenLaw(sampling, NoiseStream(2**63 + 7 * number, number), PROMPT, ENDS)
 
 
 def random_logits(rows: int, n: int, size: int, scale: float = 4.0, seed: int = 0) -> torch.Tensor:
@@ -44,39 +126,12 @@ def random_logits(rows: int, n: int, size: int, scale: float = 4.0, seed: int = 
     return scale * torch.randn(rows, n, size, generator=generator, dtype=torch.float64)
 
 
-def random_indices(rows: int, n: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(LONGEST, (rows, n), generator=torch.Generator().manual_seed(seed))
-
-
-def row_laws(laws: Sequence[TokenLaw | None], size: int) -> RowLaws:
-    made = RowLaws(len(laws), size, "cpu", LONGEST)
-    for row, each in enumerate(laws):
-        made.set(row, each)
-    return made
-
-
-def expected(
-    laws: Sequence[TokenLaw | None], logits: torch.Tensor, indices: torch.Tensor
-) -> torch.Tensor:
-    rows = [
-        row.argmax(-1) if law is None else law.select(row, index.tolist())
-        for law, row, index in zip(laws, logits, indices, strict=True)
-    ]
-    return torch.stack(rows)
-
-
-def check(laws: Sequence[TokenLaw | None], logits: torch.Tensor) -> torch.Tensor:
-    """Assert that rows which are not beyond have the reference's tokens; return which are."""
-    indices = random_indices(*logits.shape[:2])
-    tokens, beyond = row_laws(laws, logits.shape[-1]).choose(logits, indices)
-    wanted = expected(laws, logits, indices)
-    assert tokens.dtype == torch.int64 and beyond.dtype == torch.bool
-    assert torch.equal(tokens[~beyond], wanted[~beyond])
-    return beyond
+def check(laws: Sequence[TokenLaw | None], logits: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    return Batch.of(laws, logits.shape[1], logits.shape[2], seed).check(logits)
 
 
 def named(names: Sequence[str | None]) -> list[TokenLaw | None]:
-    return [None if name is None else law(i, LAWS[name]) for i, name in enumerate(names)]
+    return [None if name is None else law(i, ALL[name]) for i, name in enumerate(names)]
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float64])
@@ -94,3 +149,13 @@ def test_mixed_rows_get_the_tokens_of_their_own_laws(size: int, n: int, kind: to
 def test_rows_of_one_kind(name: str, kind: torch.dtype) -> None:
     logits = random_logits(4, 12, 3000, scale=6.0, seed=3).to(kind)
     assert int(check(named([name] * 4), logits).sum()) < (5 if name == "top-p almost one" else 2)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(("size", "n"), [(50, 30), (1000, 16), (20_000, 3)])
+def test_penalties_are_those_of_each_path(size: int, n: int, kind: torch.dtype) -> None:
+    names = [*PENALTIES, "top-p", "greedy", None]
+    for seed in range(3):
+        logits = random_logits(len(names), n, size, seed=seed)
+        logits[..., :16] += 8.0  # the tokens of texts and settings, so that they matter
+        assert int(check(named(names), logits.to(kind), seed).sum()) < 3

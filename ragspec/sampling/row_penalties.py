@@ -1,0 +1,184 @@
+"""What the texts of all rows do to their logits, where the logits are.
+
+How often a row's text has a token stays on the device, [B, V], and grows there by a scatter of the
+tokens that a step accepts. A node's own path adds at most n tokens to that: the scores of those
+alone are worked out again and put in place, so that no table of [n, V] counts is ever made. The
+scores are those of `processors`, which stay the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.processors import (
+    CountPenalty,
+    MinimumLength,
+    Processor,
+    RepetitionPenalty,
+    TokenBias,
+)
+
+_ENDS = 16  # end tokens of a row that may be forbidden for a while
+_NEVER = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class PenaltyShape:
+    """Which changes of the logits the rows of a batch ask for."""
+
+    bias: bool = False
+    repetition: bool = False
+    counts: bool = False
+    ends: bool = False
+
+    @property
+    def nothing(self) -> bool:
+        """Whether the logits stay as they are."""
+        return not (self.bias or self.ends or self.texts)
+
+    @property
+    def texts(self) -> bool:
+        """Whether what stands in the texts matters."""
+        return self.repetition or self.counts
+
+    @classmethod
+    def of(cls, laws: Sequence[TokenLaw | None]) -> PenaltyShape:
+        """Return the shape of rows with these laws."""
+        kinds = {type(each) for law in laws if law is not None for each in law.processors}
+        asked = (TokenBias, RepetitionPenalty, CountPenalty, MinimumLength)
+        return cls(*(kind in kinds for kind in asked))
+
+
+def known(processors: Sequence[Processor]) -> bool:
+    """Whether `RowPenalties` does what these processors do, one after the other.
+
+    What only forbids tokens may stand anywhere; the others come once each, in one order.
+    """
+    kinds = [type(each) for each in processors if not _forbids(each)]
+    order = [kind for kind in (TokenBias, RepetitionPenalty, CountPenalty) if kind in kinds]
+    late = {end for each in processors if isinstance(each, MinimumLength) for end in each.ends}
+    return kinds == order and len(late) <= _ENDS
+
+
+class RowPenalties:
+    """Bias, repetition and count penalties and minimum lengths of B rows, written in place."""
+
+    def __init__(self, rows: int, vocab_size: int, device: torch.device | str) -> None:
+        def numbers(*shape: int, kind: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.zeros(*shape, dtype=kind, device=device)
+
+        self._bias = numbers(rows, 1, vocab_size)
+        self._held = numbers(2, rows, 1, vocab_size)  # how often: in the text, and generated
+        self._repetition = numbers(rows, 1, 1, kind=torch.float64) + 1.0
+        self._frequency, self._presence = numbers(2, rows, 1, 1)
+        self._ends = numbers(rows, 1, _ENDS, kind=torch.int64)
+        self._until = numbers(rows, 1, _ENDS, kind=torch.int64)
+
+    def set(self, row: int, law: TokenLaw | None, text: Sequence[int]) -> None:
+        """Write what the law of a row asks for, and its text: committed tokens, the root last."""
+        for buffer in (self._bias, self._frequency, self._presence):
+            buffer[row] = 0
+        self._repetition[row] = 1.0
+        until: dict[int, int] = {}
+        start = 0 if law is None else law.prompt_length
+        for each in () if law is None else law.processors:
+            if isinstance(each, TokenBias):
+                where = each.tokens.to(self._bias.device)
+                self._bias[row, 0, where] += each.values.to(self._bias)
+            elif isinstance(each, RepetitionPenalty):
+                self._repetition[row] = each.penalty
+                self._held[0, row, 0] = self._counts(text)
+            elif isinstance(each, CountPenalty):
+                self._frequency[row], self._presence[row] = each.frequency, each.presence
+                self._held[1, row, 0] = self._counts(text[each.prompt_length :])
+            elif isinstance(each, MinimumLength):
+                least = each.minimum + each.prompt_length - start
+                until |= {end: max(least, until.get(end, 0)) for end in each.ends}
+        self._forbid(row, until)
+
+    def apply(
+        self,
+        logits: torch.Tensor,
+        shape: PenaltyShape,
+        indices: torch.Tensor,
+        tokens: torch.Tensor,
+        see: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the processed scores [B, n, V], f64 of f64 logits and else f32.
+
+        indices i64 [B, n]: the generated index that follows each node. tokens i64 [B, n]: the
+        nodes', the root's first. see bool [B, n, n]: each node's ancestors, itself among them.
+        """
+        scores = logits if logits.dtype == torch.float64 else logits.float()
+        if shape.bias:
+            scores = scores + self._bias
+        if shape.texts:
+            scores = self._penalised_paths(scores, shape, tokens, see)
+        if shape.ends:
+            where = self._ends.expand(*indices.shape, -1)
+            early = indices[..., None] < self._until
+            ends = scores.gather(-1, where).masked_fill(early, _NEVER)
+            scores = scores.scatter(-1, where, ends)
+        return scores
+
+    def grow(self, tokens: torch.Tensor, kept: torch.Tensor) -> None:
+        """Add the kept ones, bool [B, m], of tokens i64 [B, m] to the texts."""
+        where = tokens[:, None].expand(2, -1, -1, -1)
+        self._held.scatter_add_(-1, where, kept[:, None].to(self._held).expand_as(where))
+
+    def _penalised_paths(
+        self, scores: torch.Tensor, shape: PenaltyShape, tokens: torch.Tensor, see: torch.Tensor
+    ) -> torch.Tensor:
+        """Return scores [B, n, V] less the penalties of each node's text.
+
+        Equal tokens of a tree get equal scores, so it does not matter which of them is put last.
+        """
+        same = tokens[:, 1:, None] == tokens[:, None]
+        below = see[:, :, 1:].to(self._held) @ same.to(self._held)  # [B, n, n]: on a node's path
+        held = self._held.gather(-1, tokens[:, None].expand(2, -1, -1, -1)) + below
+        where = tokens[:, None].expand_as(below)
+        few = self._penalised(scores.gather(-1, where), shape, held)
+        return self._penalised(scores, shape, self._held).scatter(-1, where, few)
+
+    def _penalised(
+        self, scores: torch.Tensor, shape: PenaltyShape, held: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the scores [B, n, K] of tokens that texts have so often, [2, B, n or 1, K]."""
+        text, generated = held
+        if shape.repetition:
+            by = torch.where(text > 0, self._repetition.to(scores.dtype), 1.0)
+            scores = torch.where(scores < 0, scores * by, over(scores, by))
+        if shape.counts:
+            scores = scores - self._frequency * generated - self._presence * (generated > 0)
+        return scores
+
+    def _counts(self, text: Sequence[int]) -> torch.Tensor:
+        ids = torch.tensor(text, dtype=torch.int64)
+        return torch.bincount(ids, minlength=self._bias.shape[-1]).to(self._bias)
+
+    def _forbid(self, row: int, until: dict[int, int]) -> None:
+        """Forbid each of the tokens up to its generated index; what is left of the room repeats."""
+        inside = {end: at for end, at in until.items() if 0 <= end < self._bias.shape[-1]}
+        ends = list(inside.items()) or [(0, 0)]
+        table = torch.tensor((ends * _ENDS)[:_ENDS])
+        self._ends[row, 0], self._until[row, 0] = table.T.to(self._ends.device)
+
+
+def over(scores: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    """Return scores / by as torch rounds it where `by` is a number of Python.
+
+    On CUDA that kernel multiplies by the reciprocal.
+    """
+    quotient: torch.Tensor = scores * by.reciprocal() if scores.is_cuda else scores / by
+    return quotient
+
+
+def _forbids(processor: Processor) -> bool:
+    """Whether the processor does nothing but put scores at -inf, which every other leaves there."""
+    if type(processor) is TokenBias:
+        return bool((processor.values == _NEVER).all())
+    return type(processor) is MinimumLength
