@@ -236,10 +236,7 @@ class Loop:
         session = self._following
         if session is None or not all(follows(row) for row in rows):
             return lambda: None
-        session.follow(
-            [row.law for row in rows],
-            [len(row.context.tokens) - row.law.prompt_length for row in rows],
-        )
+        session.follow([row.law for row in rows], [row.context.tokens for row in rows])
         return lambda: session.chosen
 
     def _make_room(self, error: Exception) -> list[Emission]:

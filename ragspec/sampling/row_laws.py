@@ -87,6 +87,11 @@ class RowLaws:
         self._kth = torch.zeros(rows, 1, 1, dtype=torch.int64, device=device)
         self._none = torch.zeros(rows, dtype=torch.bool, device=device)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the logits are."""
+        return self._tokens.device
+
     @staticmethod
     def takes(law: TokenLaw) -> bool:
         """Whether the law can be worked out here; others keep the host's path."""

@@ -124,10 +124,10 @@ class FollowsLaws(TargetSession, Protocol):
 
     chosen: list[list[int]] | None
 
-    def follow(self, laws: Sequence[TokenLaw], generated: Sequence[int]) -> None:
+    def follow(self, laws: Sequence[TokenLaw], texts: Sequence[Sequence[int]]) -> None:
         """Let the next forward choose by these laws and keep the paths that the walk accepts.
 
-        generated: of each row the index of the token after its root. What `commit` is given then
+        texts: all committed tokens of each row, the root last; lent. What `commit` is given then
         are these paths, or beginnings of them. Laws that the session does not know are left to
         the host.
         """

@@ -53,6 +53,11 @@ class Stacks:
             for place, number in enumerate(numbers):
                 self._where[number] = (stack, place)
 
+    @property
+    def device(self) -> torch.device:
+        """Where they lie."""
+        return self.buffers[0].device
+
     def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return keys and values of each layer, views [rows, heads, slots, width]."""
         found = [self.buffers[stack][place] for stack, place in self._where]

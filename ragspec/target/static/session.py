@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.row_laws import RowLaws
 from ragspec.sampling.top_tokens import Tops
 from ragspec.target.base import Beginning
 from ragspec.target.causal import TreeSession
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ragspec.target.static.target import Arena, StaticTarget
 
 T = TypeVar("T")
+Given = list[tuple[TokenLaw, Sequence[int]]]  # the law and the text of each row
 
 
 class StaticSession(TreeSession):
@@ -45,7 +47,7 @@ class StaticSession(TreeSession):
         self.chosen: list[list[int]] | None = None
         self._wanted = list(range(rows))
         self._at = list(range(rows))  # of each wanted row its place in line
-        self._laws: list[TokenLaw] | None = None
+        self._laws: Given | None = None
         self._kept: list[list[int]] | None = None  # tokens of the paths kept by the last step
         self._static = False  # whether the last forward was a step of fixed shape
 
@@ -56,10 +58,10 @@ class StaticSession(TreeSession):
         self._wanted = sorted(rows, key=place.__getitem__)
         return list(self._wanted)
 
-    def follow(self, laws: Sequence[TokenLaw], generated: Sequence[int]) -> None:
+    def follow(self, laws: Sequence[TokenLaw], texts: Sequence[Sequence[int]]) -> None:
         """Let the next forward follow the target's own tokens; see `base.FollowsLaws`."""
-        self._laws = list(laws) if all(law.trivial for law in laws) else None
-        self._generated = list(generated)
+        known = all(RowLaws.takes(law) for law in laws)
+        self._laws = list(zip(laws, texts, strict=True)) if known else None
 
     def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
         """Run one forward, of fixed shape where all prompts are read; see `TargetSession`."""
@@ -118,7 +120,7 @@ class StaticSession(TreeSession):
         return super().abandon()
 
     def _step(
-        self, roots: Sequence[int], trees: Sequence[DraftTree], laws: Sequence[TokenLaw] | None
+        self, roots: Sequence[int], trees: Sequence[DraftTree], laws: Given | None
     ) -> torch.Tensor:
         """Take one step of fixed shape; returns logits [B, n, V] of the wanted rows."""
         self._cover()
@@ -135,8 +137,13 @@ class StaticSession(TreeSession):
             end = 1 + len(tree)
             given[at, 0], given[at, 1:end] = root, tree.tokens
             given[at, n + 1 : n + end] = tree.parents + 1
-            given[at, 2 * n + 1] = self._generated[i] if laws is not None else 0
-        shape = StepShape(rows, n, slots, None if laws is None else "greedy")
+            if laws is not None:
+                given[at, 2 * n + 1] = len(laws[i][1]) - laws[i][0].prompt_length
+        law = None
+        if laws is not None:
+            told = self._arena.laws_of(rows, self.target.vocab_size)
+            law = told.tell(dict(zip(self._at, laws, strict=True)))
+        shape = StepShape(rows, n, slots, law)
         packet, logits, states = self.target.take_step(
             self._arena, shape, given, self._configs, hidden=self._head_inputs is not None
         )
@@ -179,7 +186,7 @@ class StaticSession(TreeSession):
 
     def _reserve(self, slots: int) -> None:
         if self.cache.reserve(slots):
-            self._arena.steps.clear()
+            self._arena.moved()
 
     def begin_with(self, beginning: Beginning) -> None:
         """Hold these keys and values and no others; see `base.SharesBeginnings`."""

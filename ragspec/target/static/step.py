@@ -12,50 +12,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import CodeType, FunctionType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from ragspec.models.layer_windows import Window
+from ragspec.sampling.row_laws import LawShape, RowLaws
 from ragspec.target.static.buffers import Stacks, compact, step_cache
 from ragspec.target.static.layout import additive, allowed, first_to_last, lay_out, walk
-
-
-class Chooser(Protocol):
-    """Works out the target's own tokens of all rows at once, see `sampling.row_laws`."""
-
-    def choose(
-        self, logits: torch.Tensor, indices: torch.Tensor, see: torch.Tensor, tokens: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tokens i64 [B, n] and whether a row is to be judged on the host: bool [B].
-
-        logits [B, n, V] after each query; indices i64 [B, n]: the generated index of what follows
-        it; see bool [B, n, n] and tokens i64 [B, n]: its ancestors, the root query 0.
-        """
-        ...
-
-
-class Greedy:
-    """The law of rows that take the most probable token."""
-
-    def choose(
-        self, logits: torch.Tensor, indices: torch.Tensor, see: torch.Tensor, tokens: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the best tokens; see `Chooser.choose`."""
-        return logits.argmax(-1), torch.zeros_like(indices[:, 0], dtype=torch.bool)
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
     """What a step is made for: rows B, queries of each n, slots S, and how its tokens are chosen.
 
-    law: names the variant of the laws; None: logits alone are made, the host judges.
+    law: what the laws ask for; None: logits alone are made, the host judges.
     """
 
     rows: int
     queries: int
     slots: int
-    law: Any = None
+    law: LawShape | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +56,7 @@ class Masks:
 class StaticStep:
     """One step over the first rows of the stacks; see the module.
 
-    chooser: None for logits alone. head: the module whose inputs are kept as `states`, None for
+    laws: of the B rows, None for logits alone. head: the module whose inputs are kept as `states`, None for
     none. compiler: makes a callable out of a function, None to run it as it is.
     """
 
@@ -89,13 +66,13 @@ class StaticStep:
         stacks: Stacks,
         shape: StepShape,
         masks: Masks,
-        chooser: Chooser | None,
+        laws: RowLaws | None,
         head: torch.nn.Module | None = None,
         compiler: Callable[[Any], Any] | None = None,
     ) -> None:
         self.shape = shape
         self._model, self._stacks, self._masks = model, stacks, masks
-        self._chooser, self._head = chooser, head
+        self._laws, self._head = laws, head
         device = stacks.buffers[0].device
         rows, n = shape.rows, shape.queries
         self.given = torch.zeros(rows, 2 * n + 2, dtype=torch.int64, device=device)
@@ -135,15 +112,18 @@ class StaticStep:
             past_key_values=self._cache,
             use_cache=True,
         ).logits
-        if self._chooser is None:
+        if self._laws is None:
             return self.given, logits
         indices = generated[:, None] + layout.depth
-        chosen, again = self._chooser.choose(logits, indices, layout.see, tokens)
+        asked = layout.see[:, :, 0]  # pads are not
+        chosen, again = self._laws.choose(logits, indices, tokens, layout.see, asked)
         kept = walk(layout, tokens, parents, chosen)
         kept = kept & ~(again[:, None] & (torch.arange(n, device=kept.device) > 0))
         order = first_to_last(kept)
         if n > 1:
-            source = lengths[:, None] + order.clamp(max=n - 1)
+            # What is not kept stays in place: the host may yet keep other nodes of a row.
+            steps = torch.arange(n, device=order.device)
+            source = lengths[:, None] + torch.where(order < n, order, steps)
             compact(self._stacks, source, layout.columns)
         count, again = kept.sum(-1, keepdim=True), again[:, None].long()
         return torch.cat([count, again, order, chosen], -1), logits

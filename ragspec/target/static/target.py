@@ -20,11 +20,13 @@ import torch
 from numpy.typing import NDArray
 
 from ragspec.models.device import out_of_memory
+from ragspec.sampling.row_laws import RowLaws
 from ragspec.target.causal import CausalTarget
 from ragspec.target.static.buffers import LayerShape, Stacks
 from ragspec.target.static.session import StaticSession
 from ragspec.target.static.shapes import MOST_QUERIES, slots_of
-from ragspec.target.static.step import CapturedStep, Greedy, Masks, StaticStep, StepShape
+from ragspec.target.static.step import CapturedStep, Masks, StaticStep, StepShape
+from ragspec.target.static.text_laws import TextLaws
 from ragspec.target.tree_attention import Configs, lease
 
 MOST_SLOTS = 1 << 30
@@ -38,7 +40,21 @@ class Arena:
 
     stacks: Stacks
     steps: dict[tuple[StepShape, bool], StaticStep | CapturedStep] = field(default_factory=dict)
+    laws: dict[int, TextLaws] = field(default_factory=dict)  # by rows of a step
     addresses: int = 0
+
+    def moved(self) -> None:
+        """Forget what was made for buffers that are elsewhere now."""
+        self.steps.clear()
+        self.laws.clear()
+
+    def laws_of(self, rows: int, vocab_size: int) -> TextLaws:
+        """Return the laws of the first rows of the buffers."""
+        found = self.laws.get(rows)
+        if found is None:
+            laws = RowLaws(rows, vocab_size, self.stacks.device, self.stacks.slots + MOST_QUERIES)
+            found = self.laws[rows] = TextLaws(laws, rows)
+        return found
 
 
 class StaticTarget(CausalTarget):
@@ -79,7 +95,7 @@ class StaticTarget(CausalTarget):
             found = Arena(Stacks(self.layers, rows, slots))
         addresses = hash(tuple(tensor.data_ptr() for tensor in self.model.parameters()))
         if found.addresses != addresses:
-            found.steps.clear()
+            found.moved()
             found.addresses = addresses
         return found
 
@@ -143,7 +159,7 @@ class StaticTarget(CausalTarget):
             arena.stacks,
             shape,
             self.masks,
-            None if shape.law is None else Greedy(),
+            None if shape.law is None else arena.laws[shape.rows].laws,
             head=self.output_head if hidden else None,
             compiler=compiler,
         )
