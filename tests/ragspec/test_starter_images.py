@@ -75,7 +75,7 @@ def test_the_latents_are_as_their_card_says() -> None:
     folder = IMAGES / "latent-tiles"
     card = (folder / "README.md").read_text()
     sums = module("image_export").checksums(folder)
-    assert len(sums) == 2 and all(f"{sha}  {name}" in card for name, sha in sums.items())
+    assert len(sums) == 4 and all(f"{sha}  {name}" in card for name, sha in sums.items())
     assert "CC0-1.0" in card
     drawn = {}
     ways: dict[str, dict[str, Any]] = {
@@ -96,6 +96,17 @@ def test_the_latents_are_as_their_card_says() -> None:
     assert float(apart.max()) < 0.2 < float(drawn["plain"].latents.std())
     spread = drawn["plain"].latents.flatten(0, 2).std(0)
     assert float(spread.min()) > 0.05, "neither a constant nor one colour"
+
+
+def test_the_draft_model_of_latents_is_as_the_card_says() -> None:
+    from ragspec.visual import LatentPipeline
+
+    pipe = LatentPipeline.from_pretrained("latent-tiles", drafter="model", rule="path")
+    pipe.set_progress_bar_config(disable=True)
+    dice = [torch.Generator().manual_seed(seed) for seed in range(4)]
+    drawn = pipe(class_labels=[pipe.class_names[n] for n in (3, 9, 17, 24)], generator=dice)
+    assert drawn.label == "exact-for(law)"
+    assert drawn.stats.codes_per_forward > 1.15, "a model that learnt nothing has 1.0"
 
 
 def test_the_latents_of_prompts_are_as_their_card_says() -> None:
