@@ -47,12 +47,16 @@ def answers() -> tuple[SourceText, ...]:
 
 
 def check_identity(drafter: Drafter, settings: str, batch: int, *, copies: bool = True) -> None:
-    """Assert that the drafter changes no token, and, where it may copy, that it is of use."""
-    engine = Engine(target(), drafter=drafter, budget=BUDGET)
-    tokens, steps = _write(engine, SAMPLINGS[settings], batch, answers() if copies else ())
-    assert tokens == expected(settings, batch)
-    if copies:
-        assert sum(len(step.path) for step in steps) > 4 * batch
+    """Assert that the drafter changes no token, and, where it may copy, that it is of use.
+
+    Both by the session that fits every step, and by steps of fixed shape.
+    """
+    for static in ("off", "eager"):
+        engine = Engine(target(), drafter=drafter, budget=BUDGET, static=static)
+        tokens, steps = _write(engine, SAMPLINGS[settings], batch, answers() if copies else ())
+        assert tokens == expected(settings, batch), static
+        if copies:
+            assert sum(len(step.path) for step in steps) > 4 * batch
 
 
 def _write(

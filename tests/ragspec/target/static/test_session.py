@@ -1,0 +1,316 @@
+"""A step of fixed shape against the session that it stands for: same logits, slots and lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.acceptance.target_view import RowView
+from ragspec.acceptance.walk import Walk
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.row_laws import RowLaws
+from ragspec.sampling.settings import Sampling
+from ragspec.sampling.stopping import StopState
+from ragspec.target.causal import CausalTarget, TreeSession
+from ragspec.target.static.open import open_static
+from ragspec.target.static.session import StaticSession
+from ragspec.target.static.target import StaticTarget
+from ragspec.trees.draft_tree import DraftTree
+from tests.support import architectures
+
+ARCHITECTURES = ("llama", "qwen3", "gemma3_text", "starter")
+STEPS = 24
+FEWER = 4  # of the starter model, which is larger
+CLOSE = 1e-12
+
+
+def model(name: str) -> Any:
+    if name == "starter":
+        from ragspec.models.load import load_model
+
+        return load_model("starter", "cpu", "float64")[0]
+    return architectures.build(name)
+
+
+def targets(name: str = "llama") -> tuple[CausalTarget, StaticTarget]:
+    plain = CausalTarget(model(name))
+    static = open_static(plain, "eager")
+    assert isinstance(static, StaticTarget), static.static
+    return plain, static
+
+
+def a_tree(rng: np.random.Generator, most: int = 20) -> DraftTree:
+    n = int(rng.integers(0, most))
+    if not n:
+        return DraftTree.empty()
+    parents = [int(rng.integers(-1, node)) for node in range(n)]
+    return DraftTree.build(rng.choice(90, n, replace=False).tolist(), parents, "test")
+
+
+def a_path(rng: np.random.Generator, tree: DraftTree) -> tuple[int, ...]:
+    path: list[int] = []
+    while below := [n for n, p in enumerate(tree.parents.tolist()) if p == ([-1, *path][-1])]:
+        if rng.random() < 0.3:
+            break
+        path.append(int(rng.choice(below)))
+    return tuple(path)
+
+
+def start(rng: np.random.Generator, rows: int, *sessions: TreeSession) -> list[list[int]]:
+    prompts = [rng.integers(0, 90, rng.integers(2, 30)).tolist() for _ in range(rows)]
+    for session in sessions:
+        session.verify(prompts, [DraftTree.empty()] * rows)
+        session.commit([()] * rows)
+    return prompts
+
+
+def slots(session: TreeSession) -> Iterator[torch.Tensor]:
+    """Yield the committed keys and values of every layer and row."""
+    for layer in session.cache.layers:
+        for row, length in enumerate(session.cache.book.lengths):
+            yield layer.keys[row, :, :length]
+            yield layer.values[row, :, :length]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_random_trees_get_the_same_logits_and_slots(name: str, rows: int) -> None:
+    plain, static = targets(name)
+    rng = np.random.default_rng(rows)
+    with plain.open(rows, 64) as one, static.open(rows, 64) as other, torch.no_grad():
+        start(rng, rows, one, other)
+        for _ in range(FEWER if name == "starter" else STEPS):
+            roots = [[int(token)] for token in rng.integers(0, 90, rows)]
+            trees = [a_tree(rng) for _ in range(rows)]
+            expected, found = one.verify(roots, trees), other.verify(roots, trees)
+            for row, tree in enumerate(trees):
+                apart = expected[row, : len(tree) + 1] - found[row, : len(tree) + 1]
+                assert float(apart.abs().max()) < CLOSE
+            paths = [a_path(rng, tree) for tree in trees]
+            one.commit(paths)
+            other.commit(paths)
+        assert one.cache.book.lengths == other.cache.book.lengths
+        for kept, again in zip(slots(one), slots(other), strict=True):
+            assert float((kept - again).abs().max()) < CLOSE
+
+
+def law(seed: int, **settings: Any) -> TokenLaw:
+    sampling = Sampling(**settings)
+    return TokenLaw(sampling, NoiseStream(seed), prompt_length=2)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"temperature": 1.0, "top_k": 3}, {"temperature": 0.9}], ids=str
+)
+def test_the_device_walks_as_the_host_does(settings: dict[str, Any]) -> None:
+    """Trees hold the target's own tokens, so that paths are long and slots move."""
+    plain, static = targets()
+    rng = np.random.default_rng(5)
+    rows, walk, kept = 3, Walk(), 0
+    laws = [law(seed, **settings) for seed in range(rows)]
+    with plain.open(rows, 64) as one, static.open(rows, 64) as other, torch.no_grad():
+        texts = start(rng, rows, one, other)
+        roots = [1, 2, 3]
+        for _ in range(STEPS):
+            for text, root in zip(texts, roots, strict=True):
+                text.append(root)
+            own = own_tokens(one, roots, laws, texts)
+            trees = [with_own(rng, tokens) for tokens in own]
+            pending = [[root] for root in roots]
+            logits = one.verify(pending, trees)
+            other.follow(laws, texts)
+            other.verify(pending, trees)
+            assert other.chosen is not None
+            paths = []
+            for row, tree in enumerate(trees):
+                view = RowView(logits[row], tree, laws[row], NO_STOP, texts[row])
+                verdict = walk.judge(tree, view)
+                if chosen := other.chosen[row]:
+                    assert chosen == [view.token(node) for node in range(-1, len(tree))]
+                paths.append(verdict.path)
+                texts[row] += [int(tree.tokens[node]) for node in verdict.path]
+                assert verdict.token is not None
+                roots[row] = verdict.token
+            kept += sum(map(len, paths))
+            one.commit(paths)
+            other.commit(paths)
+            for expected, found in zip(slots(one), slots(other), strict=True):
+                assert float((expected - found).abs().max()) < CLOSE
+        assert kept > STEPS * rows
+
+
+class _Never:
+    def peek(self, path: list[int]) -> bool:
+        return False
+
+
+NO_STOP: StopState = _Never()  # type: ignore[assignment]
+
+
+def own_tokens(
+    session: TreeSession, roots: list[int], laws: list[TokenLaw], texts: list[list[int]]
+) -> list[list[int]]:
+    """Return the two tokens with which each text will go on, less one in five steps."""
+    found: list[list[int]] = [[] for _ in roots]
+    for depth in range(2):
+        trees = [DraftTree.chain(own, "peek") for own in found]
+        logits = session.verify([[root] for root in roots], trees)
+        for row, own in enumerate(found):
+            index = len(texts[row]) - 2 + depth
+            own.append(int(laws[row].select(logits[row, depth : depth + 1], [index])))
+        session.abandon()
+    return found
+
+
+def with_own(rng: np.random.Generator, own: list[int]) -> DraftTree:
+    """Return a tree that holds these tokens behind wrong ones, so that they have to move."""
+    wrong = [token for token in rng.choice(90, 6, replace=False).tolist() if token not in own]
+    tokens, parents = [*wrong[:2], own[0], wrong[2], own[1]], [-1, 0, -1, 2, 2]
+    return DraftTree.build(tokens, parents, "test")
+
+
+def test_a_row_that_ends_is_padded_and_moved_only_where_the_shape_halves() -> None:
+    _, static = targets()
+    rng = np.random.default_rng(0)
+    moves: list[tuple[int, int]] = []
+    with static.open(4, 64) as session, torch.no_grad():
+        assert isinstance(session, StaticSession)
+        for row, prompt in enumerate(([1, 2], [3, 4, 5], [6, 7], [8, 9, 10, 11])):
+            session.join(prompt)
+            session.line_up([row])
+            session.verify([prompt], [DraftTree.empty()])
+            session.commit([()])
+        for layer in session.cache.layers:
+            swap = layer.swap
+            layer.swap = lambda a, b, lengths, swap=swap: (moves.append((a, b)), swap(a, b, lengths))
+        for rows in ([0, 1, 2, 3], [1, 2, 3], [1, 3], [3]):
+            lined = session.line_up(rows)
+            assert sorted(lined) == rows
+            session.verify([[int(rng.integers(90))] for _ in rows], [a_tree(rng) for _ in rows])
+            session.commit([() for _ in rows])
+            if len(rows) == 3:
+                assert not moves, "what ended is padded"
+        assert moves
+        assert [session.cache.length(row) for row in range(4)] == [3, 6, 4, 8]
+
+
+def test_buffers_and_steps_outlive_a_session() -> None:
+    _, static = targets()
+    for _ in range(3):
+        with static.open(2, 40) as session, torch.no_grad():
+            assert isinstance(session, StaticSession)
+            start(np.random.default_rng(0), 2, session)
+            session.verify([[1], [2]], [DraftTree.empty()] * 2)
+            arena = session._arena
+            steps = list(arena.steps.values())
+            addresses = [buffer.data_ptr() for buffer in arena.stacks.buffers]
+        del session
+        again = static.lend_arena(2, 40)
+        assert again is arena and list(again.steps.values()) == steps
+        assert [buffer.data_ptr() for buffer in again.stacks.buffers] == addresses
+        static.take_back(again)
+
+
+def test_two_sessions_at_once_have_buffers_of_their_own() -> None:
+    plain, static = targets()
+    rng = np.random.default_rng(1)
+    with static.open(1, 40) as one, static.open(1, 40) as other, plain.open(1, 40) as truth:
+        with torch.no_grad():
+            start(rng, 1, one, truth)
+            start(rng, 1, other)
+            tree = a_tree(rng)
+            found, expected = one.verify([[1]], [tree]), truth.verify([[1]], [tree])
+    apart = (found[0, : len(tree) + 1] - expected[0, : len(tree) + 1]).abs()
+    assert float(apart.max()) < CLOSE
+
+
+def test_buffers_grow_and_what_they_held_stays() -> None:
+    plain, static = targets()
+    rng = np.random.default_rng(2)
+    with plain.open(1, 8) as one, static.open(1, 8) as other, torch.no_grad():
+        assert isinstance(other, StaticSession)
+        start(rng, 1, one, other)
+        slots_before = other._arena.stacks.slots
+        long = rng.integers(0, 90, slots_before).tolist()
+        for session in (one, other):
+            session.verify([long], [DraftTree.empty()])
+            session.commit([()])
+        tree = a_tree(rng)
+        expected, found = one.verify([[1]], [tree]), other.verify([[1]], [tree])
+        assert other._arena.stacks.slots > slots_before
+        apart = (found[0, : len(tree) + 1] - expected[0, : len(tree) + 1]).abs()
+        assert float(apart.max()) < CLOSE
+
+
+def test_a_tree_wider_than_any_step_is_verified_as_before() -> None:
+    plain, static = targets()
+    rng = np.random.default_rng(3)
+    chain = DraftTree.chain(rng.integers(0, 90, 80).tolist(), "long")
+    with plain.open(1, 200) as one, static.open(1, 200) as other, torch.no_grad():
+        start(rng, 1, one, other)
+        expected, found = one.verify([[1]], [chain]), other.verify([[1]], [chain])
+        assert float((expected - found).abs().max()) < CLOSE
+        for session in (one, other):
+            session.commit([(0, 1, 2)])
+            session.verify([[4]], [DraftTree.empty()])
+        assert one.cache.book.lengths == other.cache.book.lengths
+
+
+def test_hidden_states_are_those_of_the_other_session() -> None:
+    plain, static = targets()
+    rng = np.random.default_rng(4)
+    with plain.open(2, 64) as one, static.open(2, 64) as other, torch.no_grad():
+        for session in (one, other):
+            session.keep_hidden()
+        start(rng, 2, one, other)
+        trees = [a_tree(rng), a_tree(rng)]
+        for session in (one, other):
+            session.verify([[1], [2]], trees)
+        for row, tree in enumerate(trees):
+            n = len(tree) + 1
+            apart = one.hidden[row][:, :n] - other.hidden[row][:, :n]
+            assert float(apart.abs().max()) < CLOSE
+
+
+def test_the_model_is_left_as_it_was_found() -> None:
+    found = architectures.build("llama")
+    before = found.config._attn_implementation_internal
+    modules = {name: dict(module.__dict__) for name, module in found.named_modules()}
+    _, static = targets()
+    with static.open(1, 40) as session, torch.no_grad():
+        session.keep_hidden()
+        start(np.random.default_rng(0), 1, session)
+        session.verify([[1]], [DraftTree.empty()])
+    assert static.model is found
+    assert found.config._attn_implementation_internal == before
+    for name, module in found.named_modules():
+        assert module.__dict__.keys() == modules[name].keys()
+        assert not module._forward_pre_hooks and not module._forward_hooks
+
+
+def test_a_row_that_is_judged_again_keeps_its_nodes_where_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never_certain(laws: RowLaws, logits: torch.Tensor, *rest: Any) -> Any:
+        return logits.argmax(-1), torch.ones(len(logits), dtype=torch.bool)
+
+    monkeypatch.setattr(RowLaws, "choose", never_certain)
+    plain, static = targets()
+    with plain.open(1, 64) as one, static.open(1, 64) as other, torch.no_grad():
+        texts = start(np.random.default_rng(0), 1, one, other)
+        tree = DraftTree.build([5, 6, 7, 8, 9], [-1, 0, 1, 0, -1], "test")
+        for path in ((0,), (0, 1, 2), (0, 3), (4,)):
+            texts[0].append(1)
+            one.verify([[1]], [tree])
+            other.follow([law(0)], texts)
+            other.verify([[1]], [tree])
+            assert other.chosen == [[]]
+            one.commit([path])
+            other.commit([path])
+            for expected, found in zip(slots(one), slots(other), strict=True):
+                assert float((expected - found).abs().max()) < CLOSE
