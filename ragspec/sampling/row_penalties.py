@@ -122,7 +122,9 @@ class RowPenalties:
             where = self._ends.expand(*indices.shape, -1)
             early = indices[..., None] < self._until
             ends = scores.gather(-1, where).masked_fill(early, _NEVER)
-            scores = scores.scatter(-1, where, ends)
+            if scores is logits:  # which are not ours to change
+                scores = scores.clone()
+            scores.scatter_(-1, where, ends)
         return scores
 
     def grow(self, tokens: torch.Tensor, kept: torch.Tensor) -> None:
@@ -142,7 +144,7 @@ class RowPenalties:
         held = self._held.gather(-1, tokens[:, None].expand(2, -1, -1, -1)) + below
         where = tokens[:, None].expand_as(below)
         few = self._penalised(scores.gather(-1, where), shape, held)
-        return self._penalised(scores, shape, self._held).scatter(-1, where, few)
+        return self._penalised(scores, shape, self._held).scatter_(-1, where, few)
 
     def _penalised(
         self, scores: torch.Tensor, shape: PenaltyShape, held: torch.Tensor

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ragspec.sampling.distribution import TokenLaw
 from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.row_laws import RowLaws
+from ragspec.sampling.processors import HFProcessor, MinimumLength, Processor, TokenBias
+from ragspec.sampling.row_laws import LawShape, RowLaws
 from ragspec.sampling.settings import Sampling
 
 LONGEST = 600
@@ -159,3 +162,168 @@ def test_penalties_are_those_of_each_path(size: int, n: int, kind: torch.dtype) 
         logits = random_logits(len(names), n, size, seed=seed)
         logits[..., :16] += 8.0  # the tokens of texts and settings, so that they matter
         assert int(check(named(names), logits.to(kind), seed).sum()) < 3
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_ties_and_forbidden_tokens(name: str) -> None:
+    logits = random_logits(4, 12, 3000, scale=2.0).round().to(torch.bfloat16)
+    logits[1:, :, 64:] = float("-inf")
+    logits[2, :, 3:] = float("-inf")
+    beyond = check(named([name] * 4), logits)
+    assert not beyond[1:].any()
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("what", [float("nan"), float("-inf"), float("inf")])
+def test_what_no_law_can_judge_is_left_to_the_reference(name: str, what: float) -> None:
+    logits = random_logits(2, 3, 700)
+    logits[0, 1, 5:] = what
+    logits[0, 1, :5] = float("-inf")
+    mine = law(0, ALL[name])
+    filtered = not mine.sampling.greedy and mine._filters
+    assert bool(check([mine, mine], logits)[0]) is filtered
+
+
+def test_flat_laws_are_beyond_the_candidates_and_never_wrong() -> None:
+    laws = named(["top-p", "top-k", "min-p", "temperature", "greedy", None])
+    flat = random_logits(len(laws), 3, 3000, scale=0.01)
+    assert check(laws, flat).tolist() == [True, False, True, False, False, False]
+    assert check(laws, torch.zeros_like(flat)).tolist() == [True, True, True, False, False, False]
+
+
+def test_a_tie_beyond_the_candidates_that_weighs_is_seen() -> None:
+    logits = torch.full((1, 1, 3000), -5.0, dtype=torch.float64)
+    logits[..., :1000], logits[..., 7] = 0.0, float(torch.tensor(150.0).log())
+    assert check([law(0, {"top_k": 5, "top_p": 0.1})], logits).tolist() == [True]
+
+
+def test_nodes_that_nobody_asks_for_leave_a_row_certain() -> None:
+    laws = named(["top-p", "top-p"])
+    logits = random_logits(2, 4, 3000, scale=8.0)
+    logits[0, 2] = logits[1, 3] = 0.0
+    batch = Batch.of(laws, 4, 3000)
+    asked = torch.tensor([[True, True, False, True], [True, True, True, True]])
+    tokens, beyond = batch.made(3000).choose(logits, batch.indices, batch.tokens, batch.see, asked)
+    assert beyond.tolist() == [False, True]
+    assert torch.equal(tokens[asked][:3], batch.wanted(logits)[asked][:3])
+
+
+def test_texts_grow_by_the_tokens_that_were_kept() -> None:
+    laws = named([*PENALTIES, "greedy", None])
+    batch = Batch.of(laws, 6, 500)
+    grown = batch.made(500)
+    new = torch.randint(16, (len(laws), 5), generator=torch.Generator().manual_seed(1))
+    kept = torch.arange(5) < (torch.arange(len(laws)) % 4)[:, None]
+    grown.grow(new, kept)
+    for text, more, count in zip(batch.texts, new.tolist(), kept.sum(1).tolist(), strict=True):
+        text.extend(more[:count])
+    batch.indices += kept.sum(1, keepdim=True)
+    logits = random_logits(len(laws), 6, 500)
+    logits[..., :16] += 8.0
+    for made in (grown, batch.made(500)):
+        assert torch.equal(batch.chosen(made, logits)[0], batch.wanted(logits))
+    grown.grow(new[:, :1], kept[:, 4:] | True)
+    assert not torch.equal(batch.chosen(grown, logits)[0], batch.wanted(logits))
+
+
+def test_rows_leave_nothing_to_those_that_follow() -> None:
+    names = [*PENALTIES, *LAWS, None]
+    laws = Batch.of(named(names), 4, 300).made(300)
+    after = Batch.of(named([*reversed(LAWS), None, *reversed(PENALTIES)]), 4, 300, seed=5)
+    for row, (each, text) in enumerate(zip(after.laws, after.texts, strict=True)):
+        laws.set(row, each, text)
+    logits = random_logits(len(names), 4, 300)
+    logits[..., :16] += 6.0
+    tokens, beyond = after.chosen(laws, logits)
+    assert not beyond.any() and torch.equal(tokens, after.wanted(logits))
+    for row in range(len(names)):
+        laws.set(row, None)
+    assert laws.shape == LawShape() and laws.shape.greedy
+    assert torch.equal(after.chosen(laws, logits)[0], logits.argmax(-1))
+
+
+def test_every_part_of_a_draw_counts() -> None:
+    logits = random_logits(1, 8, 300, scale=1.0)
+    logits[..., :16] += 4.0
+    batch = Batch.of([law(3, ALL["every"])], 8, 300)
+    wanted = batch.wanted(logits)
+    assert torch.equal(batch.chosen(batch.made(300), logits)[0], wanted)
+    others = {
+        "noise": replace(batch, laws=[law(4, ALL["every"])]),
+        "text": replace(batch, texts=[text[::2] for text in batch.texts]),
+        "path": replace(batch, see=torch.eye(8, dtype=torch.bool)[None]),
+        "index": replace(batch, indices=batch.indices + 1),
+    }
+    for name, other in others.items():
+        assert not torch.equal(other.chosen(other.made(300), logits)[0], wanted), name
+
+
+def test_a_shape_is_one_graph_and_serves_whoever_joins() -> None:
+    counter = CompileCounter()
+
+    def step(laws: RowLaws, batch: Batch, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        chosen = laws.choose(logits, batch.indices, batch.tokens, batch.see)
+        laws.grow(batch.tokens, batch.tokens > 3)
+        return chosen
+
+    compiled = torch.compile(step, backend=counter, fullgraph=True, dynamic=False)
+    names: list[str | None] = [*PENALTIES, *LAWS, None]
+    laws, shapes = RowLaws(len(names), 300, "cpu", LONGEST), set()
+    orders = [names, names[::-1], [None for _ in names], names[3:] + names[:3]]
+    for seed, order in enumerate(orders):
+        batch = Batch.of(named(order), 4, 300, seed)
+        for row, (each, text) in enumerate(zip(batch.laws, batch.texts, strict=True)):
+            laws.set(row, each, text)
+        shapes.add(laws.shape)
+        logits = random_logits(len(names), 4, 300, seed=seed)
+        tokens, beyond = compiled(laws, batch, logits)
+        assert torch.equal(tokens[~beyond], batch.wanted(logits)[~beyond])
+    assert len(shapes) == 2
+    assert counter.frame_count == 2
+
+
+class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operations that are more than another view of a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("greedy", 1), ("temperature", 28), ("top-p", 60), ("every", 105)]
+)
+def test_few_kernels(name: str, most: int) -> None:
+    batch = Batch.of(named([name] * 16), 16, 16_384)
+    laws, logits = batch.made(16_384), torch.zeros(16, 16, 16_384)
+    with Kernels() as kernels:
+        batch.chosen(laws, logits)
+    assert kernels.count <= most
+
+
+def test_laws_that_need_the_host_are_not_taken() -> None:
+    assert all(RowLaws.takes(each) for each in named([*ALL]) if each is not None)
+    sampling, noise = Sampling(repetition_penalty=1.2), NoiseStream(0)
+    forbid = TokenBias({4: float("-inf")})
+    cases: list[tuple[list[Processor], bool]] = [
+        ([forbid, MinimumLength(3, [1], 0)], True),
+        ([MinimumLength(3, [1], 0), forbid, MinimumLength(9, [1, 2], 0)], True),
+        ([TokenBias({4: 1.0})], False),  # behind the penalty
+        ([MinimumLength(3, range(99), 0)], False),
+        ([HFProcessor(lambda ids, scores: scores)], False),
+    ]
+    for own, taken in cases:
+        assert RowLaws.takes(TokenLaw(sampling, noise, own=own)) is taken
+
+
+def test_what_a_model_forbids_holds_with_what_the_call_asks_for() -> None:
+    own = [MinimumLength(35, [4, 6], PROMPT - 2), TokenBias({1: float("-inf")})]
+    asked = Sampling(temperature=0.7, logit_bias={1: 9.0, 6: 5.0}, min_new_tokens=20, seed=1)
+    laws = [TokenLaw(asked, NoiseStream(row), PROMPT, ENDS, own=own) for row in range(6)]
+    logits = random_logits(6, 8, 50, scale=1.0)
+    logits[..., [1, 2, 4, 6]] += 5.0
+    assert not check(laws, logits).any()
