@@ -269,8 +269,8 @@ def test_a_shape_is_one_graph_and_serves_whoever_joins() -> None:
     compiled = torch.compile(step, backend=counter, fullgraph=True, dynamic=False)
     names: list[str | None] = [*PENALTIES, *LAWS, None]
     laws, shapes = RowLaws(len(names), 300, "cpu", LONGEST), set()
-    orders = [names, names[::-1], [None for _ in names], names[3:] + names[:3]]
-    for seed, order in enumerate(orders):
+    nobody: list[str | None] = [None] * len(names)
+    for seed, order in enumerate([names, names[::-1], nobody, names[3:] + names[:3]]):
         batch = Batch.of(named(order), 4, 300, seed)
         for row, (each, text) in enumerate(zip(batch.laws, batch.texts, strict=True)):
             laws.set(row, each, text)
@@ -321,7 +321,7 @@ def test_laws_that_need_the_host_are_not_taken() -> None:
 
 
 def test_what_a_model_forbids_holds_with_what_the_call_asks_for() -> None:
-    own = [MinimumLength(35, [4, 6], PROMPT - 2), TokenBias({1: float("-inf")})]
+    own: list[Processor] = [MinimumLength(35, [4, 6], PROMPT - 2), TokenBias({1: float("-inf")})]
     asked = Sampling(temperature=0.7, logit_bias={1: 9.0, 6: 5.0}, min_new_tokens=20, seed=1)
     laws = [TokenLaw(asked, NoiseStream(row), PROMPT, ENDS, own=own) for row in range(6)]
     logits = random_logits(6, 8, 50, scale=1.0)
