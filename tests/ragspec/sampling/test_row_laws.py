@@ -321,9 +321,23 @@ def test_laws_that_need_the_host_are_not_taken() -> None:
 
 
 def test_what_a_model_forbids_holds_with_what_the_call_asks_for() -> None:
-    own: list[Processor] = [MinimumLength(35, [4, 6], PROMPT - 2), TokenBias({1: float("-inf")})]
-    asked = Sampling(temperature=0.7, logit_bias={1: 9.0, 6: 5.0}, min_new_tokens=20, seed=1)
-    laws = [TokenLaw(asked, NoiseStream(row), PROMPT, ENDS, own=own) for row in range(6)]
-    logits = random_logits(6, 8, 50, scale=1.0)
-    logits[..., [1, 2, 4, 6]] += 5.0
-    assert not check(laws, logits).any()
+    own: list[Processor] = [
+        MinimumLength(17, [2, 4], PROMPT - 2),
+        MinimumLength(27, [6], PROMPT),
+        TokenBias({1: float("-inf")}),
+    ]
+    asked = Sampling(temperature=0.7, logit_bias={1: 99.0, 6: 5.0}, min_new_tokens=20)
+    laws = [TokenLaw(asked, NoiseStream(row), PROMPT, ENDS, own=own) for row in range(40)]
+    for end in (2, 4, 6, 9):
+        logits = random_logits(40, 8, 50, scale=0.1)
+        logits[..., end] += 50.0  # taken as soon as it may be
+        assert not check(laws, logits).any()
+
+
+def test_a_filter_that_is_off_takes_nothing_away() -> None:
+    logits = torch.full((2, 1, 3000), -100.0, dtype=torch.float64)
+    logits[..., 0] = 0.0  # the others' masses vanish in the sum with this one's
+    assert check([law(0, {"min_p": 1e-60}), law(1, {"top_p": 0.5})], logits).tolist() == [
+        True,
+        False,
+    ]
