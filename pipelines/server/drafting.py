@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ragspec.budget.policy import make_budget
 from ragspec.drafters.method import Sources, listed
+from ragspec.engine.parts import read_cost
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.pipelines.methods import compose
 from ragspec.registry import unknown
@@ -26,7 +29,9 @@ class Drafting:
 
     Drafters and budgets learn from the texts that they serve: with one for each tenant nobody
     drafts from another's. base: the engine of the model; its drafter serves requests that name
-    none. drafter: the names that made it. draft_model: a source beside methods that are named.
+    none; what forwards cost is measured here where it does not tell, as its own drafter never asked
+    or there is none: no request waits for that. drafter: the names that made it. draft_model: a
+    source beside methods that are named.
     """
 
     def __init__(
@@ -36,9 +41,9 @@ class Drafting:
         budget: str | int = "auto",
         draft_model: Any = None,
     ) -> None:
-        self.base = base
+        self.base = _measured(base)
         self.stores: dict[str, CorpusIndex] = {}
-        self._default: tuple[Names, str | int] = (drafter, budget)
+        self._default: tuple[Names, str | int] = (_as_key(drafter), budget)
         self._draft_model = draft_model
         self._kept: OrderedDict[tuple[Any, ...], Engine] = OrderedDict()
         self._lock = threading.Lock()
@@ -56,8 +61,7 @@ class Drafting:
         one, None for none. Raises UnknownNameError and InputError.
         """
         names, nodes = self._default
-        names = names if drafter is None else drafter
-        names = names if isinstance(names, str | None) else tuple(names)
+        names = names if drafter is None else _as_key(drafter)
         nodes = nodes if budget is None else budget
         stores = self._named(store)
         key = (tenant, names, nodes, tuple(stores))
@@ -111,6 +115,19 @@ class Drafting:
         if self._draft_model is not None:
             made.append(self._draft_model)
         return self.base.drafting(made, budget)
+
+
+def _measured(engine: Engine) -> Engine:
+    """Return an engine whose others over its target need not measure what forwards cost."""
+    if engine.cost is not None:
+        return engine
+    found = copy.copy(engine)
+    found.cost = read_cost(engine.target, make_budget("auto"))
+    return found
+
+
+def _as_key(names: Names) -> str | tuple[str, ...] | None:
+    return names if isinstance(names, str | None) else tuple(names)
 
 
 def _several(made: Any) -> list[Any]:
