@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ragspec.pipelines.docqa.citations import Citation, cite
+from ragspec.pipelines.server.placing import Placed, Placing
 
 if TYPE_CHECKING:
     from ragspec.engine.output import Generation
     from ragspec.pipelines.docqa.prompt import Prompt
-    from ragspec.sampling.settings import TokenLogprob
 
 REASONS = {"length": "length", "paused": "length"}
 
@@ -57,9 +57,9 @@ class Reply:
             "finish_reason": None,
         }
 
-    def piece(self, index: int, text: str, scored: Sequence[TokenLogprob] | None) -> dict[str, Any]:
+    def piece(self, index: int, text: str, placed: Sequence[Placed] | None) -> dict[str, Any]:
         """Return a choice of a stream that holds a piece of text."""
-        told = None if scored is None else self.logprobs(scored)
+        told = None if placed is None else self.logprobs(placed)
         found: dict[str, Any] = {"index": index, "logprobs": told, "finish_reason": None}
         return {**found, "delta": {"content": text}} if self.chat else {**found, "text": text}
 
@@ -79,20 +79,22 @@ class Reply:
             delta["annotations"] = self.annotations(generation, cited)
         return {**found, "delta": delta}
 
-    def refused(self, text: str, why: str) -> dict[str, Any]:
+    def refused(self, text: str, why: str, samples: int = 1) -> dict[str, Any]:
         """Return the answer that stands in for the model's, where the documents know nothing."""
         message = {"role": "assistant", "content": text, "refusal": why, "annotations": []}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
+        choice = {"message": message, "logprobs": None, "finish_reason": "stop"}
+        choices = [{"index": index, **choice} for index in range(samples)]
         head = self._head("chat.completion")
-        return {**head, "choices": [choice], "usage": usage([], []), "metrics": metrics([])}
+        return {**head, "choices": choices, "usage": usage([], []), "metrics": metrics([])}
 
     def annotations(self, generation: Generation, cited: Prompt) -> list[dict[str, Any]]:
         """Return the citations of a text."""
         found = cite(generation.text, cited, generation.steps, self._decode)
         return [_annotation(each, cited.hits[each.passage - 1].passage.title) for each in found]
 
-    def logprobs(self, scored: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def logprobs(self, placed: Sequence[Placed]) -> dict[str, Any]:
         """Return log-probabilities in the form of chats, or of completions."""
+        scored = [each.scored for each in placed]
         if self.chat:
             content = [
                 {
@@ -108,14 +110,16 @@ class Reply:
             "top_logprobs": [
                 {self._decode([token]): value for token, value in each.top} for each in scored
             ],
-            "text_offset": self._offsets(scored),
+            "text_offset": [each.offset for each in placed],
         }
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def _choice(self, index: int, generation: Generation, cited: Prompt | None) -> dict[str, Any]:
-        told = None if generation.logprobs is None else self.logprobs(generation.logprobs)
+        told = None
+        if generation.logprobs is not None:
+            told = self.logprobs(Placing(self.tokenizer).rest(generation))
         found: dict[str, Any] = {
             "index": index,
             "logprobs": told,
@@ -134,13 +138,6 @@ class Reply:
     def _scored(self, token: int, logprob: float) -> dict[str, Any]:
         text = self._decode([token])
         return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
-
-    def _offsets(self, scored: Sequence[TokenLogprob]) -> list[int]:
-        found, at = [], 0
-        for each in scored:
-            found.append(at)
-            at += len(self._decode([each.token]))
-        return found
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ragspec.errors import InputError
@@ -15,15 +16,16 @@ if TYPE_CHECKING:
     from ragspec.pipelines.server.serving import Serving
 
 
-def draw(request: ImageRequest, serving: Serving) -> dict[str, Any]:
+def draw(request: ImageRequest, serving: Serving, gone: Callable[[], bool]) -> dict[str, Any]:
     """Return pictures in OpenAI's form, as PNG; raises Refusal and what the pipeline does.
 
-    The prompt of a model of classes is the name of one.
+    The prompt of a model of classes is the name of one. gone: whether the caller has left, asked
+    after every pass: what stands of the pictures then is for nobody.
     """
     import torch
 
     pipe = _pipeline(request, serving)
-    options: dict[str, Any] = _size(request.size)
+    options: dict[str, Any] = {**_size(request.size), "callback_on_step_end": _ends(gone)}
     if request.guidance_scale is not None:
         options["guidance_scale"] = request.guidance_scale
     if request.seed is not None:
@@ -46,6 +48,15 @@ def _pipeline(request: ImageRequest, serving: Serving) -> Any:
         told = f"got the model {name!r}; expected one of {known}."
         raise Refusal(404, told, "model_not_found", "model")
     return images[name]
+
+
+def _ends(gone: Callable[[], bool]) -> Callable[..., None]:
+    """Return a pipeline's callback that ends the drawing for a caller that has left."""
+
+    def after_pass(pipe: Any, *told: Any) -> None:
+        pipe._interrupt = pipe._interrupt or gone()
+
+    return after_pass
 
 
 def _size(size: str | None) -> dict[str, int]:

@@ -4,34 +4,60 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ragspec.engine.stream import Pieces
+from ragspec.pipelines.server.placing import Placed, Placing
 
 if TYPE_CHECKING:
     from ragspec.engine.output import Generation
     from ragspec.engine.ticket import Ticket
-    from ragspec.sampling.settings import TokenLogprob
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """A piece of text number `index`, or its end.
 
-    scored: log-probabilities of the piece's tokens, where they are kept. generation: once it has
+    placed: log-probabilities of the piece's tokens, where they are kept. generation: once it has
     ended.
     """
 
     index: int
     text: str
-    scored: Sequence[TokenLogprob] | None = None
+    placed: Sequence[Placed] | None = None
     generation: Generation | None = None
 
 
 async def whole(tickets: Sequence[Ticket]) -> list[Generation]:
     """Return the texts of tickets once all have ended; raises what ended the first that failed."""
-    return list(await asyncio.gather(*(asyncio.wrap_future(each.future) for each in tickets)))
+    return list(await asyncio.gather(*(outcome(each.future) for each in tickets)))
+
+
+async def outcome(future: Future[T]) -> T:
+    """Return what a future of another thread gives, and cancel it with who waits for it.
+
+    As asyncio.wrap_future, which would tie the future to itself: what it gave would stay until the
+    garbage collector comes by.
+    """
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+
+    def told(_: Future[T]) -> None:
+        with suppress(RuntimeError):  # the loop was closed: nobody listens any more
+            loop.call_soon_threadsafe(over.set)
+
+    future.add_done_callback(told)
+    try:
+        await over.wait()
+    except asyncio.CancelledError:
+        future.cancel()
+        raise
+    return future.result()
 
 
 async def events(tickets: Sequence[Ticket], tokenizer: Any) -> AsyncIterator[Event]:
@@ -63,7 +89,8 @@ class _Reader:
         self.index = index
         self.ticket = ticket
         self.pieces = Pieces(tokenizer, ticket.settings.stop.strings)
-        self.scored = 0  # of the text's tokens, given
+        self.placing = None if ticket.settings.logprobs is None else Placing(tokenizer)
+        self.given = 0  # characters
 
     def read(self) -> Event | None:
         """Take what has come; None where it completes no text."""
@@ -71,18 +98,14 @@ class _Reader:
         if emission is None:
             generation = self.ticket.result()
             rest = self.pieces.new(generation.text)
-            return Event(self.index, rest, self._new(generation.logprobs), generation)
+            placed = None if self.placing is None else self.placing.rest(generation)
+            return Event(self.index, rest, placed, generation)
         self.pieces.push(emission.step.tokens)
         # The text's end knows what of its last step belongs to a stop string.
         text = "" if emission.row.done else self.pieces.new()
-        scored = emission.row.scored if self.ticket.settings.logprobs is not None else None
         if not text:
             return None
-        return Event(self.index, text, self._new(scored))
-
-    def _new(self, scored: Sequence[TokenLogprob] | None) -> Sequence[TokenLogprob] | None:
-        if scored is None:
-            return None
-        found = list(scored[self.scored :])
-        self.scored += len(found)
-        return found
+        self.given += len(text)
+        if self.placing is None:
+            return Event(self.index, text)
+        return Event(self.index, text, self.placing.upto(self.given, emission.row.scored))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -56,7 +58,8 @@ class Serving:
         self.images = dict(images or {})
         self._drawing = ThreadPoolExecutor(1, "ragspec-pictures")  # one request at a time
         self._drawings = queue
-        self._drawn = 0
+        self._drawn = 0  # requests for pictures that have not ended
+        self._drawn_lock = threading.Lock()
         self.drafting = Drafting(engine) if drafting is None else drafting
         self.pool = Pool(engine, slots, queue=queue)
         self.metrics = Metrics(self.pool)
@@ -91,11 +94,14 @@ class Serving:
                 ticket.cancel()
             raise
         for ticket in tickets:
-            ticket.future.add_done_callback(partial(self._ended, ticket))
+            ticket.future.add_done_callback(partial(self._ended, weakref.ref(ticket)))
         return tickets
 
-    def _ended(self, ticket: Ticket, future: Future[Generation]) -> None:
-        self.metrics.ended(ticket)
+    def _ended(self, told: weakref.ref[Ticket], future: Future[Generation]) -> None:
+        # A future keeps its callbacks: a ticket in one would be a cycle until it is collected.
+        ticket = told()
+        if ticket is not None:
+            self.metrics.ended(ticket)
 
     @property
     def most(self) -> float:
@@ -105,15 +111,17 @@ class Serving:
 
     def drawing(self, work: Callable[[], dict[str, Any]]) -> Future[dict[str, Any]]:
         """Draw pictures, one request after the other; raises QueueFullError for too many."""
-        if self._drawings is not None and self._drawn > self._drawings:
-            raise QueueFullError(f"{self._drawn} requests for pictures wait; try again later.")
-        self._drawn += 1
-        found = self._drawing.submit(work)
-        found.add_done_callback(lambda _: self._left())
+        with self._drawn_lock:
+            if self._drawings is not None and self._drawn > self._drawings:
+                raise QueueFullError(f"{self._drawn} requests for pictures wait; try again later.")
+            found = self._drawing.submit(work)
+            self._drawn += 1
+        found.add_done_callback(self._left)
         return found
 
-    def _left(self) -> None:
-        self._drawn -= 1
+    def _left(self, done: Future[dict[str, Any]]) -> None:
+        with self._drawn_lock:
+            self._drawn -= 1
 
     def expect(self, model: str) -> None:
         """Raise Refusal for another model's name."""

@@ -35,7 +35,12 @@ class ServerSettings:
         for name, least in (("slots", 1), ("queue", 0), ("body", 1000), ("drain", 0), ("stall", 0)):
             if getattr(self, name) < least:
                 raise InputError(f"{name} is {getattr(self, name)}; expected at least {least}.")
-        if any(not key.strip() or not key.isascii() for key in (*self.keys, self.admin_key or "x")):
+        # What a caller sends comes without outer spaces.
+        object.__setattr__(self, "keys", tuple(key.strip() for key in self.keys))
+        if self.admin_key is not None:
+            object.__setattr__(self, "admin_key", self.admin_key.strip())
+        asked = self.keys if self.admin_key is None else (*self.keys, self.admin_key)
+        if any(not key or not key.isascii() for key in asked):
             raise InputError("got an empty key, or one that is not ASCII; expected letters.")
         if not self.keys and not self.local:
             raise InputError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from starlette.responses import StreamingResponse
@@ -21,10 +21,16 @@ def line(found: Any) -> bytes:
 class Events(StreamingResponse):
     """A stream of events that ends where its caller leaves or reads nothing for `stall` seconds.
 
-    However it ends, the generator is closed, and what it holds is let go at once.
+    release: called once it has ended, however it does: also where no event was ever asked for, so
+    that the generator never began and would let nothing go.
     """
 
-    def __init__(self, found: AsyncGenerator[bytes, None], stall: float) -> None:
+    def __init__(
+        self,
+        found: AsyncGenerator[bytes, None],
+        stall: float,
+        release: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(
             found,
             media_type="text/event-stream",
@@ -32,6 +38,7 @@ class Events(StreamingResponse):
         )
         self._found = found
         self._stall = stall
+        self._release = release
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events while they are read."""
@@ -49,6 +56,7 @@ class Events(StreamingResponse):
                 if error is not None and not isinstance(error, TimeoutError | OSError):
                     raise error
         finally:
+            self._release()
             for task in (sending, leaving):
                 task.cancel()
             await asyncio.gather(sending, leaving, return_exceptions=True)

@@ -41,15 +41,16 @@ class Ticket:
         self._cancelled = False
         self._putting = threading.Lock()
         self._watcher: Callable[[], None] | None = None
+        self._told = False  # that it has ended
 
     def watch(self, watcher: Callable[[], None]) -> None:
         """Call `watcher`, in the pool's thread, whenever an emission or the end has come.
 
         As often as there is something to read, so that an event loop never has to wait for it; at
-        once, in this thread, for what has come already.
+        once, in this thread, for what has come already. It is let go at the end.
         """
         with self._putting:
-            self._watcher = watcher
+            self._watcher = None if self._told else watcher
             for _ in range(self._emissions.qsize()):
                 watcher()
 
@@ -119,6 +120,9 @@ class Ticket:
             self._emissions.put(found)
             if self._watcher is not None:
                 self._watcher()
+            if found is None:
+                self._told = True
+                self._watcher = None  # it may hold this ticket: a cycle that would keep the text
 
 
 def _passes(ticket: Ticket) -> Iterator[list[Emission]]:

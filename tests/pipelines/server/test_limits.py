@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 import json
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import torch
-from PIL import Image
 
 from ragspec.engine.engine import Engine
 from ragspec.engine.rows import Run
@@ -27,8 +23,8 @@ from ragspec.pipelines.server.serving import Serving, tenant_of
 from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.pipelines.server.sse import Events
 from ragspec.retrievers.corpus.index import CorpusIndex
-from ragspec.visual import ImagePipeline
 from tests.support.served import NAME, engine, events, listening, served, text_of
+from tests.support.waiting import until
 
 PROMPT = "A draft model proposes several tokens and the target"
 LONG = {"model": NAME, "prompt": PROMPT, "temperature": 0, "max_tokens": 100, "ignore_eos": True}
@@ -38,13 +34,6 @@ SHORT = {**LONG, "max_tokens": 4}
 @pytest.fixture(scope="module")
 def made() -> Engine:
     return engine()
-
-
-def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it never came to that"
-        time.sleep(0.005)
 
 
 @pytest.fixture
@@ -169,6 +158,8 @@ def test_keys(made: Engine) -> None:
         assert ask("alpha", "/admin/stores") == 401 and ask("root", "/admin/stores") == 200
         assert ask("root") == 401
         assert client.get("/v1/models", headers={"Authorization": "Basic alpha"}).status_code == 401
+    spaced = ServerSettings(keys=(" gamma\n",), admin_key=" root ")  # as files and shells give them
+    assert (spaced.keys, spaced.admin_key) == (("gamma",), "root")
     with served(made, ServerSettings(keys=("alpha",))) as (client, _):
         headers = {"Authorization": "Bearer alpha"}
         assert client.get("/admin/stores", headers=headers).status_code == 403
@@ -254,6 +245,7 @@ def test_settings_that_cannot_be(made: Engine) -> None:
         {"port": 70000},
         {"slots": 0},
         {"keys": (" ",)},
+        {"admin_key": ""},
         {"queue": -1},
     ):
         with pytest.raises(InputError):
@@ -312,24 +304,3 @@ def test_callers_hear_of_texts_that_a_stop_cuts_short(made: Engine) -> None:
         app.routes.stop()
         thread.join()
     assert found[0].status_code == 503 and found[0].json()["error"]["code"] == "stopping"
-
-
-def test_pictures(made: Engine) -> None:
-    pipe = ImagePipeline.from_pretrained("emoji")
-    pipe.set_progress_bar_config(disable=True)
-    with served(made, images={"emoji": pipe}) as (client, _):
-        asked = {"prompt": "red heart", "n": 2, "seed": 5}
-        found = client.post("/v1/images/generations", json=asked).json()
-        drawn = pipe(
-            "red heart", num_images_per_prompt=2, generator=torch.Generator().manual_seed(5)
-        )
-        for told, image in zip(found["data"], drawn.images, strict=True):
-            png = Image.open(io.BytesIO(base64.b64decode(told["b64_json"])))
-            assert png.tobytes() == image.tobytes()
-        assert found["metrics"]["speculative_decoding"]["label"] == drawn.label
-        assert "emoji" in [each["id"] for each in client.get("/v1/models").json()["data"]]
-        for bad, status in (({"model": "x"}, 404), ({"size": "7"}, 400), ({"size": "9x9"}, 400)):
-            answer = client.post("/v1/images/generations", json={**asked, **bad})
-            assert answer.status_code == status
-    with served(made) as (client, _):
-        assert client.post("/v1/images/generations", json={"prompt": "x"}).status_code == 404

@@ -1,0 +1,126 @@
+"""Pictures over HTTP: those of the pipeline, and none for a caller that has left."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from PIL import Image
+
+from ragspec.engine.engine import Engine
+from ragspec.errors import QueueFullError
+from ragspec.pipelines.server import pictures
+from ragspec.pipelines.server.failures import refusal_of
+from ragspec.pipelines.server.serving import Serving
+from ragspec.visual import ImagePipeline
+from tests.support.served import NAME, engine, served
+from tests.support.waiting import until
+
+
+@pytest.fixture(scope="module")
+def made() -> Engine:
+    return engine()
+
+
+@pytest.fixture(scope="module")
+def pipe() -> ImagePipeline:
+    found = ImagePipeline.from_pretrained("emoji")
+    found.set_progress_bar_config(disable=True)
+    return found
+
+
+@pytest.fixture(scope="module")
+def pair(made: Engine, pipe: ImagePipeline) -> Iterator[tuple[httpx.Client, Serving]]:
+    with served(made, images={"emoji": pipe}) as found:
+        yield found
+
+
+def test_pictures(made: Engine, pipe: ImagePipeline, pair: tuple[httpx.Client, Serving]) -> None:
+    client, _ = pair
+    asked = {"prompt": "red heart", "n": 2, "seed": 5}
+    found = client.post("/v1/images/generations", json=asked).json()
+    drawn = pipe("red heart", num_images_per_prompt=2, generator=torch.Generator().manual_seed(5))
+    for told, image in zip(found["data"], drawn.images, strict=True):
+        png = Image.open(io.BytesIO(base64.b64decode(told["b64_json"])))
+        assert png.tobytes() == image.tobytes()
+    assert found["metrics"]["speculative_decoding"]["label"] == drawn.label
+    assert "emoji" in [each["id"] for each in client.get("/v1/models").json()["data"]]
+    for bad, status in (({"model": "x"}, 404), ({"size": "7"}, 400), ({"size": "9x9"}, 400)):
+        answer = client.post("/v1/images/generations", json={**asked, **bad})
+        assert answer.status_code == status
+    with served(made) as (client, _):
+        assert client.post("/v1/images/generations", json={"prompt": "x"}).status_code == 404
+
+
+def test_pictures_of_a_caller_that_has_left_are_not_drawn_to_their_end(
+    pair: tuple[httpx.Client, Serving], pipe: ImagePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, serving = pair
+    passes, first, on, outs = [0], threading.Event(), threading.Event(), []
+    ends, metrics = pictures._ends, pictures._metrics
+
+    def slow(gone: Any) -> Any:
+        after = ends(gone)
+
+        def after_pass(*told: Any) -> None:
+            passes[0] += 1
+            first.set()
+            assert on.wait(20)
+            after(*told)
+
+        return after_pass
+
+    def noted(out: Any) -> Any:
+        outs.append(out)
+        return metrics(out)
+
+    monkeypatch.setattr(pictures, "_ends", slow)
+    monkeypatch.setattr(pictures, "_metrics", noted)
+    raw = json.dumps({"prompt": "red heart", "seed": 5}).encode()
+    head = "POST /v1/images/generations HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(raw)}\r\n\r\n"
+    address = (client.base_url.host, client.base_url.port)
+    with socket.create_connection(address) as drawn, socket.create_connection(address) as waits:
+        drawn.sendall(head.encode() + raw)
+        assert first.wait(20)
+        waits.sendall(head.encode() + raw)
+        until(lambda: serving._drawn == 2)
+    until(lambda: serving._drawn == 1)  # the one that waited is never begun
+    counted = 'ragspec_requests_total{route="/v1/images/generations",status="499"} '
+    until(lambda: f"{counted}2.0" in serving.metrics.page().decode())
+    on.set()
+    until(lambda: serving._drawn == 0)
+    assert passes[0] <= 3  # it is known in the next pass, which is told of too, as the end is
+    assert [out.label for out in outs] == ["unfinished"]
+
+
+def test_requests_for_pictures_are_counted_and_told_of_a_stop(made: Engine) -> None:
+    serving = Serving(made, NAME, queue=1)
+    begun, on = threading.Event(), threading.Event()
+
+    def work() -> dict[str, Any]:
+        begun.set()
+        assert on.wait(20)
+        return {}
+
+    drawn: list[Future[dict[str, Any]]] = [serving.drawing(work), serving.drawing(dict)]
+    assert begun.wait(20)
+    with pytest.raises(QueueFullError):
+        serving.drawing(dict)
+    serving.close(0.0)
+    refused = drawn[1].exception if drawn[1].cancelled() else None
+    assert refused is not None
+    with pytest.raises(Exception) as cancelled:
+        drawn[1].result()
+    assert refusal_of(cancelled.value).status == 503
+    on.set()
+    until(lambda: serving._drawn == 0)

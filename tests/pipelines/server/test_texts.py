@@ -1,0 +1,140 @@
+"""Texts end with their answer, however it ends, and leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import socket
+import weakref
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+import pytest
+
+from ragspec.engine.engine import Engine
+from ragspec.engine.ticket import Ticket
+from ragspec.pipelines.docqa.docqa import NOT_FOUND, DocQA
+from ragspec.pipelines.server.app import build_app
+from ragspec.pipelines.server.serving import Serving
+from ragspec.pipelines.server.settings import ServerSettings
+from ragspec.pipelines.server.sse import Events
+from ragspec.retrievers.search.documents import Document
+from ragspec.retrievers.search.passage_index import PassageIndex
+from tests.support.served import NAME, engine, events, served
+from tests.support.waiting import until
+
+LONG = {"model": NAME, "prompt": "A draft", "temperature": 0, "max_tokens": 400, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def made() -> Engine:
+    return engine()
+
+
+def request(body: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+    """Return an ASGI request of a caller that leaves as soon as it has asked."""
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": "/v1/completions",
+        "raw_path": b"/v1/completions",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
+    asked = {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+    messages = iter([asked])
+
+    async def receive() -> Any:
+        return next(messages, {"type": "http.disconnect"})
+
+    return scope, receive
+
+
+async def blocked(message: Any) -> None:
+    await asyncio.Event().wait()
+
+
+def test_texts_end_where_the_caller_left_before_the_first_byte(made: Engine) -> None:
+    serving = Serving(made, NAME)
+    app = build_app(serving, ServerSettings())
+    scope, receive = request({**LONG, "stream": True, "n": 2})
+    try:
+        asyncio.run(app(scope, receive, blocked))
+        until(lambda: serving.pool.live + serving.pool.waiting == 0)
+        page = serving.metrics.page().decode()
+        assert 'ragspec_texts_total{reason="cancelled"} 2.0' in page
+    finally:
+        serving.close(0.0)
+
+
+def test_what_a_stream_holds_is_let_go_once_it_has_ended() -> None:
+    let_go: list[bool] = []
+
+    async def lines() -> AsyncGenerator[bytes, None]:
+        yield b"data: 1\n\n"
+
+    async def silent() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        assert not let_go
+
+    asyncio.run(Events(lines(), 1.0, lambda: let_go.append(True))({"type": "http"}, silent, send))
+    assert let_go == [True]
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_no_text_waits_for_the_garbage_collector(
+    made: Engine, uncollected: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tickets: list[weakref.ref[Ticket]] = []
+    submit = Serving.submit
+
+    def noted(*given: Any) -> list[Ticket]:
+        found = submit(*given)
+        tickets.extend(map(weakref.ref, found))
+        return found
+
+    monkeypatch.setattr(Serving, "submit", noted)
+    short = {**LONG, "max_tokens": 12}
+    with served(made) as (client, serving):
+        assert client.post("/v1/completions", json={**short, "n": 2}).status_code == 200
+        assert len(events(client.post("/v1/completions", json={**short, "stream": True}))) > 1
+        raw = json.dumps({**LONG, "stream": True}).encode()
+        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(raw)}\r\n\r\n"
+        with socket.create_connection((client.base_url.host, client.base_url.port)) as line:
+            line.sendall(head.encode() + raw)
+            until(lambda: serving.pool.live == 1)
+        until(lambda: serving.pool.live == 0)
+        assert len(tickets) == 4
+        until(lambda: not any(each() for each in tickets))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_documents_do_not_speak_of_is_said_of_each_sample(made: Engine, stream: bool) -> None:
+    index = PassageIndex.build([Document("a.txt", "A", "Drafts are verified.")], embedder=None)
+    body = {
+        "model": NAME,
+        "messages": [{"role": "user", "content": "Who won the cup in Uruguay?"}],
+        "n": 3,
+        "stream": stream,
+    }
+    with served(made, documents=DocQA(index, engine=made)) as (client, _):
+        found = client.post("/v1/chat/completions", json=body)
+    if stream:
+        told = [c for each in events(found) for c in each["choices"] if c["finish_reason"]]
+        texts = {choice["index"]: choice["delta"]["content"] for choice in told}
+    else:
+        choices = found.json()["choices"]
+        texts = {choice["index"]: choice["message"]["content"] for choice in choices}
+    assert texts == dict.fromkeys(range(3), NOT_FOUND)
