@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -519,6 +520,27 @@ def test_steps_are_told_as_they_are_taken(plain: Engine) -> None:
     assert [token for step in steps for token in step.tokens] == tokens
     assert 0 < ticket.submitted <= ticket.joined <= ticket.first <= ticket.finished
     assert list(ticket) == [] and ticket.result(timeout=1).text == tiny.tokenizer().decode(tokens)
+
+
+def test_who_watches_a_ticket_is_told_of_its_end_and_let_go(plain: Engine) -> None:
+    class Watcher:
+        times = 0
+
+        def __call__(self) -> None:
+            self.times += 1
+
+    watchers = [Watcher(), Watcher()]
+    with Pool(plain, slots=1) as pool:
+        ticket = pool.submit([1, 2, 3], max_new_tokens=5, ignore_eos=True)
+        ticket.watch(watchers[0])
+        pool.submit([1], max_new_tokens=1).result()
+    ticket.watch(watchers[1])
+    steps = len(ticket.result().steps)
+    assert [each.times for each in watchers] == [steps + 1] * 2
+    kept = [weakref.ref(each) for each in watchers]
+    watchers.clear()
+    assert [each() for each in kept] == [None, None]
+    assert len(list(ticket)) == steps
 
 
 def test_a_ticket_streams_text(plain: Engine) -> None:
