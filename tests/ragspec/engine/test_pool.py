@@ -543,6 +543,14 @@ def test_who_watches_a_ticket_is_told_of_its_end_and_let_go(plain: Engine) -> No
     assert len(list(ticket)) == steps
 
 
+def test_who_watches_between_the_result_and_its_telling_is_told(plain: Engine) -> None:
+    told: list[int] = []
+    with Pool(plain, slots=1) as pool:
+        ticket = pool.submit([1, 2, 3], max_new_tokens=5, ignore_eos=True)
+        ticket.future.add_done_callback(lambda _: ticket.watch(lambda: told.append(1)))
+    assert len(told) == len(ticket.result().steps) + 1
+
+
 def test_a_ticket_streams_text(plain: Engine) -> None:
     whole = plain.generate("a tree", max_new_tokens=16, ignore_eos=True).text
     stop = whole[9:11]
