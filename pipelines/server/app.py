@@ -17,7 +17,6 @@ from ragspec.pipelines.server.failures import Refusal
 from ragspec.pipelines.server.guard import TEXTS, Guard
 from ragspec.pipelines.server.pictures import draw
 from ragspec.pipelines.server.prompting import Asked, read_chat, read_completion
-from ragspec.pipelines.server.relay import outcome
 from ragspec.pipelines.server.routing import routed
 from ragspec.pipelines.server.schema import (
     ChatRequest,
@@ -140,7 +139,7 @@ class Application:
         served, gone = self.served, threading.Event()
         drawing = served.drawing(lambda: draw(body, served, gone.is_set))
         try:
-            found = await unless_left(request, outcome(drawing))
+            found = await unless_left(request, asyncio.wrap_future(drawing))
         finally:
             gone.set()
         return Response(status_code=499) if found is None else JSONResponse(found)

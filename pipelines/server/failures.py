@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import CancelledError
 from typing import Any
 
 from ragspec.errors import (
@@ -62,7 +61,7 @@ def refusal_of(error: BaseException) -> Refusal:
         return Refusal(400, str(error), "context_length_exceeded", "messages")
     if isinstance(error, QueueFullError):
         return Refusal(429, str(error), "queue_full", headers={"Retry-After": RETRY_AFTER})
-    if isinstance(error, PoolClosedError | CancelledError):  # of what waited when it stopped
+    if isinstance(error, PoolClosedError):
         return Refusal(503, "the server is stopping; expected one that runs.", "stopping")
     if isinstance(error, UnknownNameError):
         return Refusal(400, str(error), "unknown_name")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ragspec.engine.stream import Pieces
 from ragspec.pipelines.server.placing import Placed, Placing
@@ -15,9 +13,6 @@ from ragspec.pipelines.server.placing import Placed, Placing
 if TYPE_CHECKING:
     from ragspec.engine.output import Generation
     from ragspec.engine.ticket import Ticket
-
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,28 +31,7 @@ class Event:
 
 async def whole(tickets: Sequence[Ticket]) -> list[Generation]:
     """Return the texts of tickets once all have ended; raises what ended the first that failed."""
-    return list(await asyncio.gather(*(outcome(each.future) for each in tickets)))
-
-
-async def outcome(future: Future[T]) -> T:
-    """Return what a future of another thread gives, and cancel it with who waits for it.
-
-    As asyncio.wrap_future, which would tie the future to itself: what it gave would stay until the
-    garbage collector comes by.
-    """
-    loop, over = asyncio.get_running_loop(), asyncio.Event()
-
-    def told(_: Future[T]) -> None:
-        with suppress(RuntimeError):  # the loop was closed: nobody listens any more
-            loop.call_soon_threadsafe(over.set)
-
-    future.add_done_callback(told)
-    try:
-        await over.wait()
-    except asyncio.CancelledError:
-        future.cancel()
-        raise
-    return future.result()
+    return list(await asyncio.gather(*(asyncio.wrap_future(each.future) for each in tickets)))
 
 
 async def events(tickets: Sequence[Ticket], tokenizer: Any) -> AsyncIterator[Event]:

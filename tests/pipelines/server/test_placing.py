@@ -77,6 +77,19 @@ def test_tokens_of_a_stop_are_left_out_and_one_that_is_cut_is_kept(
     assert len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"]) == cut + 1
 
 
+def test_a_chunk_tells_of_the_tokens_that_begin_in_it(client: httpx.Client, made: Engine) -> None:
+    text, tokens = whole(made)
+    starts = [len("".join(tokens[:at])) for at in range(len(tokens))]
+    body = {**asked(made), "stop": ["never written"], "stream": True}
+    given, known = "", 0
+    for each in events(client.post("/v1/completions", json=body)):
+        for choice in each["choices"]:
+            given += choice["text"]
+            known += len((choice["logprobs"] or {"tokens": []})["tokens"])
+            assert known == sum(start < len(given) for start in starts)
+    assert given == text
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_all_tokens_are_told_where_nothing_is_cut(
     client: httpx.Client, made: Engine, stream: bool

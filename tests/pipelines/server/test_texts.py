@@ -96,12 +96,12 @@ def uncollected() -> Iterator[None]:
 def test_no_text_waits_for_the_garbage_collector(
     made: Engine, uncollected: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tickets: list[weakref.ref[Ticket]] = []
+    tickets: list[weakref.ref[Any]] = []
     submit = Serving.submit
 
     def noted(*given: Any) -> list[Ticket]:
         found = submit(*given)
-        tickets.extend(map(weakref.ref, found))
+        tickets.extend(weakref.ref(held) for each in found for held in (each, each.future))
         return found
 
     monkeypatch.setattr(Serving, "submit", noted)
@@ -116,7 +116,7 @@ def test_no_text_waits_for_the_garbage_collector(
             line.sendall(head.encode() + raw)
             until(lambda: serving.pool.live == 1)
         until(lambda: serving.pool.live == 0)
-        assert len(tickets) == 4
+        assert len(tickets) == 8
         until(lambda: not any(each() for each in tickets))
 
 
