@@ -26,7 +26,7 @@ from ragspec.target.base import Beginning
 from ragspec.target.cpu_weights import Packed, lend, pack
 from ragspec.target.hidden_states import HeadInputs
 from ragspec.target.kv_cache import SlotCache, slot_bytes
-from ragspec.target.reading import PIECE, OnRead, in_pieces, read_in_pieces
+from ragspec.target.reading import LONG, OnRead, in_pieces, piece_of, read_in_pieces
 from ragspec.target.rotary_tables import RotaryTables
 from ragspec.target.row_texts import Place, RowTexts
 from ragspec.target.tree_attention import Configs, TreeView, model_configs, tree_view
@@ -68,8 +68,7 @@ class CausalTarget:
         self.tables = RotaryTables(model)
         self.device = input_device(model.get_input_embeddings())
         self.dtype: torch.dtype = model.dtype
-        # Elsewhere a prompt takes no time worth telling of, and short forwards are a loss.
-        self.piece = PIECE if self.device.type == "cpu" else None
+        self.piece = piece_of(self.device)
         self._training: bool = unwrapped(model).training
 
     def check_mode(self) -> None:
@@ -438,15 +437,16 @@ def _layout(
 ) -> tuple[torch.Tensor, TreeView]:
     """Lay pending tokens and nodes side by side, rows padded with positions that see themselves.
 
-    Returns tokens i64 [B, n], n at least `width`, and the view of their attention. piece: more
-    tokens than that are laid out to be read in pieces, where they are chains.
+    Returns tokens i64 [B, n], n at least `width`, and the view of their attention. piece: of
+    a target that reads in pieces; it knows long chains without the table of their ancestors.
     """
     rows = len(trees)
     n = max(width, *(len(p) + len(t) for p, t in zip(pending, trees, strict=True)))
     if rows == 1 and n == 1:
         return _single(lengths[0], pending[0][0], device)
-    level = len(set(lengths)) == 1 and (not lengths[0] or (piece is not None and n > piece))
-    plain = level and all(_is_chain(tree) for tree in trees)
+    level = len(set(lengths)) == 1
+    long = piece is not None and n > min(piece, LONG)
+    plain = (long or (level and not lengths[0])) and all(_is_chain(tree) for tree in trees)
     seen = None if plain else _related(pending, trees, n)
     tokens = np.zeros((2, rows, n), dtype=np.int64)
     for row, (head, tree) in enumerate(zip(pending, trees, strict=True)):
@@ -458,14 +458,9 @@ def _layout(
     related = None if seen is None else torch.from_numpy(seen).to(device)
     moved = torch.from_numpy(tokens).to(device)
     # Without ancestors to tell them apart, pads must lie behind the root to be unseen by it.
-    behind = torch.arange(lengths[0], lengths[0] + n, device=device).expand(rows, n)
-    slots = behind if plain else moved[1]
-    view = TreeView(
-        lengths=torch.tensor(lengths, device=device),
-        positions=moved[1],
-        slot_positions=slots,
-        related=related,
-    )
+    starts = torch.tensor(lengths, device=device)
+    slots = starts[:, None] + torch.arange(n, device=device) if plain else moved[1]
+    view = TreeView(starts, moved[1], slots, related, level=level)
     return moved[0], view
 
 

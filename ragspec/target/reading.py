@@ -2,7 +2,8 @@
 
 The pieces lie one behind the other in the speculative slots of the cache and are committed
 together, as if there had been one forward; each attends to those before it. Activations and masks
-are as large as a piece asks for and not as the prompt does.
+are as large as a piece asks for and not as the prompt does: that is why accelerators read in pieces
+too, of a size at which a forward takes far longer than its launches.
 """
 
 from __future__ import annotations
@@ -15,9 +16,16 @@ import torch
 from ragspec.target.tree_attention import TreeView
 
 PIECE = 1024  # tokens that a CPU reads at once
+LARGE_PIECE = 4096  # and an accelerator
+LONG = 256  # tokens of a chain whose ancestors are not worth a table of n x n
 States = torch.Tensor | None
 Forward = Callable[[torch.Tensor, TreeView, int | torch.Tensor], tuple[torch.Tensor, States]]
 OnRead = Callable[[int, int], None]
+
+
+def piece_of(device: torch.device) -> int:
+    """Return how many tokens of a prompt a device reads at once."""
+    return PIECE if device.type == "cpu" else LARGE_PIECE
 
 
 def pieces(n: int, most: int) -> Iterator[tuple[int, int]]:
@@ -28,7 +36,7 @@ def pieces(n: int, most: int) -> Iterator[tuple[int, int]]:
 
 
 def in_pieces(view: TreeView, most: int | None) -> bool:
-    """Tell whether a forward can be cut: it is long, and its rows are chains from one slot on."""
+    """Tell whether a forward can be cut: it is long, and its rows are chains."""
     plain = view.related is None and not view.unused
     return most is not None and plain and view.positions.shape[1] > most
 

@@ -10,7 +10,7 @@ draft: its configuration is put back afterwards, so `generate` and other engines
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -18,15 +18,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, eager_mask
 
-_HALVES = (torch.bfloat16, torch.float16)
-_KERNEL = "_scaled_dot_product_flash_attention_for_cpu"  # what sdpa calls, with its second result
+from ragspec.target.chain_mask import ChainMask, MaskFunction
+from ragspec.target.kernels import attend, behind, explicit, in_blocks, in_parts, joins
+
 LARGE_MASK = 1 << 17  # entries of a row's mask, queries by slots
 NAME = "ragspec"
-MaskFunction = Callable[..., torch.Tensor]
 Configs = list[tuple[Any, bool]]
 
 
@@ -37,9 +36,9 @@ class TreeView:
     lengths i64 [B]: committed slots of each row. positions i64 [B, n]: logical position of each
     query. slot_positions i64 [B, m]: the same for the m speculative slots, the queries last.
     related bool [B, n, m]: which speculative slots each query sees (itself and its ancestors);
-    None where all rows begin at one slot and form chains, so that causal attention is right.
-    unused: slots behind the speculative ones, which nobody sees. hidden i64 [B]: first slots of
-    each row that nobody else sees, see `hiding`.
+    None where the rows form chains. level: whether these begin at one slot, so that causal
+    attention is right. unused: slots behind the speculative ones, which nobody sees. hidden i64
+    [B]: first slots of each row that nobody else sees, see `hiding`.
     """
 
     lengths: torch.Tensor
@@ -48,6 +47,7 @@ class TreeView:
     related: torch.Tensor | None
     unused: int = 0
     hidden: torch.Tensor | None = None
+    level: bool = True
 
 
 def hiding(view: TreeView, counts: Sequence[int]) -> TreeView:
@@ -97,14 +97,16 @@ def tree_mask(
 ) -> torch.Tensor | None:
     """Return the additive mask [B, 1, n, S] of the tree in view, or None where none is needed.
 
-    That is for plain causality, and where committed slots are attended to apart, see `_in_parts`.
+    That is for plain causality, and where committed slots are attended to apart, see `in_parts`.
+    The mask of a long chain is one that tells block by block what is seen, see `ChainMask`.
     Without a view, and for masks over something other than the cache (cross attention), it is
     spelled out, as for eager attention: a lease can end between another thread's mask and its
     attention. Models with attention code of their own know no mask but the one they are given, so
     theirs always is, and so is one that forbids the skip because the model goes on to change it.
     """
     view = _view.get()
-    if view is not None and "allow_is_bidirectional_skip" in kwargs:  # some models' self-attention
+    bidirectional = "allow_is_bidirectional_skip" in kwargs  # some models' self-attention
+    if view is not None and bidirectional:
         view = view if kv_length == _slots(view) else None
     if view is None:
         spelled: torch.Tensor = eager_mask(
@@ -121,11 +123,14 @@ def tree_mask(
     own = _leases.explicit(kwargs.get("config")) or not kwargs.get("allow_is_causal_skip", True)
     local = local_size is not None and kv_length > local_size
     windowed = local or (local_size is None and mask_function is not causal_mask_function)
-    alone = batch_size == q_length == 1 and view.slot_positions.shape[1] == 1
-    chains = view.related is None and not view.unused
-    plain = view.hidden is None and (chains or alone or _pays_apart(view, kv_length))
-    if plain and not windowed and not own:
+    if not windowed and not own and _needs_none(view, kv_length):
         return None
+    if not own and not bidirectional and q_length * kv_length >= LARGE_MASK:
+        reach = local_size if local else None
+        rule = mask_function if local else causal_mask_function
+        if (local or not windowed) and _is_plain_chain(view, rule, reach):
+            shape = batch_size, q_length, kv_length
+            return ChainMask(rule, _starts(view), shape, reach, dtype)
     if view.related is None:
         allowed = _model_allows(view, mask_function, kv_length)
     else:
@@ -157,45 +162,46 @@ def tree_attention(
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = causal and attention_mask is None and query.shape[2] > 1
     sinks = s_aux if s_aux is not None else getattr(module, "sinks", None)
-    view = _apart(query, key, causal) if attention_mask is None and query.shape[2] > 1 else None
+    view = _in_view(key) if causal else None
     if view is not None:
-        if softcap is None and sinks is None and _joins(query, value):
-            return _in_parts(query, key, value, view, scaling).transpose(1, 2).contiguous(), None
-        whole = _whole_mask(view, key.shape[2], query.dtype)
-        attention_mask, causal = whole.to(query.device), False
-    if softcap is not None or sinks is not None:
-        out = _explicit(query, key, value, attention_mask, causal, scaling, softcap, sinks)
-        return out.transpose(1, 2).contiguous(), None
-    heads, groups = query.shape[1], key.shape[1]
-    if heads == groups and _is_slow(query):
-        twice = query.expand(-1, -1, 2, -1)
-        out = functional.scaled_dot_product_attention(
-            twice, key, value, attention_mask, dropout, scale=scaling
-        )[:, :, :1]
-    elif heads == groups:
-        out = functional.scaled_dot_product_attention(
-            query, key, value, attention_mask, dropout, is_causal=causal, scale=scaling
-        )
-    elif causal:
-        out = functional.scaled_dot_product_attention(
-            query, key, value, None, dropout, is_causal=True, scale=scaling, enable_gqa=True
-        )
-    elif query.device.type == "cpu" and query.shape[2] > 2 * query.shape[3]:
-        # More rows of a mask than of keys and values: these are the cheaper ones to repeat.
-        out = functional.scaled_dot_product_attention(
-            query, key, value, attention_mask, dropout, scale=scaling, enable_gqa=True
-        )
+        out = _unmasked(query, key, value, view, scaling, softcap, sinks)
+    elif isinstance(attention_mask, ChainMask):
+        out = in_blocks(query, key, value, attention_mask, scaling, softcap, sinks)
+    elif softcap is not None or sinks is not None:
+        out = explicit(query, key, value, attention_mask, causal, scaling, softcap, sinks)
     else:
-        out = _folded(query, key, value, attention_mask, scaling)
+        out = attend(query, key, value, attention_mask, causal, scaling, dropout)
     return out.transpose(1, 2).contiguous(), None
 
 
-def _is_slow(query: torch.Tensor) -> bool:
-    """Tell whether two equal queries are faster than one: the CPU's kernel in half precision.
-
-    Measured in bfloat16 over 800 keys: 0.10 ms for two, 0.37 ms for one; over 8,000 2.8 and 6.4.
-    """
-    return query.shape[2] == 1 and query.device.type == "cpu" and query.dtype in _HALVES
+def _unmasked(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    view: TreeView,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attend to the slots of a view whose full attention came without a mask, see `_needs_none`."""
+    n, slots, related = query.shape[2], key.shape[2], view.related
+    plain = softcap is None and sinks is None
+    if related is None and slots == n and plain:
+        return attend(query, key, value, None, True, scaling)
+    if softcap is None and joins(query, value):
+        own = None if related is None else _additive(related, query.dtype).to(query.device)
+        return in_parts(query, key, value, own, scaling, sinks)
+    if related is None:
+        if plain and query.device.type == "cuda":
+            return behind(query, key, value, scaling)
+        starts = _starts(view).to(query.device)
+        shape = query.shape[0], n, slots
+        mask = ChainMask(causal_mask_function, starts, shape, None, query.dtype)
+        return in_blocks(query, key, value, mask, scaling, softcap, sinks)
+    whole = _additive(_tree_allowed(view, related, slots), query.dtype).to(query.device)
+    if plain:
+        return attend(query, key, value, whole, False, scaling)
+    return explicit(query, key, value, whole, False, scaling, softcap, sinks)
 
 
 @dataclass(slots=True)
@@ -313,25 +319,6 @@ def _model_allows(view: TreeView, mask_function: MaskFunction, slots: int) -> to
     return allowed.expand(rows, 1, view.positions.shape[1], slots)[:, 0]
 
 
-def _folded(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    scaling: float | None,
-) -> torch.Tensor:
-    """Attend with the query heads of a group laid along the query axis."""
-    batch, heads, n, width = query.shape
-    groups = key.shape[1]
-    folded = query.reshape(batch, groups, heads // groups * n, width)
-    if mask is not None and mask.shape[1] == heads:
-        mask = mask.reshape(mask.shape[0], groups, heads // groups * n, -1)
-    elif mask is not None:
-        mask = mask.expand(batch, 1, n, -1).repeat(1, 1, heads // groups, 1)
-    out = functional.scaled_dot_product_attention(folded, key, value, mask, scale=scaling)
-    return out.reshape(batch, heads, n, -1)
-
-
 def _pays_apart(view: TreeView, slots: int) -> bool:
     """Tell whether a mask over all slots would cost more than to join two attentions.
 
@@ -346,91 +333,49 @@ def _pays_apart(view: TreeView, slots: int) -> bool:
     return bool((view.lengths == view.lengths[0]).all())
 
 
-def _apart(query: torch.Tensor, key: torch.Tensor, causal: bool) -> TreeView | None:
-    """Return the view of queries that came without a mask and yet do not see every slot.
+def _needs_none(view: TreeView, slots: int) -> bool:
+    """Tell whether full attention can do without a mask."""
+    if view.hidden is not None:
+        return False
+    chains = view.related is None and not view.unused and view.level
+    alone = view.positions.shape == (1, 1) and view.slot_positions.shape[1] == 1
+    return chains or alone or _pays_apart(view, slots)
 
-    That is where slots lie before the first query's own, all of them seen.
+
+def _is_plain_chain(view: TreeView, rule: MaskFunction, local: int | None) -> bool:
+    """Tell whether a `ChainMask` of this rule says what the view does.
+
+    Its tokens then lie at the slots of their positions, and none sees a slot beyond `local`.
     """
-    view, slots = _view.get(), key.shape[2]
-    if view is None or slots <= query.shape[2] or slots != _slots(view):
+    if view.related is not None or view.unused or view.hidden is not None:
+        return False
+    places = torch.arange(view.slot_positions.shape[1], device=view.lengths.device)
+    if not torch.equal(view.slot_positions, view.lengths[:, None] + places):
+        return False
+    if local is None:
+        return True
+    queries = view.slot_positions[:, None, -view.positions.shape[1] :, None]
+    beyond = queries - local
+    zero = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device=queries.device)
+    rows = torch.arange(len(queries), device=queries.device)[:, None, None, None]
+    return not bool((rule(rows, zero, queries, beyond) & (beyond >= 0)).any())
+
+
+def _starts(view: TreeView) -> torch.Tensor:
+    """Return at which slots the queries of a chain begin: i64 [B], [1] where all are equal."""
+    starts = view.lengths + view.slot_positions.shape[1] - view.positions.shape[1]
+    return starts[:1] if view.level else starts
+
+
+def _in_view(key: torch.Tensor) -> TreeView | None:
+    """Return the view of queries that came without a mask, where these are its keys."""
+    view = _view.get()
+    if view is None or key.shape[2] != _slots(view):
         return None
-    return view if causal else None
-
-
-def _joins(query: torch.Tensor, value: torch.Tensor) -> bool:
-    """Tell whether the kernel that says how much weight it gave serves these tensors."""
-    alike = query.device.type == "cpu" and query.shape[-1] == value.shape[-1]
-    return alike and hasattr(torch.ops.aten, _KERNEL)
-
-
-def _in_parts(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    view: TreeView,
-    scaling: float | None,
-) -> torch.Tensor:
-    """Attend to the committed slots, which need no mask, and to the new ones; join the two.
-
-    The kernel returns the logarithm of the sum of weights of each query, by which parts add up.
-    """
-    batch, heads, n, width = query.shape
-    kernel, groups = getattr(torch.ops.aten, _KERNEL), key.shape[1]
-    own = n if view.related is None else view.related.shape[2]
-    before = key.shape[2] - own
-    folded = query.reshape(batch, groups, heads // groups * n, width)
-    old, old_weight = kernel(folded, key[:, :, :before], value[:, :, :before], scale=scaling)
-    new_key, new_value = (
-        part[:, :, before:].repeat_interleave(heads // groups, dim=1) for part in (key, value)
-    )
-    causal = view.related is None
-    mask = None if view.related is None else _additive(view.related, query.dtype)
-    new, new_weight = kernel(query, new_key, new_value, 0.0, causal, attn_mask=mask, scale=scaling)
-    share = torch.sigmoid(new_weight - old_weight.reshape(batch, heads, n))[..., None]
-    old = old.reshape(batch, heads, n, width)
-    return torch.lerp(old.to(share.dtype), new.to(share.dtype), share).to(query.dtype)
-
-
-def _whole_mask(view: TreeView, slots: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return the mask [B, 1, n, S] of full attention that `tree_mask` left out."""
-    if view.related is None:
-        return _additive(_model_allows(view, causal_mask_function, slots), dtype)
-    return _additive(_tree_allowed(view, view.related, slots), dtype)
+    return view if view.related is None or key.shape[2] > view.positions.shape[1] else None
 
 
 def _additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return 0 where a slot is seen, else minus infinity: bool [B, n, S] -> [B, 1, n, S]."""
     mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
     return mask.masked_fill_(~allowed, float("-inf"))[:, None]
-
-
-def _explicit(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    causal: bool,
-    scaling: float | None,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
-    """Attend by plain matrix products, for what the fused kernels lack."""
-    batch, heads, n, width = query.shape
-    groups, slots = key.shape[1], key.shape[2]
-    scale = width**-0.5 if scaling is None else scaling
-    folded = query.reshape(batch, groups, heads // groups * n, width)
-    scores = (folded @ key.transpose(2, 3)).reshape(batch, heads, n, slots) * scale
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    if causal:
-        seen = torch.ones(n, slots, dtype=torch.bool, device=query.device).tril()
-        scores = scores.masked_fill(~seen, float("-inf"))
-    elif mask is not None:
-        scores = scores + mask
-    if sinks is not None:
-        column = sinks.reshape(1, -1, 1, 1).expand(batch, -1, n, 1).to(scores.dtype)
-        scores = torch.cat([scores, column], dim=-1)
-    work = torch.promote_types(scores.dtype, torch.float32)
-    weights = torch.softmax(scores, dim=-1, dtype=work)[..., :slots].to(value.dtype)
-    out = weights.reshape(batch, groups, -1, slots) @ value
-    return out.reshape(batch, heads, n, -1)

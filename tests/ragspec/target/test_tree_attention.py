@@ -18,6 +18,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
+import ragspec.target.kernels as kernels
 import ragspec.target.tree_attention as attention_module
 from ragspec.engine.engine import Engine
 from ragspec.target.causal import CausalTarget
@@ -226,6 +227,20 @@ def later(start: int, n: int, lengths: list[int]) -> TreeView:
     return TreeView(torch.tensor(lengths), slots[:, start:], slots, None)
 
 
+def whole_mask(seen: TreeView, slots: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return the mask [B, 1, n, S] of full attention that is left out."""
+    with tree_view(seen):
+        mask = tree_mask(
+            len(seen.lengths),
+            seen.positions.shape[1],
+            slots,
+            dtype=dtype,
+            allow_is_causal_skip=False,
+        )
+    assert mask is not None and type(mask) is torch.Tensor
+    return mask
+
+
 def below(first: int) -> TreeView:
     """Return the view of the last nodes alone, the others read by a forward before."""
     whole = view([9, 9])
@@ -251,7 +266,7 @@ def test_parts_add_up_to_what_a_mask_gives(
     """Where the kernel does not serve, the mask that was left out is spelled out after all."""
     monkeypatch.setattr(attention_module, "LARGE_MASK", 1)
     if way == "no kernel":
-        monkeypatch.setattr(attention_module, "_KERNEL", "_no_such_kernel")
+        monkeypatch.setattr(kernels, "_KERNEL", "_no_such_kernel")
     seen = VIEWS[kind]()
     random = torch.Generator().manual_seed(groups)
     n, slots = seen.positions.shape[1], int(seen.lengths.max()) + seen.slot_positions.shape[1]
@@ -263,12 +278,12 @@ def test_parts_add_up_to_what_a_mask_gives(
     value = value[..., :6] if way == "width" else value
     softcap = 1.5 if way == "softcap" else None
     sinks = torch.randn(4, generator=random).double() if way == "sinks" else None
-    joined = count_calls(monkeypatch, "_in_parts")
+    joined = count_calls(monkeypatch, "in_parts")
     with tree_view(seen):
         assert tree_mask(2, n, slots) is None
         got, _ = tree_attention(nn.Module(), query, key, value, None, softcap=softcap, s_aux=sinks)
-    assert bool(joined) is (way == "joined")
-    mask = attention_module._whole_mask(seen, slots, torch.float64)
+    assert bool(joined) is (way in ("joined", "sinks"))
+    mask = whole_mask(seen, slots, torch.float64)
     assert int((mask == 0).sum()) < mask.numel()
     expected, _ = tree_attention(nn.Module(), query, key, value, mask, softcap=softcap, s_aux=sinks)
     torch.testing.assert_close(got, expected, atol=1e-12, rtol=0)
@@ -294,7 +309,7 @@ def test_parts_are_rounded_as_near_as_one(dtype: torch.dtype) -> None:
     key, value = torch.randn(2, 1, 2, 640, 16, generator=random).to(dtype)
     with tree_view(seen):
         got, _ = tree_attention(nn.Module(), query, key, value, None)
-    mask = attention_module._whole_mask(seen, 640, torch.float64)
+    mask = whole_mask(seen, 640, torch.float64)
     exact, _ = tree_attention(nn.Module(), query.double(), key.double(), value.double(), mask)
     whole, _ = tree_attention(nn.Module(), query, key, value, mask.to(dtype))
     assert got.dtype is dtype
