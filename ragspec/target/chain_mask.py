@@ -8,13 +8,14 @@ a tensor that spells itself out when it is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
+from transformers.masking_utils import causal_mask_function
 
 BLOCK = 256  # queries on a CPU: larger ones see more that is masked, smaller ones fill no kernel
 LARGE_BLOCK = 1024  # elsewhere, where every block is a launch
@@ -44,10 +45,11 @@ class ChainMask(torch.Tensor):
     starts: torch.Tensor
     local: int | None
     _low: int
-    _spread: int
-    _kept: dict[Block, torch.Tensor | None]
+    _high: int
+    _kept: dict[Block, tuple[Block, torch.Tensor | None]]
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # results are plain tensors
+    # What is made of it are plain tensors.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(
@@ -57,15 +59,18 @@ class ChainMask(torch.Tensor):
         shape: tuple[int, int, int],
         local: int | None,
         dtype: torch.dtype,
+        ends: tuple[int, int] | None = None,
     ) -> ChainMask:
-        """Return a mask of (B, n, S) entries that takes no memory; see the class."""
+        """Return a mask of (B, n, S) entries that takes no memory; see the class.
+
+        ends: the least and the largest of `starts`, where they are known.
+        """
         rows, n, slots = shape
-        made: ChainMask = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: ChainMask = torch.Tensor._make_wrapper_subclass(
             cls, (rows, 1, n, slots), dtype=dtype, device=starts.device
         )
         made.rule, made.starts, made.local = rule, starts, local
-        made._low = int(starts.min())
-        made._spread = int(starts.max()) - made._low
+        made._low, made._high = ends or (int(starts.min()), int(starts.max()))
         made._kept = {}
         return made
 
@@ -81,25 +86,30 @@ class ChainMask(torch.Tensor):
         cuts = [0, *range(size - self._low % size, n, size), n]
         for start, end in pairwise(cuts):
             first = 0 if self.local is None else max(0, self._low + start - self.local + 1)
-            yield Block(start, end, first, min(slots, self._low + self._spread + end))
+            yield Block(start, end, first, min(slots, self._high + end))
 
-    def of(self, block: Block) -> torch.Tensor | None:
-        """Return the additive mask of a block over its slots, [B or 1, 1, queries, slots].
+    def of(self, block: Block) -> tuple[Block, torch.Tensor | None]:
+        """Return a block less the slots that it does not see, and its additive mask over the rest.
 
-        None where the last query sees all of them, and each one before it one less.
+        The mask is [B or 1, 1, queries, slots]; None where the last query sees all of these slots,
+        and each one before it one less.
         """
+        if self.rule is causal_mask_function and self._low == self._high:
+            return block, None
         if block in self._kept:
             return self._kept[block]
         allowed = self._allowed(block)
-        mask = None if self._is_causal(block, allowed) else _additive(allowed, self.dtype)
-        known = [kept for kept in self._kept.values() if kept is not None]
+        unseen = int(allowed.any(2).any(0).to(torch.uint8).argmax())  # slots before the first seen
+        seen, allowed = replace(block, first=block.first + unseen), allowed[..., unseen:]
+        mask = None if self._is_causal(seen, allowed) else _additive(allowed, self.dtype)
+        known = [kept for _, kept in self._kept.values() if kept is not None]
         if mask is not None:
             mask = next((each for each in known[-1:] if torch.equal(each, mask)), mask)
         distinct = {id(each): each.nbytes for each in known}
-        fits = mask is None or sum(distinct.values()) + mask.nbytes <= KEPT_BYTES
-        if fits or id(mask) in distinct:
-            self._kept[block] = mask
-        return mask
+        taken = 0 if mask is None or id(mask) in distinct else mask.nbytes
+        if sum(distinct.values()) + taken <= KEPT_BYTES:
+            self._kept[block] = seen, mask
+        return seen, mask
 
     def spelled_out(self) -> torch.Tensor:
         """Return the whole mask as a plain tensor [B, 1, n, S]."""
@@ -118,32 +128,28 @@ class ChainMask(torch.Tensor):
         return allowed.expand(rows, 1, len(places), len(slots))
 
     def _is_causal(self, block: Block, allowed: torch.Tensor) -> bool:
-        if self._spread or block.last != self._low + block.end:
+        if self._low != self._high or block.last != self._low + block.end:
             return False
         n, slots = allowed.shape[2:]
         return torch.equal(allowed, torch.ones_like(allowed).tril(slots - n))
 
     @classmethod
-    def __torch_dispatch__(
-        cls,
-        function: Any,
-        types: Any,
-        arguments: tuple[Any, ...] = (),
-        given: Mapping[str, Any] | None = None,
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Run an operation on the spelled-out mask; a copy to another device is not one."""
-        keywords = dict(given or {})
-        if function is torch.ops.aten._to_copy.default:
-            mask, device = arguments[0], keywords.get("device")
-            if device is not None and keywords.get("dtype") in (None, mask.dtype):
-                return mask._moved(torch.device(device))
-        spelled = tree_map(_plain, (arguments, keywords))
-        return function(*spelled[0], **spelled[1])
+        given = dict(kwargs or {})
+        if func is torch.ops.aten._to_copy.default:
+            mask, device = args[0], given.get("device")
+            if device is not None and given.get("dtype") in (None, mask.dtype):
+                return mask._moved(device)
+        spelled = tree_map(_plain, (args, given))
+        return func(*spelled[0], **spelled[1])
 
     def _moved(self, device: torch.device) -> ChainMask:
         rows, _, n, slots = self.shape
-        starts = self.starts.to(device)
-        return ChainMask(self.rule, starts, (rows, n, slots), self.local, self.dtype)
+        shape, ends = (rows, n, slots), (self._low, self._high)
+        return ChainMask(self.rule, self.starts.to(device), shape, self.local, self.dtype, ends)
 
 
 def _plain(given: Any) -> Any:

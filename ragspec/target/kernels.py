@@ -203,8 +203,8 @@ def in_blocks(
     out = query.new_empty(batch, n, heads, value.shape[3]).transpose(1, 2)
     for block in mask.blocks(size):
         asking = query[:, :, block.start : block.end]
-        keys, values = (part[:, :, block.first : block.last] for part in (key, value))
-        seen = mask.of(block)
+        trimmed, seen = mask.of(block)
+        keys, values = (part[:, :, trimmed.first : trimmed.last] for part in (key, value))
         if fused and weighs:
             found = _one_block(asking, keys, values, seen, scaling, sinks)
         elif fused and seen is None:

@@ -1,0 +1,130 @@
+"""Memory and time of reading long prompts with a model of sliding windows, on the CPU.
+
+    OMP_NUM_THREADS=1 python benchmarks/windowed_prompts.py --tokens 8192,32768 --json FILE
+
+Random weights in the shape of Gemma 3: five layers of six see the last tokens alone. Every reading
+is a process of its own; what its peak of resident memory grows by is the cache, activations and
+masks. `--against DIR` reads each prompt with another checkout, too, in turns: ratios are to that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).resolve().parents[1]
+SIZES: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+}
+
+
+def read_once(options: argparse.Namespace) -> dict[str, float]:
+    """Return what it takes to read one prompt in this process."""
+    import torch
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    from ragspec.target.causal import CausalTarget
+    from ragspec.trees.draft_tree import DraftTree
+
+    torch.manual_seed(0)
+    n = options.one
+    config = Gemma3TextConfig(
+        **SIZES, sliding_window=options.window, max_position_embeddings=n + 64
+    )
+    target = CausalTarget(Gemma3ForCausalLM(config).to(getattr(torch, options.dtype)).eval())
+    target.piece = options.piece or None
+    tokens = torch.randint(SIZES["vocab_size"], (n,)).tolist()
+    empty = [DraftTree.empty()]
+    with target.open(1, 64) as session:  # what is made once is not the prompt's
+        session.verify([tokens[:32]], empty)
+    with target.open(1, n) as session:
+        before, began = peak(), time.perf_counter()
+        logits = session.verify([tokens], empty)
+        seconds, grown = time.perf_counter() - began, peak() - before
+    kept = 2 * SIZES["num_key_value_heads"] * SIZES["head_dim"] * logits.element_size()
+    return {
+        "seconds": seconds,
+        "grown_MB": grown,
+        "cache_MB": kept * SIZES["num_hidden_layers"] * n / 1e6,
+        "checksum": float(logits.double().abs().sum()),
+    }
+
+
+def peak() -> float:
+    """Return the most resident memory so far, in MB."""
+    unit = 1e6 if sys.platform == "darwin" else 1e3
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+def run(folder: Path, tokens: int, options: argparse.Namespace) -> dict[str, float]:
+    """Return `read_once` in a process that imports the library from this folder."""
+    given = {"one": tokens, "piece": options.piece, "window": options.window}
+    arguments = [f"--{name}={value}" for name, value in given.items()]
+    done = subprocess.run(
+        [sys.executable, __file__, *arguments, f"--dtype={options.dtype}"],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        cwd=folder,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", default="8192,32768")
+    parser.add_argument("--window", type=int, default=512)
+    parser.add_argument("--piece", type=int, default=1024, help="tokens read at once; 0: all")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--against", type=Path, help="a checkout to compare with")
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(read_once(options)))
+        return
+    ways = {"here": HERE} | ({"against": options.against.resolve()} if options.against else {})
+    rows = []
+    print("| tokens | checkout | peak grows by, MB | of it cache, MB | time to `against` |")
+    print("|---|---|---|---|---|")
+    for n in map(int, options.tokens.split(",")):
+        found: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+        for _ in range(options.repeats):
+            for name, folder in ways.items():
+                found[name].append(run(folder, n, options))
+        for name, made in found.items():
+            row: dict[str, Any] = {"tokens": n, "checkout": name}
+            row |= {key: median(each[key] for each in made) for key in made[0]}
+            rows.append(row)
+            ratio = ""
+            if options.against:
+                pairs = zip(made, found["against"], strict=True)
+                row["ratio"] = median(a["seconds"] / b["seconds"] for a, b in pairs)
+                ratio = f"{row['ratio']:.2f}"
+            print(f"| {n} | {name} | {row['grown_MB']:.0f} | {row['cache_MB']:.0f} | {ratio} |")
+    if options.json:
+        options.json.write_text(json.dumps({"piece": options.piece, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
