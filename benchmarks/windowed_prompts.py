@@ -71,9 +71,9 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
-def run(folder: Path, tokens: int, options: argparse.Namespace) -> dict[str, float]:
+def run(folder: Path, tokens: int, piece: int, options: argparse.Namespace) -> dict[str, float]:
     """Return `read_once` in a process that imports the library from this folder."""
-    given = {"one": tokens, "piece": options.piece, "window": options.window}
+    given = {"one": tokens, "piece": piece, "window": options.window}
     arguments = [f"--{name}={value}" for name, value in given.items()]
     done = subprocess.run(
         [sys.executable, __file__, *arguments, f"--dtype={options.dtype}"],
@@ -96,6 +96,7 @@ def main() -> None:
     parser.add_argument("--piece", type=int, default=1024, help="tokens read at once; 0: all")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--against", type=Path, help="a checkout to compare with")
+    parser.add_argument("--against-piece", type=int, help="its tokens at once; as --piece")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
@@ -103,17 +104,20 @@ def main() -> None:
     if options.one:
         print(json.dumps(read_once(options)))
         return
-    ways = {"here": HERE} | ({"against": options.against.resolve()} if options.against else {})
+    ways = {"here": (HERE, options.piece)}
+    if options.against:
+        piece = options.piece if options.against_piece is None else options.against_piece
+        ways["against"] = (options.against.resolve(), piece)
     rows = []
     print("| tokens | checkout | peak grows by, MB | of it cache, MB | time to `against` |")
     print("|---|---|---|---|---|")
     for n in map(int, options.tokens.split(",")):
         found: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
         for _ in range(options.repeats):
-            for name, folder in ways.items():
-                found[name].append(run(folder, n, options))
+            for name, (folder, piece) in ways.items():
+                found[name].append(run(folder, n, piece, options))
         for name, made in found.items():
-            row: dict[str, Any] = {"tokens": n, "checkout": name}
+            row: dict[str, Any] = {"tokens": n, "checkout": name, "piece": ways[name][1]}
             row |= {key: median(each[key] for each in made) for key in made[0]}
             rows.append(row)
             ratio = ""
@@ -123,7 +127,7 @@ def main() -> None:
                 ratio = f"{row['ratio']:.2f}"
             print(f"| {n} | {name} | {row['grown_MB']:.0f} | {row['cache_MB']:.0f} | {ratio} |")
     if options.json:
-        options.json.write_text(json.dumps({"piece": options.piece, "rows": rows}))
+        options.json.write_text(json.dumps({"rows": rows}))
 
 
 if __name__ == "__main__":

@@ -114,7 +114,8 @@ class ChainMask(torch.Tensor):
     def spelled_out(self) -> torch.Tensor:
         """Return the whole mask as a plain tensor [B, 1, n, S]."""
         rows, _, n, slots = self.shape
-        return _additive(self._allowed(Block(0, n, 0, slots)), self.dtype).expand(rows, 1, -1, -1)
+        whole = _additive(self._allowed(Block(0, n, 0, slots)), self.dtype)
+        return whole.expand(rows, 1, -1, -1).contiguous()
 
     def _allowed(self, block: Block) -> torch.Tensor:
         """Ask the rule about a block: bool [B or 1, 1, queries, slots]."""

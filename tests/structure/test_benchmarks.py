@@ -212,6 +212,19 @@ def test_lengths(folder: Path) -> None:
     assert len(rows) == 2 and all(len(line.split("|")) == 8 for line in rows)
 
 
+def test_windowed_prompts(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    printed = run(
+        *("windowed_prompts.py", "--tokens", "600", "--window", "64", "--against", SCRIPTS.parent),
+        *("--json", out),
+    )
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["checkout"] for row in rows] == ["here", "against"]
+    assert rows[0]["checksum"] == rows[1]["checksum"] != 0, "one and the same checkout"
+    assert rows[1]["ratio"] == 1.0 < rows[0]["cache_MB"] < rows[0]["grown_MB"]
+    assert "| 600 | here |" in printed
+
+
 def test_answers(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
     printed = run(

@@ -39,9 +39,9 @@ def by_hand(rule: str, starts: list[int], n: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("starts", [[0], [7], [8], [13], [3, 12, 0]])
-@pytest.mark.parametrize("n", [1, 7, 8, 9, 16, 27])
-@pytest.mark.parametrize("size", [1, 4, 8, 64])
+@pytest.mark.parametrize("starts", [[0], [7], [13], [3, 12, 0]])
+@pytest.mark.parametrize("n", [1, 8, 9, 27])
+@pytest.mark.parametrize("size", [4, 8, 64])
 def test_blocks_see_what_was_made_by_hand(rule: str, starts: list[int], n: int, size: int) -> None:
     mask, seen = make(rule, starts, n), by_hand(rule, starts, n)
     found = torch.zeros_like(seen)
@@ -97,6 +97,7 @@ def test_to_other_code_it_is_a_plain_mask() -> None:
     for found, expected in (
         (mask[:, :, :, :9], whole[:, :, :, :9]),
         (mask + 1.0, whole + 1.0),
+        (mask.view(2, -1), whole.view(2, -1)),
         (torch.cat([mask, mask]), torch.cat([whole, whole])),
         (mask.to(torch.float32), whole.to(torch.float32)),
         (mask == 0, whole == 0),

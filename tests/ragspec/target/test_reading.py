@@ -241,3 +241,9 @@ def test_a_cpu_reads_in_pieces_unless_told_otherwise() -> None:
     assert target.piece == reading.PIECE
     with target.open(1, 4) as session:
         assert isinstance(session, TreeSession) and session.on_read is None
+
+
+def test_accelerators_read_in_pieces_too_in_larger_ones() -> None:
+    assert reading.piece_of(torch.device("cpu")) == reading.PIECE
+    for other in ("cuda", "mps", "xpu"):
+        assert reading.piece_of(torch.device(other)) == reading.LARGE_PIECE > reading.PIECE
