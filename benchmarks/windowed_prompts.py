@@ -4,8 +4,8 @@
 
 Random weights in the shape of Gemma 3: five layers of six see the last tokens alone. Every reading
 is a process of its own; what its peak of resident memory grows by is the cache, activations and
-masks. `--against DIR` reads each prompt with another checkout, too, in turns: ratios are to that, of
-the time that the processor spent, which other work on the machine changes least.
+masks. `--against DIR` reads each prompt with another checkout, too, in turns: ratios are to that,
+of the time that the processor spent, which other work on the machine changes least.
 """
 
 from __future__ import annotations

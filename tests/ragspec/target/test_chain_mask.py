@@ -97,7 +97,7 @@ def test_to_other_code_it_is_a_plain_mask() -> None:
     for found, expected in (
         (mask[:, :, :, :9], whole[:, :, :, :9]),
         (mask + 1.0, whole + 1.0),
-        (mask.view(2, -1), whole.view(2, -1)),
+        (mask.view(-1), whole.view(-1)),
         (torch.cat([mask, mask]), torch.cat([whole, whole])),
         (mask.to(torch.float32), whole.to(torch.float32)),
         (mask == 0, whole == 0),

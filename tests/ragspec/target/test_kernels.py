@@ -71,10 +71,10 @@ def test_blocks_are_rounded_as_near_as_one(dtype: torch.dtype, sinks: bool) -> N
     query, key, value = draw(1, 2, 40, 640)
     sink = torch.linspace(-1, 2, HEADS, dtype=torch.float64) if sinks else None
     exact = explicit(query, key, value, mask.spelled_out(), False, None, None, sink)
-    rounded = [part.to(dtype) for part in (query, key, value)]
+    q, k, v = (part.to(dtype) for part in (query, key, value))
     small = ChainMask(mask.rule, mask.starts, (1, 40, 640), mask.local, dtype)
-    whole = explicit(*rounded, small.spelled_out(), False, None, None, sink)  # type: ignore[misc]
-    found = in_blocks(*rounded, small, None, None, sink)  # type: ignore[misc]
+    whole = explicit(q, k, v, small.spelled_out(), False, None, None, sink)
+    found = in_blocks(q, k, v, small, None, None, sink)
     assert found.dtype is dtype
     errors = [float((each.double() - exact).abs().mean()) for each in (found, whole)]
     assert errors[0] < 1.5 * errors[1]
