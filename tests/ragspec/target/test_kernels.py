@@ -26,11 +26,11 @@ def draw(rows: int, groups: int, n: int, slots: int, seed: int = 0) -> list[torc
     return [query.transpose(1, 2), keys[0], keys[1]]
 
 
-class Largest(TorchDispatchMode):
+class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes how many bytes the largest storage has that is made inside the block."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
