@@ -57,6 +57,11 @@ def _named(name: str) -> torch.device:
     return device
 
 
+def is_cuda(device: torch.device) -> bool:
+    """Return whether a device is one of CUDA, with its streams, graphs and kernels."""
+    return device.type == "cuda"
+
+
 def input_device(embedding: Any) -> torch.device:
     """Return where an embedding takes its ids.
 

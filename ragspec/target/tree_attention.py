@@ -21,6 +21,7 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, eager_mask
 
+from ragspec.models.device import is_cuda
 from ragspec.target.chain_mask import ChainMask, MaskFunction
 from ragspec.target.kernels import attend, behind, explicit, in_blocks, in_parts, joins
 
@@ -192,7 +193,7 @@ def _unmasked(
         own = None if related is None else _additive(related, query.dtype).to(query.device)
         return in_parts(query, key, value, own, scaling, sinks)
     if related is None:
-        if plain and query.device.type == "cuda":
+        if plain and is_cuda(query.device):
             return behind(query, key, value, scaling)
         starts = _starts(view).to(query.device)
         shape = query.shape[0], n, slots

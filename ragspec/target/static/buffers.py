@@ -43,9 +43,7 @@ class Stacks:
             places.setdefault(shape, []).append(number)
         self.rows, self.slots = rows, slots
         self.buffers = [
-            torch.zeros(
-                len(numbers), rows, s.heads, slots, s.width, dtype=s.dtype, device=s.device
-            )
+            torch.zeros(len(numbers), rows, s.heads, slots, s.width, dtype=s.dtype, device=s.device)
             for s, numbers in places.items()
         ]
         self._where = [(-1, -1)] * len(flat)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ragspec.errors import InputError
+from ragspec.models.device import is_cuda
 from ragspec.models.layer_windows import layer_windows
 from ragspec.target.causal import CausalTarget
 from ragspec.target.probe_trial import TREES, Trial
@@ -35,9 +36,7 @@ def open_static(
     return found
 
 
-def _tried(
-    target: CausalTarget, wanted: str, backend: str
-) -> tuple[StaticTarget | None, str]:
+def _tried(target: CausalTarget, wanted: str, backend: str) -> tuple[StaticTarget | None, str]:
     """Return the target that passed a trial, or None and why there is none."""
     if reason := _hindrance(target):
         return None, reason
@@ -63,13 +62,13 @@ def _expect_mode(mode: str, device: torch.device) -> str:
     """Return the mode to use on a device."""
     if mode not in MODES:
         raise InputError(f"got static={mode!r}; expected one of {', '.join(map(repr, MODES))}.")
-    if mode == "graph" and device.type != "cuda":
+    if mode == "graph" and not is_cuda(device):
         raise InputError(
             f"got static='graph' for a model on {device}; expected one on a CUDA device, which "
             "alone captures graphs. Use static='auto', or 'compile'."
         )
     if mode == "auto":
-        return "graph" if device.type == "cuda" else "off"
+        return "graph" if is_cuda(device) else "off"
     return mode
 
 

@@ -7,43 +7,60 @@ the shape are rows moved together.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ragspec.sampling.distribution import TokenLaw
 from ragspec.sampling.row_laws import RowLaws
 from ragspec.sampling.top_tokens import Tops
 from ragspec.target.base import Beginning
-from ragspec.target.causal import TreeSession
+from ragspec.target.causal import CausalTarget, TreeSession
+from ragspec.target.static.arena import Arena
 from ragspec.target.static.buffers import StackedCache, compact
 from ragspec.target.static.shapes import MOST_QUERIES, queries_of, rows_of, slots_of
 from ragspec.target.static.step import StepShape
-from ragspec.target.tree_attention import TreeView
+from ragspec.target.tree_attention import Configs, TreeView
 from ragspec.trees.draft_tree import DraftTree
-
-if TYPE_CHECKING:
-    from ragspec.target.static.target import Arena, StaticTarget
 
 T = TypeVar("T")
 Given = list[tuple[TokenLaw, Sequence[int]]]  # the law and the text of each row
+Packet = list[list[int]]
+Found = tuple[Packet | None, torch.Tensor, torch.Tensor | None]
+
+
+class TakesSteps(Protocol):
+    """Who takes the steps of sessions, over the buffers that they hold."""
+
+    def take_step(
+        self,
+        arena: Arena,
+        shape: StepShape,
+        given: NDArray[np.int64],
+        configs: Configs,
+        *,
+        hidden: bool,
+    ) -> Found:
+        """Take a step: returns packet (None without a law), logits [B, n, V], states if `hidden`.
+
+        given: see `step`.
+        """
 
 
 class StaticSession(TreeSession):
     """Tree verification by steps of fixed shape; see `TargetSession` and `base.FollowsLaws`."""
 
-    target: StaticTarget
     cache: StackedCache
 
-    def __init__(self, target: StaticTarget, rows: int, capacity: int) -> None:
+    def __init__(
+        self, target: CausalTarget, steps: TakesSteps, arena: Arena, rows: int, capacity: int
+    ) -> None:
         super().__init__(target, rows, capacity)
-        self._arena: Arena = target.lend_arena(rows, capacity)
-        self.cache = StackedCache(self._arena.stacks, rows)
-        # Not when it is left: a session may be kept, and entered again.
-        weakref.finalize(self, target.take_back, self._arena).atexit = False
+        self._steps, self._arena = steps, arena
+        self.cache = StackedCache(arena.stacks, rows)
         self.chosen: list[list[int]] | None = None
         self._wanted = list(range(rows))
         self._at = list(range(rows))  # of each wanted row its place in line
@@ -144,7 +161,7 @@ class StaticSession(TreeSession):
             told = self._arena.laws_of(rows, self.target.vocab_size)
             law = told.tell(dict(zip(self._at, laws, strict=True)))
         shape = StepShape(rows, n, slots, law)
-        packet, logits, states = self.target.take_step(
+        packet, logits, states = self._steps.take_step(
             self._arena, shape, given, self._configs, hidden=self._head_inputs is not None
         )
         self.hidden = [] if states is None else [states[None, at] for at in self._at]

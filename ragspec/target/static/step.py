@@ -56,8 +56,8 @@ class Masks:
 class StaticStep:
     """One step over the first rows of the stacks; see the module.
 
-    laws: of the B rows, None for logits alone. head: the module whose inputs are kept as `states`, None for
-    none. compiler: makes a callable out of a function, None to run it as it is.
+    laws: of the B rows, None for logits alone. head: the module whose inputs are kept as `states`,
+    None for none. compiler: makes a callable out of a function, None to run it as it is.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class CapturedStep:
         return self._found
 
     def _capture(self) -> None:
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(2):  # the same slots are written again: nothing moves further

@@ -1,17 +1,17 @@
 """A target whose steps have fixed shapes, made once and taken again and again.
 
-    off      not this target at all
-    eager    the step as it is: for tests, and where nothing else can be had
-    graph    captured in a CUDA graph: one launch a step, the same kernels
-    compile  compiled by inductor, which fuses the small kernels, and captured where there is CUDA
+off      not this target at all
+eager    the step as it is: for tests, and where nothing else can be had
+graph    captured in a CUDA graph: one launch a step, the same kernels
+compile  compiled by inductor, which fuses the small kernels, and captured where there is CUDA
 """
 
 from __future__ import annotations
 
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -19,42 +19,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ragspec.models.device import out_of_memory
-from ragspec.sampling.row_laws import RowLaws
+from ragspec.models.device import is_cuda, out_of_memory
 from ragspec.target.causal import CausalTarget
+from ragspec.target.static.arena import Arena
 from ragspec.target.static.buffers import LayerShape, Stacks
-from ragspec.target.static.session import StaticSession
+from ragspec.target.static.session import Found, StaticSession
 from ragspec.target.static.shapes import MOST_QUERIES, slots_of
 from ragspec.target.static.step import CapturedStep, Masks, StaticStep, StepShape
-from ragspec.target.static.text_laws import TextLaws
 from ragspec.target.tree_attention import Configs, lease
 
 MOST_SLOTS = 1 << 30
-Packet = list[list[int]]
-Found = tuple[Packet | None, torch.Tensor, torch.Tensor | None]
-
-
-@dataclass(slots=True, eq=False)
-class Arena:
-    """The buffers of one session at a time, and the steps that were made over them."""
-
-    stacks: Stacks
-    steps: dict[tuple[StepShape, bool], StaticStep | CapturedStep] = field(default_factory=dict)
-    laws: dict[int, TextLaws] = field(default_factory=dict)  # by rows of a step
-    addresses: int = 0
-
-    def moved(self) -> None:
-        """Forget what was made for buffers that are elsewhere now."""
-        self.steps.clear()
-        self.laws.clear()
-
-    def laws_of(self, rows: int, vocab_size: int) -> TextLaws:
-        """Return the laws of the first rows of the buffers."""
-        found = self.laws.get(rows)
-        if found is None:
-            laws = RowLaws(rows, vocab_size, self.stacks.device, self.stacks.slots + MOST_QUERIES)
-            found = self.laws[rows] = TextLaws(laws, rows)
-        return found
 
 
 class StaticTarget(CausalTarget):
@@ -82,7 +56,11 @@ class StaticTarget(CausalTarget):
 
     def open(self, rows: int, capacity: int) -> StaticSession:
         """Return an empty session of R rows with room for `capacity` slots (it grows)."""
-        return StaticSession(self, rows, capacity)
+        arena = self.lend_arena(rows, capacity)
+        session = StaticSession(self, self, arena, rows, capacity)
+        # Not when it is left: a session may be kept, and entered again.
+        weakref.finalize(session, self.take_back, arena).atexit = False
+        return session
 
     def lend_arena(self, rows: int, capacity: int) -> Arena:
         """Return buffers for a session, with the steps made over them where nobody has them."""
@@ -143,7 +121,7 @@ class StaticTarget(CausalTarget):
 
     def _take(self, step: StaticStep | CapturedStep, given: NDArray[np.int64]) -> Found:
         moved = torch.from_numpy(given)
-        if self.device.type == "cuda":
+        if is_cuda(self.device):
             moved = moved.pin_memory()
         step.given.copy_(moved, non_blocking=True)
         packet, logits = step()
@@ -163,7 +141,7 @@ class StaticTarget(CausalTarget):
             head=self.output_head if hidden else None,
             compiler=compiler,
         )
-        if self.device.type != "cuda" or self.static == "eager":
+        if self.static == "eager" or not is_cuda(self.device):
             return step
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()

@@ -178,6 +178,16 @@ def test_a_row_that_ends_is_padded_and_moved_only_where_the_shape_halves() -> No
     _, static = targets()
     rng = np.random.default_rng(0)
     moves: list[tuple[int, int]] = []
+
+    def noting(layer: Any, moves: list[tuple[int, int]]) -> None:
+        swap = layer.swap
+
+        def noted(a: int, b: int, lengths: tuple[int, int]) -> None:
+            moves.append((a, b))
+            swap(a, b, lengths)
+
+        layer.swap = noted
+
     with static.open(4, 64) as session, torch.no_grad():
         assert isinstance(session, StaticSession)
         for row, prompt in enumerate(([1, 2], [3, 4, 5], [6, 7], [8, 9, 10, 11])):
@@ -186,8 +196,7 @@ def test_a_row_that_ends_is_padded_and_moved_only_where_the_shape_halves() -> No
             session.verify([prompt], [DraftTree.empty()])
             session.commit([()])
         for layer in session.cache.layers:
-            swap = layer.swap
-            layer.swap = lambda a, b, lengths, swap=swap: (moves.append((a, b)), swap(a, b, lengths))
+            noting(layer, moves)
         for rows in ([0, 1, 2, 3], [1, 2, 3], [1, 3], [3]):
             lined = session.line_up(rows)
             assert sorted(lined) == rows
@@ -219,12 +228,12 @@ def test_buffers_and_steps_outlive_a_session() -> None:
 def test_two_sessions_at_once_have_buffers_of_their_own() -> None:
     plain, static = targets()
     rng = np.random.default_rng(1)
-    with static.open(1, 40) as one, static.open(1, 40) as other, plain.open(1, 40) as truth:
-        with torch.no_grad():
-            start(rng, 1, one, truth)
-            start(rng, 1, other)
-            tree = a_tree(rng)
-            found, expected = one.verify([[1]], [tree]), truth.verify([[1]], [tree])
+    openings = static.open(1, 40), static.open(1, 40), plain.open(1, 40)
+    with openings[0] as one, openings[1] as other, openings[2] as truth, torch.no_grad():
+        start(rng, 1, one, truth)
+        start(rng, 1, other)
+        tree = a_tree(rng)
+        found, expected = one.verify([[1]], [tree]), truth.verify([[1]], [tree])
     apart = (found[0, : len(tree) + 1] - expected[0, : len(tree) + 1]).abs()
     assert float(apart.max()) < CLOSE
 

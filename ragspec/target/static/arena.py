@@ -1,0 +1,34 @@
+"""What lasts longer than a session: its buffers, and the steps that were made over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ragspec.sampling.row_laws import RowLaws
+from ragspec.target.static.buffers import Stacks
+from ragspec.target.static.shapes import MOST_QUERIES
+from ragspec.target.static.step import CapturedStep, StaticStep, StepShape
+from ragspec.target.static.text_laws import TextLaws
+
+
+@dataclass(slots=True, eq=False)
+class Arena:
+    """The buffers of one session at a time, and the steps that were made over them."""
+
+    stacks: Stacks
+    steps: dict[tuple[StepShape, bool], StaticStep | CapturedStep] = field(default_factory=dict)
+    laws: dict[int, TextLaws] = field(default_factory=dict)  # by rows of a step
+    addresses: int = 0
+
+    def moved(self) -> None:
+        """Forget what was made for buffers that are elsewhere now."""
+        self.steps.clear()
+        self.laws.clear()
+
+    def laws_of(self, rows: int, vocab_size: int) -> TextLaws:
+        """Return the laws of the first rows of the buffers."""
+        found = self.laws.get(rows)
+        if found is None:
+            laws = RowLaws(rows, vocab_size, self.stacks.device, self.stacks.slots + MOST_QUERIES)
+            found = self.laws[rows] = TextLaws(laws, rows)
+        return found
