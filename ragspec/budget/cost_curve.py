@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ragspec.budget.cost_line import BEYOND, ROWS, CostLine, padded
 from ragspec.errors import InputError
 
-ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # of which costs are measured
 LEVEL_RATE, CLIP = 0.1, 0.45  # weight of a forward in the level, as if at most e^0.45 off
 FAR = math.log(2.0)  # three forwards in a row further off than this are believed at once
 # How wrong a measured shape may be, as a variance of the logarithm, from each size to the next.
@@ -35,7 +35,8 @@ class CostCurve:
 
     lengths: strictly increasing [C]. seconds: f64 [C, 12], of each of ROWS; made monotone in them.
     Between the points the curve is linear; beyond the last row or length it goes on with the last
-    slope, below the first length it is flat.
+    slope, below the first length it is flat. widths, beyond: see `CostLine`; where widths are
+    given, rows of text come in powers of two.
 
     `refine` learns from forwards: the level, since a busy machine slows everything, and the shape,
     which is how sizes compare, from pairs of forwards one after the other. Of such a pair both ran
@@ -47,21 +48,29 @@ class CostCurve:
     alive = 1
     width = 0
 
-    def __init__(self, lengths: Sequence[int], seconds: ArrayLike) -> None:
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        seconds: ArrayLike,
+        widths: Sequence[int] = (),
+        beyond: Sequence[float] = (),
+    ) -> None:
         """Make a curve from measured points.
 
         Raises InputError where shapes disagree, lengths do not increase or a time is not > 0.
         """
+        self.widths, self.beyond = tuple(widths), tuple(isotonic([1.0, *beyond])[1:])
         self.lengths = tuple(lengths)
         table = np.asarray(seconds, dtype=np.float64)
         expected = (len(self.lengths), len(ROWS))
         increasing = all(a < b for a, b in itertools.pairwise(self.lengths))
         positive = bool(np.isfinite(table).all() and (table > 0).all())
-        if table.shape != expected or not increasing or not positive:
+        far = len(self.beyond) in (0, len(BEYOND)) and all(map(math.isfinite, self.beyond))
+        if table.shape != expected or not (increasing and positive and far):
             raise InputError(
                 f"a cost curve of shape {table.shape} over lengths {self.lengths} cannot be used: "
-                f"expected finite seconds > 0 of shape {expected} and lengths increasing. Measure "
-                "it again."
+                f"expected finite seconds > 0 of shape {expected}, lengths increasing and "
+                f"{len(BEYOND)} finite factors or none for more rows. Measure it again."
             )
         self.table = [isotonic(row) for row in table.tolist()]
         self.learns_scale = False
@@ -86,11 +95,17 @@ class CostCurve:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the measured points, without what was learned since, as `CostCurve` takes them."""
-        return {"lengths": self.lengths, "seconds": self.table}
+        return {
+            "lengths": self.lengths,
+            "seconds": self.table,
+            "widths": self.widths,
+            "beyond": self.beyond,
+        }
 
     def settled(self) -> CostCurve:
         """Return a new curve of the present costs, what was learned included."""
-        return CostCurve(self.lengths, math.exp(self._level) * np.array(self._lines))
+        seconds = math.exp(self._level) * np.array(self._lines)
+        return CostCurve(self.lengths, seconds, self.widths, self.beyond)
 
     def batched(self, batch: int) -> CostCurve:
         """Return the curve for `batch` equal rows of text in one forward (B x n rows of tokens).
@@ -98,20 +113,25 @@ class CostCurve:
         The seconds are those of the whole forward. At first an estimate (token rows alone count);
         equal calls return the same curve, which `refine` corrects.
         """
+        if self.widths:
+            batch = 1 << (batch - 1).bit_length()
         known = self._batches.get(batch)
         if known is None:
-            made = CostCurve(
-                self.lengths, [[at(row, n * batch) for n in ROWS] for row in self.table]
-            )
+            wide = [CostLine(row, beyond=self.beyond) for row in self.table]
+            table = [[line.at(n * batch) for n in ROWS] for line in wide]
+            made = CostCurve(self.lengths, table, self.widths)
             known = self._batches.setdefault(batch, made)  # texts at once must share one
         return known
 
     def seconds(self, rows: int, length: int) -> float:
         """Return the seconds of a forward of `rows` rows after `length` tokens of context."""
-        return at(self.line(length), rows)
+        return self.line(length).at(rows)
 
-    def line(self, length: int) -> list[float]:
-        """Return the seconds of forwards of each of ROWS after `length` tokens [12]."""
+    def line(self, length: int) -> CostLine:
+        """Return the seconds of forwards of each width after `length` tokens."""
+        return CostLine(self._seconds(length), self.widths, self.beyond)
+
+    def _seconds(self, length: int) -> list[float]:
         level, lines, lengths = math.exp(self._level), self._lines, self.lengths
         if len(lengths) == 1 or length <= lengths[0]:
             return [level * each for each in lines[0]]
@@ -139,6 +159,7 @@ class CostCurve:
             self._level += min(self._far, key=abs)
             self.learns_scale, self._far, self._last = False, [], None
             return
+        rows = padded(rows, self.widths)
         before, self._last = self._last, (rows, error + self._level)
         self._level += LEVEL_RATE * min(max(error, -CLIP), CLIP)
         if before is not None and before[0] != rows:
@@ -187,16 +208,3 @@ def isotonic(values: Sequence[float]) -> list[float]:
             count += size
         pools.append((mean, count))
     return [mean for mean, count in pools for _ in range(count)]
-
-
-def at(line: Sequence[float], n: int) -> float:
-    """Interpolate seconds of ROWS at n rows; beyond them it goes on as in their upper half."""
-    i = bisect_left(ROWS, n)
-    if i < len(ROWS):
-        if ROWS[i] == n:
-            return line[i]
-        share = (n - ROWS[i - 1]) / (ROWS[i] - ROWS[i - 1])
-        return line[i - 1] + share * (line[i] - line[i - 1])
-    half = (len(ROWS) - 1) // 2
-    slope = (line[-1] - line[half]) / (ROWS[-1] - ROWS[half])
-    return line[-1] + slope * (n - ROWS[-1])

@@ -7,21 +7,44 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ragspec.budget.cost_curve import ROWS, CostCurve
+from ragspec.budget.cost_curve import CostCurve
+from ragspec.budget.cost_line import BEYOND, ROWS, padded
 from ragspec.storage import json_cache
 
 REPEATS = 3  # of each time, within an attempt
 ATTEMPTS = 3  # to measure a curve that forwards then agree with
 CHECKED = (4, 32)  # rows by which a curve's shape is checked
 TOLERANCE = 0.25  # of the logarithm of a cost against that of one row
+TEXTS = 16  # texts at once, by which more rows than one text has are timed
+
 
 Timer = Callable[[int, int], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """What forwards are padded to: their widths, strictly increasing, and rows by powers of two.
+
+    run: times a forward of n rows in each of some texts: run(n, length, texts) -> seconds.
+    """
+
+    widths: Sequence[int]
+    run: Callable[[int, int, int], float]
+
+    def wide(self, length: int) -> list[float]:
+        """Return by how much more than the most rows of one text those of BEYOND cost."""
+        one = min(self.run(ROWS[-1], length, 1) for _ in range(REPEATS))
+        return [
+            min(self.run(rows // TEXTS, length, TEXTS) for _ in range(REPEATS)) / one
+            for rows in BEYOND
+        ]
 
 
 def context_lengths(limit: int) -> tuple[int, ...]:
@@ -30,15 +53,19 @@ def context_lengths(limit: int) -> tuple[int, ...]:
     return tuple(sorted({min(128, longest), max(1, longest // 2), longest}))
 
 
-def measure(run: Timer, lengths: Sequence[int], seconds: float = 3.0) -> tuple[CostCurve, bool]:
+def measure(
+    run: Timer, lengths: Sequence[int], seconds: float = 3.0, padding: Padding | None = None
+) -> tuple[CostCurve, bool]:
     """Time `run(rows, length) -> seconds` over the grid, and tell whether forwards then agree.
 
     Goes round the grid up to REPEATS times, within about `seconds`; one length is always measured
     at three sizes, however slow the model. A curve with which forwards disagree is measured again,
     to the samples that there are. Every size is set against one row timed right before it, for a
     machine that others share may be half as fast a second later; of such ratios medians are taken.
+    padding: where forwards are padded, widths that they can have are timed, and many texts too.
     """
-    order = measuring_order(lengths)
+    widths = padding.widths if padding else ()
+    order = measuring_order(lengths, widths)
     ratios: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
     alone = dict.fromkeys(lengths, math.inf)
     run(1, order[0][0])  # warms up kernels and allocator; not counted
@@ -53,7 +80,8 @@ def measure(run: Timer, lengths: Sequence[int], seconds: float = 3.0) -> tuple[C
             alone[length] = min(one, alone[length])
             ratios[point].append(1.0 if n == 1 else max(run(n, length), 1e-9) / one)
         known = {point: alone[point[0]] * median(found) for point, found in ratios.items()}
-        curve = CostCurve(lengths, filled(known, lengths, order[0][0]))
+        beyond = padding.wide(lengths[0]) if padding else ()
+        curve = CostCurve(lengths, filled(known, lengths, order[0][0]), widths, beyond)
         if agrees(curve, run):
             return curve, True
     return curve, False
@@ -74,15 +102,23 @@ def agrees(curve: CostCurve, run: Timer, quick: bool = False) -> bool:
     return all(abs(math.log(each / found[0])) < TOLERANCE for each in found)
 
 
-def cached(directory: Path, key: json_cache.Key, run: Timer, lengths: Sequence[int]) -> CostCurve:
+def cached(
+    directory: Path,
+    key: json_cache.Key,
+    run: Timer,
+    lengths: Sequence[int],
+    padding: Padding | None = None,
+) -> CostCurve:
     """Return the curve kept under `directory` for `key`, or measure it and keep it there.
 
     key: model, device, dtype, threads and torch of the forwards. A damaged, foreign or unwritable
     cache is not an error: the curve is measured again, and so is one of another shape than the
     machine has now. One that forwards do not agree with is used, and corrected while running, but
-    not kept.
+    not kept. padding: see `measure`.
     """
     key = {**key, "rows": str(ROWS)}  # a kept curve does not say of which rows it is
+    if padding is not None:
+        key |= {"widths": str(tuple(padding.widths)), "texts": TEXTS}
     with contextlib.suppress(ValueError, KeyError, TypeError):
         curve = CostCurve(**(json_cache.read(directory, "cost", key) or {})["curve"])
         # One pair is enough where it agrees: every program begins with this.
@@ -90,14 +126,14 @@ def cached(directory: Path, key: json_cache.Key, run: Timer, lengths: Sequence[i
             agrees(curve, run, quick=True) or agrees(curve, run)
         ):
             return curve
-    curve, trusted = measure(run, lengths)
+    curve, trusted = measure(run, lengths, padding=padding)
     if trusted:
         json_cache.write(directory, "cost", key, {"curve": curve.to_dict()})
     return curve
 
 
-def measuring_order(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (length, rows) by importance, each once.
+def measuring_order(lengths: Sequence[int], widths: Sequence[int] = ()) -> list[tuple[int, int]]:
+    """Return (length, rows) by importance, each once; rows of `widths` alone where some are given.
 
     Three sizes at the middle length, then how the other lengths compare, then the rest: a slow
     model, of which only a part can be timed, still gets a curve of about the right shape.
@@ -107,7 +143,7 @@ def measuring_order(lengths: Sequence[int]) -> list[tuple[int, int]]:
     order = [(middle, n) for n in (1, ROWS[-1], half)]
     order += [(length, n) for n in (1, half) for length in others]
     order += [(length, n) for length in (middle, *others) for n in (*ROWS[::2], *ROWS)]
-    return list(dict.fromkeys(order))
+    return list(dict.fromkeys((length, padded(n, widths)) for length, n in order))
 
 
 def filled(

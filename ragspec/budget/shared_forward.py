@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ragspec.budget.cost_curve import CostCurve
+from ragspec.budget.cost_line import CostLine
 
 
 @dataclass(slots=True)
@@ -49,8 +50,8 @@ class ForwardCost(Protocol):
         """Positions of each row in it, where that is known; else 0."""
         ...
 
-    def line(self, length: int) -> list[float]:
-        """Return the seconds of the whole forward for each of ROWS in every row [12]."""
+    def line(self, length: int) -> CostLine:
+        """Return the seconds of the whole forward by the width of every row."""
         ...
 
     def refine(self, rows: int, length: int, seconds: float) -> None:
@@ -75,8 +76,8 @@ class SharedCost:
         """Positions of each row in the last forward."""
         return self.forward.width
 
-    def line(self, length: int) -> list[float]:
-        """Return the seconds of the whole forward for each of ROWS in every row [12]."""
+    def line(self, length: int) -> CostLine:
+        """Return the seconds of the whole forward by the width of every row."""
         return self.curve.batched(self.alive).line(length)
 
     def refine(self, rows: int, length: int, seconds: float) -> None:

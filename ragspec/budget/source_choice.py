@@ -18,11 +18,10 @@ currency of all sources; who is asked is our own design.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 
 from ragspec.acceptance.base import Step
 from ragspec.budget.base import Adviser, Settings
-from ragspec.budget.cost_curve import at
+from ragspec.budget.cost_line import CostLine
 from ragspec.budget.gains import BUCKETS, DUE, FIRST_ASKED, OUTLOOKS, Experience, Gain
 
 CHEAP, COSTLY_NODES = 0.1, 7  # what costs more plain steps than this is asked for few nodes
@@ -123,10 +122,10 @@ class SourceChoice(Adviser):
         steps = tokens / (self._rate * self._plain)
         self._books[source] = self._books.get(source, 0.0) + steps
 
-    def learn_step(self, step: Step, line: Sequence[float], rate: float) -> None:
+    def learn_step(self, step: Step, line: CostLine, rate: float) -> None:
         """Count what came of the claims, and of asking the sources that had to be worth it.
 
-        line: seconds of forwards of each of ROWS [12]. rate: tokens that a millisecond is worth.
+        line: what forwards cost. rate: tokens that a millisecond is worth.
         What only one source offered, it pays: the time that its nodes added to the forward.
         """
         found, tree, rows = self.learn(step.tokens), step.tree, len(step.tree) + 1
@@ -135,7 +134,7 @@ class SourceChoice(Adviser):
         for source, gain, before, after in self._tried if self.learns else ():
             own = sum(tree.sources[each] == source for each in tree.source.tolist())
             # The first node adds most: it is where whoever drafts alone pays for drafting at all.
-            price = 1000.0 * rate * (at(line, rows) - at(line, rows - own))
+            price = 1000.0 * rate * (line.at(rows) - line.at(rows - own))
             more = max(found[:after], default=0) - max(found[:before], default=0)
             cost = self._experience.source(source).cost.of(COSTLY_NODES)
             gain.learn(more - price, self._rate * cost)

@@ -18,7 +18,7 @@ from itertools import accumulate
 
 from ragspec.acceptance.base import Step
 from ragspec.budget.base import BudgetSession, Settings
-from ragspec.budget.cost_curve import at
+from ragspec.budget.cost_line import CostLine
 from ragspec.budget.gains import BUCKETS, OUTLIER, Experience
 from ragspec.budget.shared_forward import ForwardCost
 from ragspec.budget.source_choice import SourceChoice
@@ -52,7 +52,7 @@ class GoodputSession:
         self.cost = cost
         self.adviser = SourceChoice(experience, settings)
         self._plain = 0.0  # milliseconds of a plain step at the present length
-        self._line: list[float] = []  # seconds of forwards of each of ROWS at the present length
+        self._line = CostLine([])  # of forwards at the present length
         self._drafts = 0
         self._proposed = self._verified = False
         self._drawn: int | None = None  # nodes to keep of the next drawn draft; None: all
@@ -68,7 +68,7 @@ class GoodputSession:
     def allowance(self, length: int) -> int:
         """Return how many nodes may be asked for; the adviser says how many are worth it."""
         self._line, alive = self.cost.line(length), self.cost.alive
-        self._plain = 1000.0 * self._line[0] + self.experience.host * alive
+        self._plain = 1000.0 * self._line.seconds[0] + self.experience.host * alive
         self.adviser.begin(self._rate(), self._plain / alive)
         return self.settings.maximum
 
@@ -125,7 +125,7 @@ class GoodputSession:
             if self._last is not None:
                 self._learn_times(*self._last)
             rows = self.cost.width or len(step.tree) + 1
-            forward, verify = 1000.0 * at(self._line, rows), step.milliseconds.get("verify", 0.0)
+            forward, verify = 1000.0 * self._line.at(rows), step.milliseconds.get("verify", 0.0)
             self._last = step, forward, asked, self.adviser.extra, alive
             self.cost.refine(rows, length, verify / 1000.0)
 
@@ -188,13 +188,13 @@ def _widest(
     Time counts at the best rate that any width of this forward would reach; its price is shared by
     the rows that draft.
     """
-    dearest = max((session for session, _ in offers), key=lambda each: each._line[-1])
+    dearest = max((session for session, _ in offers), key=lambda each: each._line.seconds[-1])
     alive, largest = dearest.cost.alive, max(offer.last for _, offer in offers)
     asked = max(session.adviser.asked for session, _ in offers)
     fixed = dearest.experience.host * alive + sum(session.drafting for session in sharing)
     sizes = [min(size, largest) for size in BUCKETS[: asked + 1]]
     gains = [sum(offer.gain(size) for _, offer in offers) for size in sizes]
-    times = [1000.0 * at(dearest._line, size + 1) + fixed for size in sizes]
+    times = [1000.0 * dearest._line.at(size + 1) + fixed for size in sizes]
     rate = max((alive + gain) / time for gain, time in zip(gains, times, strict=True))
     net = [gain - rate * time for gain, time in zip(gains, times, strict=True)]
     best = max(range(len(net)), key=net.__getitem__)

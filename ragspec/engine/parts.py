@@ -14,7 +14,7 @@ import torch
 from ragspec.acceptance.base import Rule
 from ragspec.budget.base import BudgetPolicy
 from ragspec.budget.cost_curve import CostCurve
-from ragspec.budget.cost_measurement import cached, context_lengths
+from ragspec.budget.cost_measurement import Padding, cached, context_lengths
 from ragspec.drafters.base import Drafter
 from ragspec.storage.filesystem import cache_directory
 from ragspec.target.causal import CausalTarget
@@ -52,9 +52,11 @@ def read_cost(
         "dtype": str(target.dtype),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
+        "steps": target.static.split(":")[0],
     }
     lengths = context_lengths(min(target.max_length or LONGEST_TIMED, LONGEST_TIMED))
-    return cached(cache or cache_directory(), key, target.time_forward, lengths)
+    padding = Padding(target.widths, target.time_forward) if target.widths else None
+    return cached(cache or cache_directory(), key, target.time_forward, lengths, padding)
 
 
 def model_identity(model: Any) -> str:

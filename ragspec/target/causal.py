@@ -21,8 +21,11 @@ import torch
 from ragspec.errors import ModelError
 from ragspec.models.device import input_device
 from ragspec.models.supported import unwrapped
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
 from ragspec.sampling.top_tokens import Tops, best_tokens
-from ragspec.target.base import Beginning
+from ragspec.target.base import Beginning, FollowsLaws
 from ragspec.target.cpu_weights import Packed, lend, pack
 from ragspec.target.hidden_states import HeadInputs
 from ragspec.target.kv_cache import SlotCache, slot_bytes
@@ -47,11 +50,12 @@ class CausalTarget:
     logits of a sequence from several rows of the model. vocab_size: ids that may be produced, V.
     input_size: ids that may be read, V and further ones where the model has tokens for input only.
     copies: rows of the cache that a sequence owns. piece: tokens of a prompt that are read at once,
-    None for all of them.
+    None for all of them. widths: positions that forwards can have after a prompt, () for any.
     """
 
     copies: int = 1
     piece: int | None = None
+    widths: Sequence[int] = ()
     static: str = "off"  # how steps of fixed shape are taken, see `target.static`
     bit_exact: bool = False  # whether forwards of all widths give the same bits, in any dtype
 
@@ -156,21 +160,26 @@ class CausalTarget:
             return logits
         return logits[:, -keep:] if isinstance(keep, int) else logits[:, keep]
 
-    def time_forward(self, n: int, length: int) -> float:
-        """Return the least seconds of a forward over n positions after `length` cached ones."""
-        tree = DraftTree.chain([0] * (n - 1), "timing")
-        best = math.inf
-        with self.open(1, length + n) as session:
-            session.verify([[0]], [DraftTree.empty()])
-            session.cache.commit([[0]])
+    def time_forward(self, n: int, length: int, texts: int = 1) -> float:
+        """Return the least seconds of a forward over n positions after `length` cached ones.
+
+        texts: rows of text in it, of as many positions each.
+        """
+        roots, tree = [[0]] * texts, DraftTree.chain([0] * (n - 1), "timing")
+        law, best = TokenLaw(Sampling(), NoiseStream(0)), math.inf
+        with self.open(texts, length + n) as session:
+            session.verify(roots, [DraftTree.empty()] * texts)
+            session.cache.commit([[0]] * texts)
             for attempt in range(TIMINGS):
-                session.cache.book.lengths = [length]
+                session.cache.book.lengths = [length] * texts
+                if isinstance(session, FollowsLaws):
+                    session.follow([law] * texts, roots)
                 self.synchronize()
                 start = time.perf_counter()
-                session.verify([[0]], [tree])
+                session.verify(roots, [tree] * texts)
                 self.synchronize()
                 seconds = time.perf_counter() - start
-                session.cache.commit([[]])
+                session.cache.commit([[]] * texts)
                 if attempt or seconds > SLOW:  # the first one of a fast model warms up
                     best = min(best, seconds)
                 if seconds > SLOW:

@@ -24,7 +24,7 @@ from ragspec.target.causal import CausalTarget
 from ragspec.target.static.arena import Arena
 from ragspec.target.static.buffers import LayerShape, Stacks
 from ragspec.target.static.session import Found, StaticSession
-from ragspec.target.static.shapes import MOST_QUERIES, slots_of
+from ragspec.target.static.shapes import MOST_QUERIES, QUERIES, slots_of
 from ragspec.target.static.step import CapturedStep, Masks, StaticStep, StepShape
 from ragspec.target.tree_attention import Configs, lease
 
@@ -47,7 +47,7 @@ class StaticTarget(CausalTarget):
         backend: str = "inductor",
     ) -> None:
         super().__init__(model)
-        self.static = mode
+        self.static, self.widths = mode, QUERIES
         self.masks, self.layers = masks, tuple(layers)
         self.backend = backend
         self._free: list[Arena] = []

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from ragspec.acceptance.base import Step
-from ragspec.budget.cost_curve import ROWS, CostCurve
+from ragspec.budget.cost_curve import CostCurve
+from ragspec.budget.cost_line import ROWS
 from ragspec.budget.policy import AutoBudget
 from ragspec.budget.shared_forward import SharedCost
 from ragspec.budget.tree_size import GoodputSession

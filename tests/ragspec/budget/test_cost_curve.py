@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.budget.cost_curve import ROWS, CostCurve, at, isotonic
+from ragspec.budget.cost_curve import CostCurve, isotonic
+from ragspec.budget.cost_line import BEYOND, ROWS, CostLine, padded
 from ragspec.budget.cost_measurement import (
+    Padding,
     cached,
     context_lengths,
     filled,
@@ -62,7 +64,7 @@ def test_measured_points_are_interpolated_in_rows_and_length() -> None:
     for length in (128, 500, 1900, 3000):
         for n in (1, 5, 9, 40, 64, 65):
             assert curve.seconds(n, length) == pytest.approx(true_seconds(n, length), rel=1e-6)
-        assert curve.line(length) == [curve.seconds(n, length) for n in ROWS]
+        assert curve.line(length).seconds == [curve.seconds(n, length) for n in ROWS]
     assert curve.seconds(3, 5) == curve.seconds(3, 128)
     assert curve.seconds(130, 128) == pytest.approx(true_seconds(130, 128), rel=1e-6)
 
@@ -77,9 +79,10 @@ def test_every_size_is_set_against_one_row_timed_right_before_it() -> None:
 
 @given(st.integers(1, 400))
 def test_costs_go_on_in_a_line_between_and_beyond_the_points(n: int) -> None:
-    assert at([4.0 + rows for rows in ROWS], n) == pytest.approx(4.0 + n)
+    assert CostLine([4.0 + rows for rows in ROWS]).at(n) == pytest.approx(4.0 + n)
     bent = [5.0 if rows <= 8 else 5.0 + (rows - 8) ** 2 for rows in ROWS]
-    assert at(bent, 64 + n) == pytest.approx(bent[-1] + n * 56), "the slope from 8 rows to 64"
+    beyond = CostLine(bent).at(64 + n)
+    assert beyond == pytest.approx(bent[-1] + n * 56), "the slope from 8 rows to 64"
 
 
 def test_a_machine_that_others_share_does_not_bend_the_curve() -> None:
@@ -136,7 +139,7 @@ def test_the_curve_stays_monotone_in_rows_whatever_is_observed(
     for i, (n, seconds) in enumerate(steps):
         curve.refine(n, 100 + 50 * i, seconds)
     for length in (1, 128, 700, 1900, 5000):
-        costs = np.array(curve.line(length))
+        costs = np.array(curve.line(length).seconds)
         assert np.isfinite(costs).all() and (costs > 0).all()
         assert (np.diff(costs) >= -1e-14 * costs[1:]).all()  # equal ones differ by rounding
 
@@ -240,6 +243,61 @@ def test_settled_holds_what_was_learned() -> None:
     for n in ROWS:
         assert settled.seconds(n, 128) == pytest.approx(curve.seconds(n, 128))
     assert settled.seconds(9, 128) > 1.2 * true_seconds(9, 128)
+
+
+WIDTHS = (1, 4, 8, 16, 32, 64)
+
+
+class Padded(Timer):
+    """A clock of forwards that are padded to few widths; many texts make them dearer by a curve."""
+
+    def __call__(self, n: int, length: int, texts: int = 1) -> float:
+        assert n in WIDTHS, "only what can be run is timed"
+        self.calls.append((n * texts, length))
+        tokens = n * texts
+        return true_seconds(tokens, length) + 1e-6 * math.pow(max(0, tokens - 64), 1.5)
+
+
+def test_forwards_of_few_widths_cost_what_the_next_one_does() -> None:
+    timer = Padded()
+    curve, trusted = measure(timer, LENGTHS, padding=Padding(WIDTHS, timer))
+    assert trusted
+    assert {n for n, _ in timer.calls} == {*WIDTHS, *BEYOND}
+    for n in range(1, 65):
+        width = next(each for each in WIDTHS if each >= n)
+        assert curve.seconds(n, 128) == pytest.approx(true_seconds(width, 128), rel=1e-6)
+    again = CostCurve(**curve.to_dict())
+    assert again.seconds(33, 128) == curve.seconds(64, 128)
+    assert curve.settled().seconds(5, 128) == pytest.approx(curve.seconds(8, 128))
+
+
+@pytest.mark.parametrize(("texts", "n"), [(2, 64), (4, 64), (8, 64), (16, 64), (16, 8), (16, 32)])
+def test_rows_of_many_texts_cost_what_was_measured(texts: int, n: int) -> None:
+    timer = Padded()
+    curve, _ = measure(timer, LENGTHS, padding=Padding(WIDTHS, timer))
+    found = curve.batched(texts).seconds(n, 128)
+    assert found == pytest.approx(timer(n, 128, texts), rel=1e-6)
+    assert curve.batched(texts - texts // 4) is curve.batched(texts), "they are padded, too"
+
+
+def test_a_forward_teaches_of_the_width_it_was_padded_to() -> None:
+    curve = CostCurve(LENGTHS, made().table, WIDTHS)
+    exact = CostCurve(LENGTHS, made().table, WIDTHS)
+    for n, padding in ((1, 1), (20, 32), (1, 1), (30, 32)):
+        curve.refine(n, 128, 1.3 * true_seconds(padding, 128))
+        exact.refine(padding, 128, 1.3 * true_seconds(padding, 128))
+    assert curve.line(128) == exact.line(128) != made().line(128)
+
+
+@pytest.mark.parametrize("beyond", [(1.5,), (1.5, 2.0, 3.0, math.nan)])
+def test_factors_that_are_no_costs_are_refused(beyond: tuple[float, ...]) -> None:
+    with pytest.raises(InputError, match="4 finite factors or none"):
+        CostCurve(LENGTHS, made().table, WIDTHS, beyond)
+
+
+def test_widths_are_padded_as_far_as_they_go() -> None:
+    assert [padded(n, (2, 5)) for n in (1, 2, 3, 5, 6)] == [2, 2, 5, 5, 6]
+    assert padded(7, ()) == 7
 
 
 def test_cached_round_trip(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from ragspec.acceptance.base import Step
 from ragspec.budget.base import BudgetPolicy, BudgetSession
-from ragspec.budget.cost_curve import ROWS, CostCurve
+from ragspec.budget.cost_curve import CostCurve
+from ragspec.budget.cost_line import ROWS
 from ragspec.budget.policy import AutoBudget, FixedBudget, FrozenBudget, make_budget
 from ragspec.errors import InputError, StoreError, UnknownNameError
 from ragspec.storage.plain import to_plain

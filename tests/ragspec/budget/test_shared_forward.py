@@ -9,7 +9,8 @@ import pytest
 
 from ragspec.acceptance.base import Step
 from ragspec.budget.base import BudgetSession
-from ragspec.budget.cost_curve import ROWS, CostCurve, at
+from ragspec.budget.cost_curve import CostCurve
+from ragspec.budget.cost_line import ROWS
 from ragspec.budget.gains import BUCKETS
 from ragspec.budget.policy import AutoBudget, FixedBudget
 from ragspec.budget.shared_forward import SharedCost, SharedForward
@@ -54,7 +55,7 @@ def test_no_width_gives_more_tokens_for_the_time_of_the_whole_forward(
     def pace(width: int) -> float:
         tokens = alive + sum(sum(p ** (d + 1) for d in range(width)) for p in chances)
         line = linear(row=row).batched(alive).line(128)
-        return tokens / at(line, width + 1)
+        return tokens / line.at(width + 1)
 
     sizes = [size for size in BUCKETS if size <= 23]
     best = max(sizes, key=pace)
@@ -87,9 +88,9 @@ def test_a_forward_teaches_once_and_at_its_own_width() -> None:
     assert expected == curve.batched(4).line(128) != curve.line(128)
     forward.widen(8)
     for own in (8, 2, 1, 1):
-        cost.refine(own, 128, 1.2 * at(expected, 8))
+        cost.refine(own, 128, 1.2 * expected.at(8))
     once = linear().batched(4)
-    once.refine(8, 128, 1.2 * at(expected, 8))
+    once.refine(8, 128, 1.2 * expected.at(8))
     assert cost.line(128) == once.line(128) != expected
     assert curve.line(128) == linear().line(128), "what four rows cost says nothing of one"
 

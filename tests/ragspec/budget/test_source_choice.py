@@ -7,7 +7,7 @@ import pytest
 from ragspec.acceptance.base import Step
 from ragspec.budget.base import Adviser, Settings
 from ragspec.budget.calibration import Calibration
-from ragspec.budget.cost_curve import ROWS
+from ragspec.budget.cost_line import ROWS, CostLine
 from ragspec.budget.gains import BUCKETS, OUTLOOKS, PAUSE, Experience
 from ragspec.budget.source_choice import (
     COSTLY_NODES,
@@ -26,9 +26,9 @@ PLAIN = 5.0
 LARGEST = BUCKETS[-1]
 
 
-def line(node: float) -> list[float]:
+def line(node: float) -> CostLine:
     """Return the seconds of forwards in which every node is worth as many tokens, at rate 1."""
-    return [0.001 * node * n for n in ROWS]
+    return CostLine([0.001 * node * n for n in ROWS])
 
 
 def choice(experience: Experience, share: float = 0.02, learns: bool = True) -> SourceChoice:
