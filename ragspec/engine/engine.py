@@ -30,6 +30,7 @@ from ragspec.engine.step import Emission
 from ragspec.engine.stream import Stream
 from ragspec.errors import InputError
 from ragspec.models.load import load_model
+from ragspec.models.supported import rank_count
 from ragspec.registry import resolve
 from ragspec.sampling.settings import Sampling
 from ragspec.target.base import ReadsInPieces, TargetSession
@@ -51,7 +52,8 @@ class Engine:
     are taken: "graph" (captured on CUDA), "compile", "eager" (slow, for trials), "off", or "auto",
     which is "graph" on CUDA; a model that cannot be verified so is verified as any, and its reports
     say why.
-    Raises UnsupportedModelError, TokenizerMismatchError, UnknownNameError, RuleError.
+    Raises UnsupportedModelError, TokenizerMismatchError, UnknownNameError, RuleError, and
+    InputError for a budget that goes by the clock over a model cut among several ranks.
     """
 
     def __init__(
@@ -219,6 +221,7 @@ class Engine:
         if self.drafter is None:
             return
         check_pairing(self.rule, self.drafter)
+        _check_ranks(self.model, self.budget)
         if self.cost is None or not self.budget.needs_cost:
             self.cost = read_cost(self.target, self.budget, cache)
 
@@ -295,3 +298,17 @@ def _told(session: TargetSession, run: Run) -> TargetSession:
     if isinstance(session, ReadsInPieces):
         session.on_read = run.settings.on_read
     return session
+
+
+def _check_ranks(model: Any, budget: BudgetPolicy) -> None:
+    """Raise InputError where each rank of a model would plan by its own clock, and all would hang.
+
+    Forwards over cut weights wait for each other: all ranks must verify the same trees.
+    """
+    ranks = rank_count(model)
+    if ranks > 1 and budget.needs_cost:
+        raise InputError(
+            f"got budget={budget.name!r}, which goes by each process's own clock, for a model cut "
+            f"among {ranks} ranks; expected one that is the same on all of them. Give a number of "
+            "draft nodes, or the path of one frozen profile."
+        )

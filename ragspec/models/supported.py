@@ -130,6 +130,11 @@ def unwrapped(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def rank_count(model: Any) -> int:
+    """Return over how many ranks the weights of a model are cut; 1 where they are whole."""
+    return int(getattr(unwrapped(model), "tp_size", None) or 1)
+
+
 def _has_head(model: Any) -> bool:
     head = getattr(model, "get_output_embeddings", lambda: None)()
     return head is not None

@@ -7,6 +7,7 @@ import torch
 from ragspec.errors import InputError
 from ragspec.models.device import is_cuda
 from ragspec.models.layer_windows import layer_windows
+from ragspec.models.supported import rank_count
 from ragspec.target.causal import CausalTarget
 from ragspec.target.probe_trial import TREES, Trial
 from ragspec.target.static.buffers import LayerShape
@@ -80,6 +81,8 @@ def _hindrance(target: CausalTarget) -> str:
         return "its rotary tables depend on the length of the text"
     if not target.takes_positions:
         return "it counts positions by itself"
+    if (ranks := rank_count(target.model)) > 1:
+        return f"its weights are cut among {ranks} ranks"
     devices = {str(p.device) for p in target.model.parameters()}
     if len(devices) > 1:
         return f"it lies on several devices ({', '.join(sorted(devices))})"

@@ -311,3 +311,14 @@ def test_a_failing_callback_changes_nothing(plain: Engine) -> None:
     for end in ends:
         end()
     assert found.tokens == told[0].tokens == plain.generate(PROMPTS[0], max_new_tokens=5).tokens
+
+
+def test_ranks_of_one_model_must_not_plan_by_their_own_clocks(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "_tp_size", 4, raising=False)
+    assert model.tp_size == 4, "what transformers calls it"
+    with pytest.raises(InputError, match="a model cut among 4 ranks; .* a number of draft nodes"):
+        Engine(model, tiny.tokenizer(), drafter="context")
+    assert Engine(model, drafter="context", budget=8).generate([[1, 2, 3]], max_new_tokens=2)
+    assert Engine(model, drafter=None).generate([[1, 2, 3]], max_new_tokens=2)
