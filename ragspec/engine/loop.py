@@ -17,13 +17,14 @@ from ragspec.acceptance.base import Rule, Step, Verdict, open_rule
 from ragspec.acceptance.target_view import RowView
 from ragspec.budget.shared_forward import SharedForward
 from ragspec.budget.tree_size import fit_together
+from ragspec.engine.flight import Flight, Landed, Launcher
 from ragspec.engine.reading import Reading, hidden_of, portions, read
 from ragspec.engine.rows import Row
-from ragspec.engine.step import Emission, emit, follows, judge, learn, propose
+from ragspec.engine.step import Emission, emit, judge, learn, propose
 from ragspec.errors import UnsupportedModelError
 from ragspec.models.device import out_of_memory, without_autograd
 from ragspec.sampling.top_tokens import Tops
-from ragspec.target.base import FollowsLaws, KeepsHidden, TargetSession
+from ragspec.target.base import KeepsHidden, TargetSession
 from ragspec.trees.draft_tree import DraftTree
 
 P = ParamSpec("P")
@@ -75,8 +76,9 @@ class Loop:
         self._reading: list[Reading] = []
         self._live: list[Row] = []
         self._put_back: list[Reading] = []
-        # Asked once: to ask a protocol takes 0.1 ms.
-        self._following = session if isinstance(session, FollowsLaws) else None
+        self._launcher = Launcher(session)
+        self._flight: Flight | None = None  # the forward that was launched ahead,
+        self._failure: Exception | None = None  # or why it could not be
         self._most = 0  # rows for which there was memory, where some were put back
 
     @property
@@ -104,6 +106,8 @@ class Loop:
 
     def leave(self, row: Row) -> None:
         """Let a row leave, whether or not its text has ended."""
+        if self._flight is not None or self._failure is not None:
+            self._withdraw()
         if row in self._live:
             self._live.remove(row)
         self._reading = list(_without(row, self._reading))
@@ -115,7 +119,8 @@ class Loop:
     def step(self) -> list[Emission]:
         """Take one step in every row that is read, then read on in those that are not.
 
-        Returns what they emitted. Rows that have ended have left.
+        Returns what they emitted. Rows that have ended have left. Where the session can, the next
+        forward is under way by then.
         """
         while self._put_back and len(self.rows) < self._most:
             self._reading.append(self._put_back.pop(0))
@@ -124,7 +129,36 @@ class Loop:
             emissions += self._read()
         for row in [row for row in self.rows if row.done]:
             self.leave(row)
+        if self._launcher.ahead and self._live:
+            self._launch_ahead()
         return emissions
+
+    @without_autograd
+    def _launch_ahead(self) -> None:
+        """Launch the next forward before the tokens of the last one are handed on.
+
+        What goes wrong is raised by the next step: nobody loses what was written.
+        """
+        try:
+            self._flight = self._launch()
+        except Exception as error:
+            self.session.abandon()
+            self._failure = error
+
+    def _launch(self) -> Flight | None:
+        """Draft for every row and launch the forward; None where no row is left to verify."""
+        began = time.perf_counter()
+        rows, trees = self._drafts()
+        if not rows:
+            return None
+        flight = Flight(rows, trees, time.perf_counter() - began)
+        self._launcher.launch(flight)
+        return flight
+
+    def _withdraw(self) -> None:
+        """Forget the forward that was launched ahead: its rows are drafted for again."""
+        self.session.abandon()
+        self._flight = self._failure = None
 
     def _enter(self, rows: list[Row], resumed: bool) -> None:
         """Let rows be read; one of which all but the root was read before takes steps at once."""
@@ -187,21 +221,27 @@ class Loop:
     @without_autograd
     def _advance(self) -> list[Emission]:
         """Take one step in every row that is read."""
-        began = time.perf_counter()
-        rows, trees = self._drafts()
-        if not rows:
-            return []
-        drafted = time.perf_counter()
+        flight, failure = self._flight, self._failure
+        self._flight = self._failure = None
         try:
-            judged, tops, hidden = self._verified(rows, trees)
+            if failure is not None:
+                raise failure
+            flight = flight or self._launch()
+            if flight is None:
+                return []
+            landing = time.perf_counter()
+            landed = self._launcher.land(flight)
+            judged, tops, hidden = self._judged(flight, landed)
         except Exception as error:
             return self._make_room(error)
+        rows, trees = flight.rows, flight.trees
         verified = time.perf_counter()
+        waited = max(flight.launching + verified - landing, landed.seconds)
         self.session.commit([() if found is None else found[0].path for found in judged])
         committed = time.perf_counter()
         spent = {
-            "draft": 1000 * (drafted - began),
-            "verify": 1000 * (verified - drafted),
+            "draft": 1000 * flight.drafting,
+            "verify": 1000 * waited,
             "commit": 1000 * (committed - verified),
         }
         emissions = []
@@ -217,27 +257,18 @@ class Loop:
             emission.row.report.step(emission.step)
         return emissions
 
-    def _verified(
-        self, rows: Sequence[Row], trees: Sequence[DraftTree]
+    def _judged(
+        self, flight: Flight, landed: Landed
     ) -> tuple[
         list[tuple[Verdict, RowView] | None], list[Tops] | None, Sequence[torch.Tensor | None]
     ]:
-        """Run the forward over the drafts: what the rules decide, and what drafters learn from."""
-        chosen = self._follow(rows)
-        logits = self.session.verify([row.pending for row in rows], trees)
+        """Return what the rules decide of a forward, and what drafters learn from."""
+        rows, trees, logits = flight.rows, flight.trees, landed.logits
         k = max(row.top for row in rows)
         kept = not any(row.law.processors for row in rows)
         tops = Tops.ranked(logits, k, [len(tree) + 1 for tree in trees], kept) if k else None
         hidden = hidden_of(self.session, rows)
-        return judge(rows, trees, logits, hidden, self._attempt, chosen()), tops, hidden
-
-    def _follow(self, rows: Sequence[Row]) -> Callable[[], list[list[int]] | None]:
-        """Let the session choose the target's tokens where it can; returns what tells them."""
-        session = self._following
-        if session is None or not all(follows(row) for row in rows):
-            return lambda: None
-        session.follow([row.law for row in rows], [row.context.tokens for row in rows])
-        return lambda: session.chosen
+        return judge(rows, trees, logits, hidden, self._attempt, landed.chosen), tops, hidden
 
     def _make_room(self, error: Exception) -> list[Emission]:
         """Put a row back where memory has ended, before anybody was judged; raises other errors."""

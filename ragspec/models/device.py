@@ -62,6 +62,34 @@ def is_cuda(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+class Stopwatch:
+    """Tells how long a device takes for what is queued inside the block, as the device has it.
+
+    Only a device of CUDA says so; others tell 0, for there the host's clock is as good.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._events: list[Any] = []
+        if is_cuda(device):
+            make: Any = torch.cuda.Event
+            self._events = [make(enable_timing=True) for _ in range(2)]
+
+    def __enter__(self) -> None:
+        if self._events:
+            self._events[0].record()
+
+    def __exit__(self, *error: object) -> None:
+        if self._events:
+            self._events[1].record()
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of the last block, which must have ended on the device."""
+        if not self._events:
+            return 0.0
+        return float(self._events[0].elapsed_time(self._events[1])) / 1000
+
+
 def input_device(embedding: Any) -> torch.device:
     """Return where an embedding takes its ids.
 

@@ -135,6 +135,28 @@ class FollowsLaws(TargetSession, Protocol):
 
 
 @runtime_checkable
+class LaunchesSteps(TargetSession, Protocol):
+    """The optional part of a target session whose forwards run while the host does other things.
+
+    `verify` is `launch`, then `settle`. What was launched may be abandoned. seconds: that the
+    device took for the last forward that has settled, 0 where it does not say.
+    """
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of the device."""
+        ...
+
+    def launch(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> None:
+        """Begin a forward; see `verify`. Rows and their texts stay as they are until it settles."""
+        ...
+
+    def settle(self) -> torch.Tensor:
+        """Wait for the forward that was launched; returns what `verify` does."""
+        ...
+
+
+@runtime_checkable
 class ReadsPrompts(Protocol):
     """The optional part of a target session that tells more about prompts than their ends."""
 

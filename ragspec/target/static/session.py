@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ragspec.models.device import Stopwatch
 from ragspec.sampling.distribution import TokenLaw
 from ragspec.sampling.row_laws import RowLaws
 from ragspec.sampling.top_tokens import Tops
@@ -28,8 +29,7 @@ from ragspec.trees.draft_tree import DraftTree
 
 T = TypeVar("T")
 Given = list[tuple[TokenLaw, Sequence[int]]]  # the law and the text of each row
-Packet = list[list[int]]
-Found = tuple[Packet | None, torch.Tensor, torch.Tensor | None]
+Found = tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None]
 
 
 class TakesSteps(Protocol):
@@ -44,14 +44,17 @@ class TakesSteps(Protocol):
         *,
         hidden: bool,
     ) -> Found:
-        """Take a step: returns packet (None without a law), logits [B, n, V], states if `hidden`.
+        """Begin a step: returns packet (None without a law), logits [B, n, V], states if `hidden`.
 
-        given: see `step`.
+        given, packet: see `step`; they are the device's, where the step may be under way.
         """
 
 
 class StaticSession(TreeSession):
-    """Tree verification by steps of fixed shape; see `TargetSession` and `base.FollowsLaws`."""
+    """Tree verification by steps of fixed shape.
+
+    See `TargetSession`, `base.FollowsLaws` and `base.LaunchesSteps`.
+    """
 
     cache: StackedCache
 
@@ -67,6 +70,8 @@ class StaticSession(TreeSession):
         self._laws: Given | None = None
         self._kept: list[list[int]] | None = None  # tokens of the paths kept by the last step
         self._static = False  # whether the last forward was a step of fixed shape
+        self._found: tuple[torch.Tensor | None, torch.Tensor] | None = None  # of what was launched
+        self._watch = Stopwatch(target.device)
 
     def line_up(self, rows: Sequence[int]) -> list[int]:
         """Let the next forwards cover these rows; see `TargetSession.line_up`."""
@@ -82,17 +87,37 @@ class StaticSession(TreeSession):
 
     def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
         """Run one forward, of fixed shape where all prompts are read; see `TargetSession`."""
+        self.launch(pending, trees)
+        return self.settle()
+
+    def launch(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> None:
+        """Begin a forward; see `base.LaunchesSteps`."""
         laws, self._laws = self._laws, None
         self.chosen = self._kept = None
         widest = 1 + max(map(len, trees))
         fits = widest <= MOST_QUERIES and all(len(row) == 1 for row in pending)
         self._static = fits and all(self.cache.length(row) for row in self._wanted)
         if self._static:
-            return self._step([row[0] for row in pending], trees, laws)
+            with self._watch:
+                self._found = self._step([row[0] for row in pending], trees, laws)
+            return
         self._line(self._wanted)
         logits = super().verify(self._spread(pending), self._spread(trees))
         self.hidden = [self.hidden[at] for at in self._at] if self.hidden else []
-        return logits[self._at]
+        self._found = None, logits[self._at]
+
+    def settle(self) -> torch.Tensor:
+        """Wait for the packet of the step that was launched; see `base.LaunchesSteps`."""
+        assert self._found is not None
+        (packet, logits), self._found = self._found, None
+        if packet is not None:
+            self._settle(packet.tolist(), [tree for _, tree in self._given])
+        return logits
+
+    @property
+    def seconds(self) -> float:
+        """What the device took for the last step; see `base.LaunchesSteps`."""
+        return self._watch.seconds if self._static and self._kept is not None else 0.0
 
     def read_prompts(
         self, pending: Sequence[Sequence[int]], k: int
@@ -133,13 +158,13 @@ class StaticSession(TreeSession):
 
     def abandon(self) -> list[int]:
         """Forget what was not committed; see `TargetSession.abandon`."""
-        self._laws = self._kept = self.chosen = None
+        self._laws = self._kept = self.chosen = self._found = None
         return super().abandon()
 
     def _step(
         self, roots: Sequence[int], trees: Sequence[DraftTree], laws: Given | None
-    ) -> torch.Tensor:
-        """Take one step of fixed shape; returns logits [B, n, V] of the wanted rows."""
+    ) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Begin a step of fixed shape; returns its packet and logits [B, n, V] of wanted rows."""
         self._cover()
         book, n = self.cache.book, queries_of(1 + max(map(len, trees)))
         rows = rows_of(len(book.lengths), self._arena.stacks.rows)
@@ -165,15 +190,14 @@ class StaticSession(TreeSession):
             self._arena, shape, given, self._configs, hidden=self._head_inputs is not None
         )
         self.hidden = [] if states is None else [states[None, at] for at in self._at]
-        if packet is not None:
-            self._settle(packet, n, trees)
-        return logits[self._at] if self._at != list(range(rows)) else logits
+        return packet, logits[self._at] if self._at != list(range(rows)) else logits
 
-    def _settle(self, packet: list[list[int]], n: int, trees: Sequence[DraftTree]) -> None:
+    def _settle(self, packet: list[list[int]], trees: Sequence[DraftTree]) -> None:
         """Read a packet: what the target would choose everywhere, and the paths that were kept."""
         self.chosen, self._kept = [], []
         for at, tree in zip(self._at, trees, strict=True):
             count, again, *rest = packet[at]
+            n = len(rest) // 2
             self.chosen.append([] if again else rest[n : n + 1 + len(tree)])
             self._kept.append([int(tree.tokens[query - 1]) for query in rest[1:count]])
 

@@ -125,8 +125,7 @@ class StaticTarget(CausalTarget):
             moved = moved.pin_memory()
         step.given.copy_(moved, non_blocking=True)
         packet, logits = step()
-        told = None if step.shape.law is None else packet.tolist()
-        return told, logits, step.states
+        return None if step.shape.law is None else packet, logits, step.states
 
     def _make(self, arena: Arena, shape: StepShape, *, hidden: bool) -> StaticStep | CapturedStep:
         compiler: Callable[[Any], Any] | None = None

@@ -318,7 +318,7 @@ def test_ranks_of_one_model_must_not_plan_by_their_own_clocks(
 ) -> None:
     monkeypatch.setattr(model, "_tp_size", 4, raising=False)
     assert model.tp_size == 4, "what transformers calls it"
-    with pytest.raises(InputError, match="a model cut among 4 ranks; .* a number of draft nodes"):
+    with pytest.raises(InputError, match=r"a model cut among 4 ranks; .* a number of draft nodes"):
         Engine(model, tiny.tokenizer(), drafter="context")
     assert Engine(model, drafter="context", budget=8).generate([[1, 2, 3]], max_new_tokens=2)
     assert Engine(model, drafter=None).generate([[1, 2, 3]], max_new_tokens=2)

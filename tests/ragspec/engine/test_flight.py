@@ -1,0 +1,149 @@
+"""Forwards that are launched before the tokens of the last one are handed on."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.acceptance.base import Step
+from ragspec.engine.engine import Engine
+from ragspec.engine.pool import Pool
+from ragspec.engine.ticket import Ticket
+from ragspec.sampling.settings import Sampling
+from ragspec.target.base import LaunchesSteps
+from ragspec.target.causal import CausalTarget
+from ragspec.target.static.session import StaticSession
+from tests.support import tiny
+from tests.support.mixing import MixingDrafter
+
+PROMPTS = [[5, 6, 7, 8, 9, 5], [40, 41, 3], [9] * 8, [1, 2, 3, 4, 5]]
+NEW = 24
+SAMPLED = Sampling(temperature=0.9, repetition_penalty=1.3, seed=[3, 4, 5, 6])
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny.model("llama", dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def target(model: Any) -> CausalTarget:
+    return Engine(model, drafter=None, static="eager").target
+
+
+@pytest.fixture(scope="module")
+def expected(model: Any) -> list[list[int]]:
+    results = Engine(model, drafter=None).generate(PROMPTS, SAMPLED, max_new_tokens=NEW)
+    return [result.tokens for result in results]
+
+
+def engine_of(target: CausalTarget, expected: list[list[int]]) -> Engine:
+    truth = {tuple(p): tokens for p, tokens in zip(PROMPTS, expected, strict=True)}
+    return Engine(target, tiny.tokenizer(), drafter=MixingDrafter(truth, right=0.8), budget=10)
+
+
+def ended(ticket: Ticket) -> tuple[list[int], BaseException | None]:
+    """Return all tokens that a caller was handed, and what ended the text."""
+    found: list[int] = []
+    with contextlib.suppress(ZeroDivisionError):
+        for emission in ticket:
+            found += emission.step.tokens
+    return found, ticket.future.exception()
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Note when forwards are launched, settle and are abandoned."""
+    found: list[str] = []
+    for name in ("launch", "settle", "abandon"):
+        whole = getattr(StaticSession, name)
+
+        def noted(self: Any, *args: Any, name: str = name, whole: Any = whole) -> Any:
+            found.append(name)
+            return whole(self, *args)
+
+        monkeypatch.setattr(StaticSession, name, noted)
+    yield found
+
+
+def test_a_forward_is_under_way_while_tokens_are_handed_on(
+    target: CausalTarget, expected: list[list[int]], told: list[str]
+) -> None:
+    seen: list[list[str]] = []
+
+    def on_step(row: int, step: Step) -> None:
+        seen.append(told.copy())
+        told.clear()
+
+    assert isinstance(target.open(1, 9), LaunchesSteps)
+    law = Sampling(temperature=0.9, repetition_penalty=1.3, seed=3)
+    found = engine_of(target, expected).generate(
+        PROMPTS[0], law, max_new_tokens=NEW, on_step=on_step
+    )
+    assert found.tokens == expected[0]
+    assert seen[0][-1] == "launch", "the prompt is read, the first step on its way"
+    assert all(each == ["settle", "launch"] for each in seen[1:-1])
+    assert seen[-1] == ["settle"], "nothing is launched for texts that have ended"
+
+
+def test_texts_are_those_of_plain_decoding(target: CausalTarget, expected: list[list[int]]) -> None:
+    found = engine_of(target, expected).generate(PROMPTS, SAMPLED, max_new_tokens=NEW)
+    assert [each.tokens for each in found] == expected
+    assert len({len(each.steps) for each in found}) > 1, "rows end at their own time"
+
+
+def test_rows_that_leave_take_their_forward_back(
+    target: CausalTarget, expected: list[list[int]], told: list[str]
+) -> None:
+    """Callers that leave or raise do so while a forward is under way, at any time."""
+    rng = random.Random(0)
+
+    def leaves(at: int) -> Callable[[Step], None]:
+        left = [at]
+
+        def on_step(step: Step) -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                raise ZeroDivisionError("a caller")
+
+        return on_step
+
+    with Pool(engine_of(target, expected), slots=4) as pool:
+        for _ in range(5):
+            laws = [Sampling(temperature=0.9, repetition_penalty=1.3, seed=3 + i) for i in range(4)]
+            tickets = [
+                pool.submit(
+                    prompt, law, max_new_tokens=NEW, on_step=leaves(rng.choice([1, 2, 3, 99]))
+                )
+                for prompt, law in zip(PROMPTS, laws, strict=True)
+            ]
+            for ticket, whole in zip(tickets, expected, strict=True):
+                found, error = ended(ticket)
+                assert found == whole[: len(found)]
+                assert len(found) == len(whole) or isinstance(error, ZeroDivisionError)
+    assert "abandon" in told
+
+
+def test_what_fails_ahead_loses_no_token(
+    target: CausalTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(target, drafter=None)
+    whole = engine.generate(PROMPTS[0], max_new_tokens=NEW).tokens
+    launch, seen = StaticSession.launch, list[int]()
+
+    def failing(self: StaticSession, *given: Any) -> None:
+        if len(seen) == 2:
+            raise ZeroDivisionError("a device of somebody")
+        launch(self, *given)
+
+    monkeypatch.setattr(StaticSession, "launch", failing)
+    with pytest.raises(ZeroDivisionError, match="a device of somebody"):
+        engine.generate(PROMPTS[0], max_new_tokens=NEW, on_step=lambda _, s: seen.extend(s.tokens))
+    assert seen == whole[:3], "what was written before is handed on first"
+    monkeypatch.undo()
+    assert engine.generate(PROMPTS[0], max_new_tokens=NEW).tokens == whole
