@@ -57,6 +57,7 @@ def chat(
     device_map: o.DeviceMapOption = None,
     adapter: o.AdapterOption = None,
     quantize: o.QuantizeOption = None,
+    static: o.StaticOption = "auto",
 ) -> None:
     """Talk with a chat model; what was read of the conversation is not read again."""
     asking = Asking(
@@ -65,6 +66,7 @@ def chat(
             device_map=device_map,
             adapter=adapter,
             quantize=quantize,
+            static=static,
         ),
         sampling=o.sampling_of(temperature, top_p, top_k, seed),
         max_new_tokens=max_new_tokens,

@@ -61,6 +61,7 @@ def serve(
     device_map: o.DeviceMapOption = None,
     adapter: o.AdapterOption = None,
     quantize: o.QuantizeOption = None,
+    static: o.StaticOption = "auto",
 ) -> None:
     """Serve a model: /v1/chat/completions, /v1/completions, /v1/images/generations, /metrics."""
     from ragspec.pipelines.server.run import Served
@@ -84,6 +85,7 @@ def serve(
         device_map=device_map,
         adapter=adapter,
         quantize=quantize,
+        static=static,
     )
     served = Served(
         name=name or Path(model).name,

@@ -48,6 +48,12 @@ AdapterOption = Annotated[
 QuantizeOption = Annotated[
     str | None, typer.Option(help="Keep the weights in fewer bits: int8 (weight-only).")
 ]
+StaticOption = Annotated[
+    str,
+    typer.Option(
+        help="Steps of fixed shape, for accelerators: auto (graph on CUDA), graph, compile, off."
+    ),
+]
 DtypeOption = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")]
 TemperatureOption = Annotated[
     float, typer.Option("--temperature", "-t", help="0 always takes the most probable token.")
@@ -114,6 +120,7 @@ class EngineOptions:
     device_map: str | None = None
     adapter: Path | None = None
     quantize: str | None = None
+    static: str = "auto"
 
     def engine(self) -> Engine:
         """Load the models and open the stores.
@@ -148,7 +155,8 @@ class EngineOptions:
             check_draft_model(draft, own, tokenizer, size)
             sources, draft_model = replace(sources, draft_model=draft), None
         drafter = compose(names, sources, model)
-        engine = AnyEngine(model, tokenizer, drafter, draft_model, budget_of(self.budget))
+        budget = budget_of(self.budget)
+        engine = AnyEngine(model, tokenizer, drafter, draft_model, budget, static=self.static)
         if engine.tokenizer is None:
             raise ModelError(
                 f"{self.model} holds no tokenizer; expected tokenizer.json beside the weights. "

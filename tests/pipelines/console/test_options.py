@@ -49,6 +49,16 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         EngineOptions(str(tmp_path), None, "none", "0", "cpu", "auto").engine()
 
 
+def test_steps_of_fixed_shape_are_asked_for_by_name() -> None:
+    def options(static: str) -> EngineOptions:
+        return EngineOptions("starter-draft", None, "none", "0", "cpu", "float32", static=static)
+
+    assert options("eager").engine().target.static == "eager"
+    assert options("auto").engine().target.static == "off"
+    with pytest.raises(InputError, match="got static='graf'; expected one of 'auto', 'off'"):
+        options("graf").engine()
+
+
 def test_sampling_checks_its_values() -> None:
     settings = sampling_of(0.5, 0.9, 20, 3)
     assert (settings.temperature, settings.top_p, settings.top_k, settings.seed) == (
