@@ -101,12 +101,20 @@ def test_the_latents_are_as_their_card_says() -> None:
 def test_the_draft_model_of_latents_is_as_the_card_says() -> None:
     from ragspec.visual import LatentPipeline
 
-    pipe = LatentPipeline.from_pretrained("latent-tiles", drafter="model", rule="path")
-    pipe.set_progress_bar_config(disable=True)
-    dice = [torch.Generator().manual_seed(seed) for seed in range(4)]
-    drawn = pipe(class_labels=[pipe.class_names[n] for n in (3, 9, 17, 24)], generator=dice)
-    assert drawn.label == "exact-for(law)"
-    assert drawn.stats.codes_per_forward > 1.15, "a model that learnt nothing has 1.0"
+    tiles, emoji = (
+        LatentPipeline.from_pretrained(name, drafter="model", rule="path")
+        for name in ("latent-tiles", "latent-emoji")
+    )
+    labels = [tiles.class_names[n] for n in (3, 9, 17, 24)]
+    for pipe, asked, least in (
+        (tiles, {"class_labels": labels}, 1.15),
+        (emoji, {"prompt": ["red heart", "green heart", "clown face", "grinning face"]}, 1.0),
+    ):
+        pipe.set_progress_bar_config(disable=True)
+        dice = [torch.Generator().manual_seed(seed) for seed in range(4)]
+        drawn = pipe(**asked, generator=dice)
+        assert drawn.label == "exact-for(law)"
+        assert drawn.stats.codes_per_forward > least, "a model that learnt nothing has 1.0"
 
 
 def test_the_latents_of_prompts_are_as_their_card_says() -> None:
@@ -115,7 +123,7 @@ def test_the_latents_of_prompts_are_as_their_card_says() -> None:
     folder = IMAGES / "latent-emoji"
     card = (folder / "README.md").read_text()
     sums = module("image_export").checksums(folder)
-    assert len(sums) == 2 and all(f"{sha}  {name}" in card for name, sha in sums.items())
+    assert len(sums) == 4 and all(f"{sha}  {name}" in card for name, sha in sums.items())
     pipe = LatentPipeline.from_pretrained("latent-emoji")
     pipe.set_progress_bar_config(disable=True)
     dice = [torch.Generator().manual_seed(seed) for seed in range(4)]
