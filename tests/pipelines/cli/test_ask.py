@@ -12,7 +12,7 @@ from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.docqa.docqa import DocQA
 from ragspec.retrievers.search.passage_index import PassageIndex
-from ragspec.target import causal
+from ragspec.target import reading as target_reading
 from tests.support import tiny
 from tests.support.toy_embedder import make_embedder
 
@@ -307,6 +307,6 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     def reading(terminal: Terminal) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: told.append((done, total))
 
-    monkeypatch.setattr(causal, "PIECE", 3)
+    monkeypatch.setattr(target_reading, "PIECE", 3)
     monkeypatch.setattr(Terminal, "reading", reading)
     return told
