@@ -94,7 +94,7 @@ def in_parts(
     """Attend to the committed slots, which need no mask, and to the new ones; join the two.
 
     own: additive mask [B, 1, n, m] of the last m slots; None where these are the queries' own and
-    causal. sinks [heads]: see `_with_sinks`.
+    causal. sinks [heads]: see `with_sinks`.
 
     The kernel returns the logarithm of the sum of weights of each query, by which parts add up.
     """
@@ -111,10 +111,10 @@ def in_parts(
         share = torch.sigmoid(weight - old_weight)[..., None]
         found = torch.lerp(old.to(share.dtype), found.to(share.dtype), share)
         weight = weight if sinks is None else torch.logaddexp(weight, old_weight)
-    return _with_sinks(found, weight, sinks).to(query.dtype)
+    return with_sinks(found, weight, sinks).to(query.dtype)
 
 
-def _with_sinks(
+def with_sinks(
     found: torch.Tensor, weight: torch.Tensor, sinks: torch.Tensor | None
 ) -> torch.Tensor:
     """Return what is left of an attention [B, heads, n, width] beside each head's sink, if any.
@@ -228,7 +228,7 @@ def _one_block(
     if mask is None:
         return in_parts(query, key, value, None, scaling, sinks)
     found, weight = _kernel(query, key, value, mask, False, scaling)
-    return _with_sinks(found, weight, sinks).to(query.dtype)
+    return with_sinks(found, weight, sinks).to(query.dtype)
 
 
 def _masked(

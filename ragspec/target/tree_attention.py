@@ -24,6 +24,7 @@ from transformers.masking_utils import causal_mask_function, eager_mask
 from ragspec.models.device import is_cuda
 from ragspec.target.chain_mask import ChainMask, MaskFunction
 from ragspec.target.kernels import attend, behind, explicit, in_blocks, in_parts, joins
+from ragspec.target.static.attention import StepMask
 
 LARGE_MASK = 1 << 17  # entries of a row's mask, queries by slots
 NAME = "ragspec"
@@ -166,6 +167,8 @@ def tree_attention(
     view = _in_view(key) if causal else None
     if view is not None:
         out = _unmasked(query, key, value, view, scaling, softcap, sinks)
+    elif isinstance(attention_mask, StepMask):
+        out = attention_mask.attend(query, key, value, scaling, softcap, sinks)
     elif isinstance(attention_mask, ChainMask):
         out = in_blocks(query, key, value, attention_mask, scaling, softcap, sinks)
     elif softcap is not None or sinks is not None:

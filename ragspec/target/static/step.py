@@ -18,8 +18,9 @@ import torch
 
 from ragspec.models.layer_windows import Window
 from ragspec.sampling.row_laws import LawShape, RowLaws
+from ragspec.target.static.attention import Attention, masked
 from ragspec.target.static.buffers import Stacks, compact, step_cache
-from ragspec.target.static.layout import additive, allowed, first_to_last, lay_out, walk
+from ragspec.target.static.layout import first_to_last, lay_out, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,9 @@ class Masks:
     windows: Mapping[str, Window]
     by_name: bool
 
-    def of(self, make: Callable[[Window], torch.Tensor]) -> Any:
+    def of(self, make: Callable[[Window], Any]) -> Any:
         """Return what the model is given as `attention_mask`."""
-        made: dict[Window, torch.Tensor] = {}
+        made: dict[Window, Any] = {}
         for window in self.windows.values():
             if window not in made:
                 made[window] = make(window)
@@ -58,6 +59,7 @@ class StaticStep:
 
     laws: of the B rows, None for logits alone. head: the module whose inputs are kept as `states`,
     None for none. compiler: makes a callable out of a function, None to run it as it is.
+    attention: how the model is told what is seen.
     """
 
     def __init__(
@@ -69,10 +71,11 @@ class StaticStep:
         laws: RowLaws | None,
         head: torch.nn.Module | None = None,
         compiler: Callable[[Any], Any] | None = None,
+        attention: Attention = masked,
     ) -> None:
         self.shape = shape
         self._model, self._stacks, self._masks = model, stacks, masks
-        self._laws, self._head = laws, head
+        self._laws, self._head, self._attention = laws, head, attention
         device = stacks.buffers[0].device
         rows, n = shape.rows, shape.queries
         self.given = torch.zeros(rows, 2 * n + 2, dtype=torch.int64, device=device)
@@ -101,9 +104,8 @@ class StaticStep:
         layout = lay_out(parents, lengths)
         self._columns.copy_(layout.columns)
 
-        def mask(window: Window) -> torch.Tensor:
-            seen = allowed(layout, lengths, self.shape.slots, window)
-            return additive(seen, self._model.dtype)
+        def mask(window: Window) -> Any:
+            return self._attention(layout, lengths, self.shape.slots, window, self._model.dtype)
 
         logits = self._model(
             input_ids=tokens,
