@@ -1,110 +1,361 @@
-"""What verifying a tree costs on an accelerator: a random-weight Llama of 8 B as a pure cost probe.
+"""What whole steps cost on an accelerator: draft stub to commit, over a random-weight Llama of 8 B.
 
-    python benchmarks/gpu_probe.py --json gpu.json
+    python benchmarks/gpu_probe.py --json gpu.json [--only single,batch,compile,context,draft]
+    python benchmarks/gpu_probe.py --small --json small.json
 
-Weights are made on the device; nothing is downloaded and nothing the model says means anything.
-Each forward is set against the time in which its bytes can be read at the measured bandwidth.
+single   one text: plain, 16 and 32 rows, after 512, 4,096 and 32,768 tokens; today's step and graph
+batch    16 texts, greedy and top-p, and what the forward alone takes of these
+context  drafter "context": the time of a step in which the device has nothing to do
+draft    a draft model of 1 B, five levels
+compile  the same for compiled steps, as many as there is time for
+
+Weights are made on the device and nothing is downloaded. The model always says one token, so that
+what is accepted is known; nothing is read before the steps: the cache holds as many zeros. Each
+figure is a median over interleaved rounds, set against the time in which the weights and the cache
+can be read at the bandwidth of a copy. What does not fit, or finds no time, is named with the
+reason. --small measures nothing: a toy that shows that the script runs, on the CPU too.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import platform
+import tempfile
 import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
+import gpu_models as models
 import torch
+import transformers
+from gpu_bars import bars
+from gpu_counts import counted
+from gpu_steps import Cell, Seat, Stub, rotated, seats
 
-from ragspec.models.device import pick_device
-from ragspec.target.causal import CausalTarget
+import ragspec
+from ragspec.drafters.model.drafter import ModelDrafter
+from ragspec.engine.engine import Engine
+from ragspec.models.device import is_cuda, out_of_memory, pick_device
 
-NODES = (0, 8, 16, 32, 64)
-LENGTHS = (512, 4096)
-LARGE = {
-    "vocab_size": 128_256,
-    "hidden_size": 4096,
-    "intermediate_size": 14_336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 8192,
-}
-SMALL = {**LARGE, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
-
-
-def make_model(sizes: dict[str, int], device: torch.device) -> Any:
-    """Return a bf16 Llama whose random weights were drawn on the device."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    with torch.device("meta"):
-        model = LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=False)).bfloat16()
-    model = model.to_empty(device=device).eval()
-    for parameter in model.parameters():
-        parameter.data.normal_(0.0, 0.02)
-    # Buffers were never computed on the meta device: the rotary module is made again.
-    model.model.rotary_emb = type(model.model.rotary_emb)(model.config).to(device)
-    return model
+PARTS = ("single", "batch", "context", "draft", "compile")
+ROWS = (1, 16, 32)
+LENGTHS = (512, 4096, 32_768)
+SMALL_LENGTHS = (48, 96, 192)
+BATCH = 16
+LEVELS = 5  # of the draft model
+CONTEXT_NODES = 15
+Row = dict[str, Any]
 
 
-def bandwidth(target: CausalTarget, gigabytes: float = 2.0) -> float:
-    """Return bytes per second of a large device-to-device copy, reads plus writes."""
-    size = int(gigabytes * 1e9) if target.device.type != "cpu" else 64_000_000
-    source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=target.device)
-    sink = torch.empty_like(source)
-    taken = []
-    for _ in range(12):
-        target.synchronize()
-        began = time.perf_counter()
-        sink.copy_(source)
-        target.synchronize()
-        taken.append(time.perf_counter() - began)
-    return 2 * size / median(taken[2:])
+def cells(lengths: Sequence[int]) -> list[Cell]:
+    """Return what is measured, in the order of how much is known by it."""
+    single = [Cell("single", 1, length, rows) for length in lengths for rows in ROWS]
+    batch = [
+        Cell("batch", BATCH, length, rows, law)
+        for length in lengths
+        for rows in ROWS
+        for law in ("greedy", "top-p")
+    ]
+    drafted = [
+        Cell(part, 1, length, None, drafter=part)
+        for part in ("context", "draft")
+        for length in lengths[:2]
+    ]
+    return single + batch + drafted
 
 
-def measure(target: CausalTarget, repeats: int) -> list[dict[str, float]]:
-    """Return a row for each context length and tree size."""
-    speed = bandwidth(target)
-    weights = sum(p.numel() * p.element_size() for p in target.model.parameters())
-    embedding = target.model.get_input_embeddings().weight
-    read = weights - embedding.numel() * embedding.element_size()
-    config = target.model.config
-    width = config.hidden_size // config.num_attention_heads * config.num_key_value_heads
-    per_token = 2 * 2 * width * config.num_hidden_layers
-    rows = []
-    for length in LENGTHS:
-        for nodes in NODES:
-            taken = [target.time_forward(nodes + 1, length) for _ in range(repeats + 2)][2:]
-            floor = (read + per_token * length) / speed
-            rows.append(
-                {
-                    "length": length,
-                    "nodes": nodes,
-                    "ms": 1000 * median(taken),
-                    "floor_ms": 1000 * floor,
-                    "over_floor": median(taken) / floor,
-                }
-            )
-    return rows
+class Probe:
+    """The models on a device, an engine for each way to step and to draft, and the clock."""
+
+    def __init__(self, device: torch.device, repeats: int, seconds: float, *, small: bool) -> None:
+        self.device, self.repeats = device, repeats
+        self.ends = time.perf_counter() + seconds
+        self.lengths = SMALL_LENGTHS if small else LENGTHS
+        self.bandwidth = models.bandwidth(device, 16 << 20 if small else 2 << 30)
+        dtype = torch.bfloat16 if is_cuda(device) else torch.float32
+        sizes = models.SMALL_TARGET if small else models.TARGET
+        self.model = models.make_model(sizes, device, dtype)
+        draft = models.SMALL_DRAFT if small else models.DRAFT
+        self._make_draft = lambda: models.make_model(draft, device, dtype)
+        self._targets: dict[str, Engine] = {}
+        self._engines: dict[tuple[str, str, int | None], Engine] = {}
+        self._drafter: ModelDrafter | None = None
+        self._compiling = 0.0  # seconds that the last compiled cell took to begin
+
+    def engine(self, mode: str, cell: Cell) -> Engine:
+        """Return the engine that takes a cell's steps in a mode."""
+        if mode not in self._targets:
+            with tempfile.TemporaryDirectory() as folder:  # what was probed here is for here alone
+                made = Engine(self.model, None, None, static=mode, cache=Path(folder))
+            self._targets[mode] = made
+        key = mode, cell.drafter, cell.rows
+        if key not in self._engines:
+            self._engines[key] = self._targets[mode].drafting(*self._drafting(cell))
+        return self._engines[key]
+
+    def _drafting(self, cell: Cell) -> tuple[Any, int]:
+        """Return a cell's drafter and its nodes."""
+        if cell.drafter == "context":
+            return "context", CONTEXT_NODES
+        if cell.drafter == "draft":
+            if self._drafter is None:
+                self._drafter = ModelDrafter(self._make_draft(), depth=LEVELS, width=1, worth=0)
+            return self._drafter, LEVELS
+        assert cell.rows is not None
+        return (Stub(), cell.rows - 1) if cell.rows > 1 else (None, 0)
+
+    def floor(self, cell: Cell) -> float:
+        """Return the milliseconds in which the bytes of a step are read, the draft model's too."""
+        least = models.Floor.of(self.model, self.bandwidth).milliseconds(cell.batch, cell.length)
+        if cell.drafter == "draft" and self._drafter is not None:
+            draft = models.Floor.of(self._drafter.model.model, self.bandwidth)
+            least += LEVELS * draft.milliseconds(cell.batch, cell.length)
+        return least
+
+    def rows(self, cell: Cell, modes: Sequence[str], work: Work) -> Iterator[Row]:
+        """Yield what `work` finds in each mode, or why it finds nothing."""
+        reasons: dict[str, str] = {}
+        found: Mapping[str, Row] = {}
+        if reason := self._late("compile" in modes):
+            reasons = dict.fromkeys(modes, reason)
+        else:
+            try:
+                engines = {mode: self.engine(mode, cell) for mode in modes}
+                with seats(engines, cell, reasons) as seated:
+                    found = work(self, cell, seated)
+            except Exception as error:
+                if not out_of_memory(error):
+                    raise
+                reasons = dict.fromkeys(modes, "memory ended")
+        for mode in modes:
+            row = {**cell.told, "mode": mode}
+            ended = mode in found and self.engine(mode, cell).target.static != mode
+            if ended:
+                reasons[mode] = "memory ended while a step was captured"
+            yield {**row, "skipped": reasons[mode]} if mode in reasons else {**row, **found[mode]}
+
+    def _late(self, compiles: bool) -> str:
+        left = self.ends - time.perf_counter()
+        needed = 1.5 * self._compiling if compiles else 0.0
+        if left > needed:
+            return ""
+        return f"{max(0.0, left):.0f} s are left (--seconds)" + (
+            f" and it takes some {needed:.0f} to compile" if needed else ""
+        )
+
+    def began(self, mode: str, seconds: float) -> None:
+        """Learn how long the first steps of a cell took."""
+        if mode == "compile":
+            self._compiling = seconds
 
 
-def main() -> None:
-    """Run the probe and print a table."""
+Work = Callable[[Probe, Cell, dict[str, Seat]], dict[str, Row]]
+
+
+def timed(probe: Probe, cell: Cell, seated: dict[str, Seat]) -> dict[str, Row]:
+    """Return the medians and quartiles of each mode, over rounds that take the modes in turn."""
+    samples: dict[str, list[Row]] = {mode: [] for mode in seated}
+    alone = cell.part == "batch" and cell.rows == 16 and cell.law == "top-p"
+    for repeat in range(probe.repeats + 1):  # the first round captures, or compiles
+        for mode in rotated(list(seated), repeat):
+            began = time.perf_counter()
+            sample = seated[mode].sample()
+            if alone:
+                sample["forward_ms"] = seated[mode].forward()
+            if repeat:
+                samples[mode].append(sample)
+            else:
+                probe.began(mode, time.perf_counter() - began)
+    floor = probe.floor(cell)
+    return {mode: _summary(each, floor) for mode, each in samples.items()}
+
+
+def _summary(samples: Sequence[Row], floor: float) -> Row:
+    row = {name: median(sample[name] for sample in samples) for name in samples[0]}
+    every = [sample["ms"] for sample in samples]
+    low, _, high = quantiles(every, n=4, method="inclusive") if len(every) > 1 else every * 3
+    return {
+        **row,
+        "ms_q1": low,
+        "ms_q3": high,
+        "floor_ms": floor,
+        "over_floor": row["ms"] / floor,
+    }
+
+
+def counts(probe: Probe, cell: Cell, seated: dict[str, Seat]) -> dict[str, Row]:
+    """Return what one step asks of the device, in each mode."""
+    found = {}
+    for mode, seat in seated.items():
+        seat.sample()  # it was captured for other buffers, perhaps
+        with seat.begun() as loop:
+            found[mode] = counted(loop.step, probe.device)
+    return found
+
+
+def both(probe: Probe, cell: Cell, seated: dict[str, Seat]) -> dict[str, Row]:
+    """Return times and counts: what was compiled is not compiled again for the latter."""
+    first, second = timed(probe, cell, seated), counts(probe, cell, seated)
+    return {mode: {**first[mode], **second[mode]} for mode in first}
+
+
+def measure(probe: Probe, parts: Sequence[str], modes: Sequence[str]) -> Iterator[Row]:
+    """Yield a row for each cell and mode."""
+    wanted = [cell for cell in cells(probe.lengths) if cell.part in parts]
+    plain = [mode for mode in modes if mode != "compile"]
+    found = [row for cell in wanted for row in _told(probe.rows(cell, plain, timed))]
+    # The profiler leaves launches slower behind it, so that all is timed before.
+    places = {_key(row): row for row in found}
+    for cell in wanted:
+        if all("skipped" in places[_key({**cell.told, "mode": mode})] for mode in plain):
+            continue
+        for row in probe.rows(cell, plain, counts):
+            place = places[_key(row)]
+            if "skipped" not in place:
+                place["not_counted" if "skipped" in row else "counted"] = row.get("skipped", True)
+                place.update({k: v for k, v in row.items() if k not in place and k != "skipped"})
+    yield from map(_idle, found)
+    if "compile" in parts and "compile" in modes:
+        for cell in _by_worth(cells(probe.lengths)):
+            yield from map(_idle, _told(probe.rows(cell, ["compile"], both)))
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("part", "batch", "length", "rows", "law", "mode"))
+
+
+def _by_worth(every: Sequence[Cell]) -> list[Cell]:
+    """Return the cells with those first that bars are about: to compile one takes a minute."""
+
+    def about(cell: Cell) -> bool:
+        batch = (cell.rows, cell.law, cell.length) == (16, "top-p", every[0].length)
+        return (cell.part == "single" and cell.rows != 16) or (cell.part == "batch" and batch)
+
+    return sorted(every, key=lambda cell: not about(cell))
+
+
+def _told(rows: Iterator[Row]) -> Iterator[Row]:
+    """Print rows as they are found."""
+    for row in rows:
+        print(line(row), flush=True)
+        yield row
+
+
+def _idle(row: Row) -> Row:
+    """Add the time of a step in which the device did nothing, where that is known."""
+    if row.get("kernels") and "ms" in row:
+        row["host_idle_ms"] = max(0.0, row["ms"] - row["busy_ms"])
+    return row
+
+
+COLUMNS = ("part", "batch", "length", "rows", "law", "mode")
+FIGURES = ("ms", "ms_q1", "ms_q3", "floor_ms", "over_floor", "draft_ms", "forward_ms", "tokens")
+COUNTS = ("launches", "graphs", "copies", "waits", "kernels", "busy_ms", "host_idle_ms")
+
+
+def line(row: Row) -> str:
+    """Return a row of the first table."""
+    first = [str("" if row[name] is None else row[name]) for name in COLUMNS]
+    if "skipped" in row:
+        return f"| {' | '.join(first)} | not measured: {row['skipped']} |"
+    figures = [f"{row[name]:.4g}" if name in row else "" for name in FIGURES]
+    return f"| {' | '.join([*first, *figures])} |"
+
+
+def tables(rows: Sequence[Row], found: Sequence[Row]) -> Iterator[str]:
+    """Yield the lines of the tables of counts and of bars."""
+    names = [name for name in (*COUNTS, "operators") if any(name in row for row in rows)]
+    yield f"\n| {' | '.join([*COLUMNS, *names])} |"
+    yield "| --- " * (len(COLUMNS) + len(names)) + "|"
+    for row in rows:
+        if any(name in row for name in names):
+            first = [str("" if row[name] is None else row[name]) for name in COLUMNS]
+            counts = [f"{row[name]:.4g}" if name in row else "" for name in names]
+            yield f"| {' | '.join(first + counts)} |"
+    yield "\n| bar | | measured | mode | met |\n| --- | --- | --- | --- | --- |"
+    for bar in found:
+        met = {None: "", True: "yes", False: "no"}[bar["met"]]
+        yield f"| {bar['name']} | {bar['bar']} | {bar['measured']} | {bar['mode'] or ''} | {met} |"
+
+
+def described(probe: Probe, options: argparse.Namespace) -> dict[str, Any]:
+    """Return what the figures were measured on."""
+    cuda = is_cuda(probe.device)
+    return {
+        "device": torch.cuda.get_device_name(probe.device) if cuda else str(probe.device),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "transformers": transformers.__version__,
+            "ragspec": ragspec.__version__,
+        },
+        "label": "toy sizes, nothing is measured" if options.small else "random weights",
+        "dtype": str(probe.model.dtype).removeprefix("torch."),
+        "parameters": sum(each.numel() for each in probe.model.parameters()),
+        "weight_bytes": models.weight_bytes(probe.model),
+        "copy_GB_per_second": probe.bandwidth / 1e9,
+        "repeats": options.repeats,
+    }
+
+
+def read_options() -> argparse.Namespace:
+    """Return what was asked for, checked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--small", action="store_true", help="a toy size, to try the script")
-    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas between them")
+    parser.add_argument("--modes", help="of off, eager, graph and compile, with commas")
+    parser.add_argument("--repeats", type=int, default=7, help="rounds, after one to warm up")
+    parser.add_argument("--seconds", type=float, default=540, help="after which no case is begun")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    target = CausalTarget(
-        make_model(SMALL if options.small else LARGE, pick_device(options.device))
-    )
-    rows = measure(target, options.repeats)
-    for row in rows:
-        print("  ".join(f"{name} {value:.4g}" for name, value in row.items()))
+    options.device = pick_device(options.device)
+    options.only = options.only.split(",")
+    cuda = is_cuda(options.device)
+    usual = "off,graph,compile" if cuda else "off,eager"
+    options.modes = (options.modes or usual).split(",")
+    for name, given, known in (
+        ("--only", options.only, PARTS),
+        ("--modes", options.modes, ("off", "eager", "graph", "compile")),
+    ):
+        if strange := [each for each in given if each not in known]:
+            parser.error(f"got {name} {strange[0]!r}; expected some of {', '.join(known)}")
+    if not (cuda or options.small):
+        parser.error(
+            f"got {options.device} without --small; expected a CUDA device, which a model of 8 B "
+            "is measured on. Run this where there is one, or give --small to try the script here."
+        )
+    if options.repeats < 1:
+        parser.error(f"got --repeats {options.repeats}; expected at least 1")
+    return options
+
+
+def main() -> None:
+    """Run the probe, print its tables and keep them."""
+    options = read_options()
+    began = time.perf_counter()
+    warnings.simplefilter("once")
+    probe = Probe(options.device, options.repeats, options.seconds, small=options.small)
+    print(f"| {' | '.join([*COLUMNS, *FIGURES])} |")
+    print("| --- " * (len(COLUMNS) + len(FIGURES)) + "|")
+    rows = list(measure(probe, options.only, options.modes))
+    found = bars(rows, measured=is_cuda(options.device) and not options.small)
+    print("\n".join(tables(rows, found)))
     if options.json:
-        options.json.write_text(json.dumps({"device": str(target.device), "rows": rows}))
+        document = {
+            **described(probe, options),
+            "seconds": time.perf_counter() - began,
+            "cases": rows,
+            "bars": found,
+        }
+        options.json.write_text(json.dumps(document, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":
