@@ -40,23 +40,26 @@ from gpu_steps import Cell, Seat, Stub, rotated, seats
 import ragspec
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.engine import Engine
+from ragspec.errors import InputError
 from ragspec.models.device import is_cuda, out_of_memory, pick_device
 
 PARTS = ("single", "batch", "context", "draft", "compile")
 ROWS = (1, 16, 32)
 LENGTHS = (512, 4096, 32_768)
 SMALL_LENGTHS = (48, 96, 192)
-BATCH = 16
+BATCH, SMALL_BATCH = 16, 4
+STEPS, SMALL_STEPS = 8, 2  # timed in one sample
+REPEATS, SMALL_REPEATS = 7, 2
 LEVELS = 5  # of the draft model
 CONTEXT_NODES = 15
 Row = dict[str, Any]
 
 
-def cells(lengths: Sequence[int]) -> list[Cell]:
+def cells(lengths: Sequence[int], texts: int) -> list[Cell]:
     """Return what is measured, in the order of how much is known by it."""
     single = [Cell("single", 1, length, rows) for length in lengths for rows in ROWS]
     batch = [
-        Cell("batch", BATCH, length, rows, law)
+        Cell("batch", texts, length, rows, law)
         for length in lengths
         for rows in ROWS
         for law in ("greedy", "top-p")
@@ -75,13 +78,15 @@ class Probe:
     def __init__(self, device: torch.device, repeats: int, seconds: float, *, small: bool) -> None:
         self.device, self.repeats = device, repeats
         self.ends = time.perf_counter() + seconds
-        self.lengths = SMALL_LENGTHS if small else LENGTHS
+        self.steps = SMALL_STEPS if small else STEPS
+        self.cells = cells(*((SMALL_LENGTHS, SMALL_BATCH) if small else (LENGTHS, BATCH)))
         self.bandwidth = models.bandwidth(device, 16 << 20 if small else 2 << 30)
         dtype = torch.bfloat16 if is_cuda(device) else torch.float32
         sizes = models.SMALL_TARGET if small else models.TARGET
         self.model = models.make_model(sizes, device, dtype)
         draft = models.SMALL_DRAFT if small else models.DRAFT
         self._make_draft = lambda: models.make_model(draft, device, dtype)
+        self._folder = tempfile.TemporaryDirectory()  # what was probed here is for here alone
         self._targets: dict[str, Engine] = {}
         self._engines: dict[tuple[str, str, int | None], Engine] = {}
         self._drafter: ModelDrafter | None = None
@@ -90,9 +95,8 @@ class Probe:
     def engine(self, mode: str, cell: Cell) -> Engine:
         """Return the engine that takes a cell's steps in a mode."""
         if mode not in self._targets:
-            with tempfile.TemporaryDirectory() as folder:  # what was probed here is for here alone
-                made = Engine(self.model, None, None, static=mode, cache=Path(folder))
-            self._targets[mode] = made
+            folder = Path(self._folder.name)
+            self._targets[mode] = Engine(self.model, None, None, static=mode, cache=folder)
         key = mode, cell.drafter, cell.rows
         if key not in self._engines:
             self._engines[key] = self._targets[mode].drafting(*self._drafting(cell))
@@ -129,15 +133,20 @@ class Probe:
                 with seats(engines, cell, reasons) as seated:
                     found = work(self, cell, seated)
             except Exception as error:
-                if not out_of_memory(error):
-                    raise
-                reasons = dict.fromkeys(modes, "memory ended")
+                reasons = dict.fromkeys(modes, _bearable(error, modes))
+                self._forget(modes)
         for mode in modes:
             row = {**cell.told, "mode": mode}
-            ended = mode in found and self.engine(mode, cell).target.static != mode
-            if ended:
+            if mode in found and self.engine(mode, cell).target.static != mode:
                 reasons[mode] = "memory ended while a step was captured"
+                self._forget([mode])
             yield {**row, "skipped": reasons[mode]} if mode in reasons else {**row, **found[mode]}
+
+    def _forget(self, modes: Sequence[str]) -> None:
+        """Let targets that something has failed in go, with all their memory."""
+        for mode in modes:
+            self._targets.pop(mode, None)
+        self._engines = {key: made for key, made in self._engines.items() if key[0] not in modes}
 
     def _late(self, compiles: bool) -> str:
         left = self.ends - time.perf_counter()
@@ -154,6 +163,15 @@ class Probe:
             self._compiling = seconds
 
 
+def _bearable(error: Exception, modes: Sequence[str]) -> str:
+    """Return what is told of a cell that failed; raises what is not to be borne."""
+    if out_of_memory(error):
+        return "memory ended"
+    if "compile" in modes and isinstance(error, RuntimeError):  # torch's own compiler, not ours
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:120]}"
+    raise error
+
+
 Work = Callable[[Probe, Cell, dict[str, Seat]], dict[str, Row]]
 
 
@@ -164,9 +182,9 @@ def timed(probe: Probe, cell: Cell, seated: dict[str, Seat]) -> dict[str, Row]:
     for repeat in range(probe.repeats + 1):  # the first round captures, or compiles
         for mode in rotated(list(seated), repeat):
             began = time.perf_counter()
-            sample = seated[mode].sample()
+            sample = seated[mode].sample(probe.steps)
             if alone:
-                sample["forward_ms"] = seated[mode].forward()
+                sample["forward_ms"] = seated[mode].forward(probe.steps)
             if repeat:
                 samples[mode].append(sample)
             else:
@@ -192,7 +210,6 @@ def counts(probe: Probe, cell: Cell, seated: dict[str, Seat]) -> dict[str, Row]:
     """Return what one step asks of the device, in each mode."""
     found = {}
     for mode, seat in seated.items():
-        seat.sample()  # it was captured for other buffers, perhaps
         with seat.begun() as loop:
             found[mode] = counted(loop.step, probe.device)
     return found
@@ -206,7 +223,7 @@ def both(probe: Probe, cell: Cell, seated: dict[str, Seat]) -> dict[str, Row]:
 
 def measure(probe: Probe, parts: Sequence[str], modes: Sequence[str]) -> Iterator[Row]:
     """Yield a row for each cell and mode."""
-    wanted = [cell for cell in cells(probe.lengths) if cell.part in parts]
+    wanted = [cell for cell in probe.cells if cell.part in parts]
     plain = [mode for mode in modes if mode != "compile"]
     found = [row for cell in wanted for row in _told(probe.rows(cell, plain, timed))]
     # The profiler leaves launches slower behind it, so that all is timed before.
@@ -221,7 +238,7 @@ def measure(probe: Probe, parts: Sequence[str], modes: Sequence[str]) -> Iterato
                 place.update({k: v for k, v in row.items() if k not in place and k != "skipped"})
     yield from map(_idle, found)
     if "compile" in parts and "compile" in modes:
-        for cell in _by_worth(cells(probe.lengths)):
+        for cell in _by_worth(probe.cells):
             yield from map(_idle, _told(probe.rows(cell, ["compile"], both)))
 
 
@@ -312,11 +329,14 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--small", action="store_true", help="a toy size, to try the script")
     parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas between them")
     parser.add_argument("--modes", help="of off, eager, graph and compile, with commas")
-    parser.add_argument("--repeats", type=int, default=7, help="rounds, after one to warm up")
+    parser.add_argument("--repeats", type=int, help=f"rounds after one to warm up, {REPEATS}")
     parser.add_argument("--seconds", type=float, default=540, help="after which no case is begun")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    options.device = pick_device(options.device)
+    try:
+        options.device = pick_device(options.device)
+    except InputError as error:
+        parser.error(str(error))
     options.only = options.only.split(",")
     cuda = is_cuda(options.device)
     usual = "off,graph,compile" if cuda else "off,eager"
@@ -332,6 +352,10 @@ def read_options() -> argparse.Namespace:
             f"got {options.device} without --small; expected a CUDA device, which a model of 8 B "
             "is measured on. Run this where there is one, or give --small to try the script here."
         )
+    if "graph" in options.modes and not cuda:
+        parser.error(f"got --modes graph for {options.device}; expected a CUDA device, or 'eager'")
+    if options.repeats is None:
+        options.repeats = SMALL_REPEATS if options.small else REPEATS
     if options.repeats < 1:
         parser.error(f"got --repeats {options.repeats}; expected at least 1")
     return options

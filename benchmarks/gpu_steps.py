@@ -23,7 +23,6 @@ from ragspec.target.kv_cache import slot_bytes
 from ragspec.target.static.shapes import MOST_QUERIES, slots_of
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 
-STEPS = 8  # timed in one sample
 ACCEPTED = 2  # nodes of a stub's tree
 ROOM = 512  # tokens that a session has beyond its first ones
 LAWS = {"greedy": Sampling(seed=0), "top-p": Sampling(temperature=0.8, top_p=0.9, seed=0)}
@@ -130,35 +129,35 @@ class Seat:
             for row in run.rows:
                 loop.leave(row)
 
-    def sample(self) -> dict[str, float]:
+    def sample(self, steps: int) -> dict[str, float]:
         """Return the mean of some steps: milliseconds, by stage too, and draft nodes and tokens."""
         stages, nodes, tokens = [], [], []
         with self.begun() as loop:
             began = time.perf_counter()
-            for _ in range(STEPS):
+            for _ in range(steps):
                 step = loop.step()[0].step
                 stages.append(step.milliseconds)
                 nodes.append(len(step.tree))
                 tokens.append(len(step.tokens))
             synchronize(self.target.device)
-            spent = 1000 * (time.perf_counter() - began) / STEPS
+            spent = 1000 * (time.perf_counter() - began) / steps
         told = {f"{name}_ms": mean(each[name] for each in stages) for name in stages[0]}
         return {"ms": spent, **told, "nodes": mean(nodes), "tokens": mean(tokens)}
 
-    def forward(self) -> float:
+    def forward(self, steps: int) -> float:
         """Return the mean milliseconds of the forward alone: its logits, and nobody chooses."""
         batch = self.cell.batch
         tree = StubSession().propose(DraftContext([], 0, 0), (self.cell.rows or 1) - 1)
         self._rewind()
         spent = 0.0
-        for attempt in range(STEPS + 1):
+        for attempt in range(steps + 1):
             synchronize(self.target.device)
             began = time.perf_counter()
             self.session.verify([[SAID]] * batch, [tree] * batch)
             synchronize(self.target.device)
             spent += (time.perf_counter() - began) * (attempt > 0)
             self.session.commit([()] * batch)
-        return 1000 * spent / STEPS
+        return 1000 * spent / steps
 
     def _rewind(self) -> None:
         self.session.line_up(range(self.cell.batch))
