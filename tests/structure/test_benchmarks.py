@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gzip
+import importlib
 import importlib.util
 import json
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ragspec.acceptance.target_view import RowView
 from ragspec.target.causal import CausalTarget
@@ -322,3 +324,130 @@ def test_server(tmp_path: Path) -> None:
     assert found["stream"]["token_ratio"] > 0 < found["stream"]["first_ms"][1]
     assert found["prediction"]["right"] > 3 * found["prediction"]["none"] / 2
     assert found["soak"]["requests"] == 24 and found["soak"]["threads"][0] > 1
+
+
+def test_gpu_probe(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    printed = run(
+        *("gpu_probe.py", "--small", "--device", "cpu", "--repeats", "1", "--json", out),
+    )
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert found["device"] == "cpu" and found["versions"]["torch"] == torch.__version__
+    assert found["weight_bytes"] < 4 * found["parameters"] and found["copy_GB_per_second"] > 0
+    seen = {
+        (*(row[k] for k in ("part", "batch", "length", "rows", "law", "mode")),): row
+        for row in found["cases"]
+    }
+    lengths, rows, modes = (48, 96, 192), (1, 16, 32), ("off", "eager")
+    assert set(seen) == {
+        *(("single", 1, n, r, "greedy", m) for n in lengths for r in rows for m in modes),
+        *(
+            ("batch", 4, n, r, law, m)
+            for n in lengths
+            for r in rows
+            for law in ("greedy", "top-p")
+            for m in modes
+        ),
+        *(
+            (p, 1, n, None, "greedy", m)
+            for p in ("context", "draft")
+            for n in (48, 96)
+            for m in modes
+        ),
+    }
+    for (part, _, _, n, law, _), row in seen.items():
+        figures = ("ms", "ms_q1", "ms_q3", "floor_ms", "over_floor", "verify_ms", "operators")
+        assert all(row[name] > 0 for name in figures) and row["ms_q1"] <= row["ms_q3"]
+        # Two of a stub's nodes are right, all of the context's and of the draft model's.
+        tokens = {"context": 16, "draft": 6}.get(part, 1 if n == 1 else 3)
+        assert (row["tokens"], row["nodes"]) == (tokens, tokens - 1 if n is None else n - 1)
+        assert ("forward_ms" in row) == ((n, law) == (16, "top-p"))
+    assert len(found["bars"]) > 5
+    for bar in found["bars"]:
+        assert (bar["measured"], bar["met"]) == ("not measured", None)
+    assert "| 32 rows over plain at 32768 | <= 1.3 | not measured |" in printed
+
+
+def test_gpu_probe_asks_for_an_accelerator(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    probe = importlib.import_module("gpu_probe")
+    for given, said in (
+        (["--device", "cpu"], "got cpu without --small; expected a CUDA device"),
+        (["--device", "cpu", "--small", "--modes", "graph"], "got --modes graph for cpu"),
+        (["--device", "tpu9"], "device 'tpu9' is unknown to torch"),
+        (["--small", "--only", "single,signle"], "got --only 'signle'; expected some of single"),
+        (["--small", "--repeats", "0"], "got --repeats 0; expected at least 1"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["gpu_probe.py", *given])
+        with pytest.raises(SystemExit) as ended:
+            probe.main()
+        assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_gpu_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    bars = importlib.import_module("gpu_bars").bars
+
+    def row(mode: str, n: int, ms: float, length: int = 512, **more: Any) -> dict[str, Any]:
+        of = {"part": "single", "batch": 1, "law": "greedy", "over_floor": ms / 5}
+        return {**of, "length": length, "rows": n, "mode": mode, "ms": ms, **more}
+
+    rows = [
+        row("off", 1, 9.0),
+        row("graph", 1, 6.5),
+        row("compile", 1, 6.0),
+        row("graph", 32, 7.0),
+        row("graph", 16, 9.0, part="batch", batch=16, law="top-p", forward_ms=7.5),
+        row("graph", 1, 5.0, 4096),
+        {"part": "single", "length": 4096, "rows": 32, "mode": "graph", "skipped": "memory ended"},
+    ]
+    found = {bar["name"]: bar for bar in bars(rows, measured=True)}
+    told = {name: (bar["measured"], bar["mode"], bar["met"]) for name, bar in found.items()}
+    assert told["plain at 512 over its bytes"] == (1.2, "compile", True)
+    assert told["plain at 512 over its bytes (stretch)"] == (1.2, "compile", False)
+    assert told["32 rows over plain at 512"] == (1.0769, "graph", True)
+    assert told["16 texts of 16 rows, top-p, at 512: step over forward"] == (1.2, "graph", False)
+    assert told["graph against today's step, 1 rows at 512"] == (1.3846, "graph", False)
+    assert told["32 rows over plain at 4096"] == ("not measured", None, None)
+    assert {bar["measured"] for bar in bars(rows, measured=False)} == {"not measured"}
+
+
+def test_gpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    counts = importlib.import_module("gpu_counts")
+    host = [
+        (counts.MARK, 0, 100),
+        ("cudaLaunchKernel", 10, 12),
+        ("cudaGraphLaunch", 20, 25),
+        ("cudaMemcpyAsync", 30, 31),
+        ("cudaStreamSynchronize", 31, 90),
+        ("cudaDeviceSynchronize", 101, 200),  # the profiler's own
+    ]
+    ran = [(counts.MARK, 0, 99), ("kernel", 20, 50), ("kernel", 40, 60), ("Memcpy DtoH", 70, 80)]
+    events = [[counts.Event(*each) for each in those] for those in (host, ran)]
+    expected = {"launches": 2, "graphs": 1, "copies": 1, "waits": 1, "kernels": 2}
+    assert counts.on_cuda(*events) == {**expected, "busy_ms": 50 / 1e6}
+
+
+def test_gpu_cells_that_do_not_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    measure = importlib.import_module("gpu_measure")
+    steps = importlib.import_module("gpu_steps")
+
+    def reason(seconds: float, work: Any = measure.timed, modes: Any = ("off",)) -> str:
+        probe = measure.Probe(torch.device("cpu"), tmp_path, 1, seconds, small=True)
+        probe.began("compile", 40.0)
+        (row,) = probe.rows(probe.cells[0], modes, work)
+        return str(row.get("skipped"))
+
+    def failing(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    assert reason(60.0) == "None"
+    assert reason(60.0, failing) == "memory ended"
+    assert reason(0.0) == "0 s are left (--seconds)"
+    assert "and it takes some 60 to compile" in reason(50.0, modes=("compile",))
+    monkeypatch.setattr(steps, "free_bytes", lambda device: 10_000)
+    assert reason(60.0).endswith("GB and 0.0 GB are free")
