@@ -34,7 +34,12 @@ def counted(step: Callable[[], Any], device: torch.device) -> dict[str, float]:
     raw = profiler.profiler.kineto_results.events()
     kind = torch.autograd.DeviceType
     host = [Event.of(event) for event in raw if event.device_type() == kind.CPU]
-    ran = [Event.of(event) for event in raw if event.device_type() == kind.CUDA]
+    ran = [
+        Event.of(event)
+        for event in raw
+        # What is marked on the host appears among the device's events, too, as one long one.
+        if event.device_type() == kind.CUDA and "annotation" not in str(event.activity_type())
+    ]
     found = on_cuda(host, ran) if is_cuda(device) else {"operators": _operators(host)}
     return {name: value / STEPS for name, value in found.items()}
 
@@ -60,7 +65,6 @@ def on_cuda(host: Sequence[Event], ran: Sequence[Event]) -> dict[str, float]:
     """Return what the host called within the steps, and what the device did; sums of all steps."""
     marks = [event for event in host if event.name == MARK]
     within = [e.name for e in host if any(m.start <= e.start <= m.end for m in marks)]
-    # What is marked on the host appears among the device's events, too, as one long one.
     ran = [event for event in ran if event.name != MARK]
     moved = sum(event.name.startswith(("Memcpy", "Memset")) for event in ran)
     return {
