@@ -63,6 +63,7 @@ class DraftRequest:
     draft_prompt: what a drafter with a context of its own reads in place of the prompt.
     known_states: parts of the prompt, in its order, of which a drafter that needs hidden states may
     hear besides what the prefill tells it of.
+    static: how the target takes steps of fixed shape, see `Engine`.
     """
 
     prompt: tuple[int, ...]
@@ -73,6 +74,7 @@ class DraftRequest:
     device: torch.device | None = None
     draft_prompt: tuple[int, ...] | None = None
     known_states: tuple[KnownStates, ...] = ()
+    static: str = "off"
 
 
 @dataclass(slots=True)

@@ -237,6 +237,7 @@ class Run:
                 device=parts.target.device,
                 draft_prompt=settings.draft_prompt,
                 known_states=settings.known_states,
+                static=getattr(parts.target, "static", "off"),
             )
             row.drafter = self.drafter.open(request)
             row.top = wanted([self.drafter])

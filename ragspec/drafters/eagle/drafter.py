@@ -22,7 +22,13 @@ from ragspec.drafters.eagle.head import FeatureHead, check_head
 from ragspec.drafters.eagle.vocabulary import DraftVocabulary
 from ragspec.drafters.method import Method
 from ragspec.drafters.model.drafter import ModelSession
-from ragspec.drafters.model.growth import Growth, checked_mode, checked_widths, make_growth
+from ragspec.drafters.model.growth import (
+    Growth,
+    checked_mode,
+    checked_shape,
+    checked_widths,
+    make_growth,
+)
 from ragspec.drafters.model.static_tree import TreeShape
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.target.causal import CausalTarget
@@ -69,7 +75,7 @@ class HeadDrafter:
         self.vocabulary = None if tokens is None else DraftVocabulary(self.target, tokens)
         self.depth = depth
         self.widths = checked_widths(width, mode)
-        self.shape = None if tree is None else _shape(tree, width, mode)
+        self.shape = checked_shape(tree, width, mode)
         self.worth = worth
         self.name = name
 
@@ -160,15 +166,3 @@ def _ready(head: FeatureHead | Path | str, target: CausalTarget) -> FeatureHead:
     if (weight.device, weight.dtype) != (target.device, target.dtype) or head.training:
         head = copy.deepcopy(head).to(target.device, target.dtype).eval()
     return head
-
-
-def _shape(
-    tree: TreeShape | Sequence[int], width: int | Sequence[int] | None, mode: str
-) -> TreeShape:
-    if mode not in ("coupled", "deterministic"):
-        raise InputError(
-            f"got a static tree in mode {mode!r}, whose shape is set by width; leave tree out."
-        )
-    if isinstance(tree, TreeShape):
-        return tree
-    return TreeShape.by_rank(tree, width if isinstance(width, int) else None)

@@ -149,6 +149,7 @@ class DraftCache:
         [n, m]: which of those slots each new one sees, None where plain causality is right.
         """
         device, n = self.model.device, len(tokens)
+        self._before(n)
         # One array, so that one copy brings it to the device.
         numbers = torch.from_numpy(np.array([[*positions, *tokens, len(self)]])).to(device)
         m = len(positions)
@@ -160,7 +161,10 @@ class DraftCache:
         )
         self.forwards += 1
         logits = self.model.forward(numbers[:, m : m + n], view, self._cache, keep)
-        return _fitted(logits[0], self.vocab_size)
+        return fitted(logits[0], self.vocab_size)
+
+    def _before(self, n: int) -> None:
+        """Make ready for a forward over n tokens; nothing by default, as the slots grow."""
 
     def _grow(self, needed: int) -> None:
         size = self._seen.shape[1]
@@ -189,7 +193,7 @@ class Ground:
     worth: float
 
 
-def _fitted(logits: torch.Tensor, size: int) -> torch.Tensor:
+def fitted(logits: torch.Tensor, size: int) -> torch.Tensor:
     """Return logits [n, V] over the target's vocabulary: padding cut off, or put at -inf."""
     own = logits.shape[-1]
     if own == size:

@@ -95,13 +95,12 @@ class CoupledGrowth:
 
     def grow(self, ground: Ground) -> DraftTree:
         """Return a tree of first choices on this ground."""
-        nodes = self._nodes = CandidateNodes()
-        cache, budget = ground.cache, ground.budget
-        self._known = []
+        nodes, budget = self._begin(), ground.budget
+        cache = ground.cache
         past = [index for index in self._noise if index < ground.context.generated]
         for index in past:
             del self._noise[index]
-        wanted = min(self._candidates, max(budget, 1))
+        wanted = self._wanted(budget)
         self._choose(nodes, [ROOT], ground.logits, ground.context, wanted)
         while True:
             kept = self._kept_of(nodes, budget)
@@ -118,6 +117,15 @@ class CoupledGrowth:
             self._choose(nodes, fresh, logits, ground.context, wanted)
         self._kept = sorted(kept)
         return self._tree()
+
+    def _begin(self) -> CandidateNodes:
+        """Forget the last draft; return the nodes of the next, none so far."""
+        self._nodes, self._known = CandidateNodes(), []
+        return self._nodes
+
+    def _wanted(self, budget: int) -> int:
+        """Return how many candidates a node gets."""
+        return min(self._candidates, max(budget, 1))
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Learn from what the target chose after the nodes of the last draft.
@@ -185,11 +193,8 @@ class CoupledGrowth:
         tokens, perturbed = self._contenders(logits, indices)
         chances = agreement(perturbed, law.sampling.temperature, self.error)
         self._known.append((parents, tokens, chances))
-        both = torch.cat([tokens[:, :k], chances[:, :k]], -1)  # one copy from the device
-        rows: list[list[float]] = both.tolist()
-        for node, row in zip(parents, rows, strict=True):
-            half = len(row) // 2
-            nodes.add(node, row[:half], row[half:])
+        for node, row in zip(parents, listed(tokens, chances, k), strict=True):
+            nodes.add(node, *row)
 
     def _contenders(
         self, logits: torch.Tensor, indices: Sequence[int]
@@ -236,6 +241,14 @@ class CoupledGrowth:
             reach=[nodes.reach[i] for i in kept],
             kind=self.kind,
         )
+
+
+def listed(
+    tokens: torch.Tensor, chances: torch.Tensor, k: int
+) -> list[tuple[list[float], list[float]]]:
+    """Return the first k tokens of each row and their chances, by one copy from the device."""
+    rows: list[list[float]] = torch.cat([tokens[:, :k], chances[:, :k]], -1).tolist()
+    return [(row[: len(row) // 2], row[len(row) // 2 :]) for row in rows]
 
 
 def agreement(perturbed: torch.Tensor, temperature: float, error: float) -> torch.Tensor:

@@ -21,11 +21,24 @@ from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.method import Method, one
 from ragspec.drafters.model.cache import DraftCache, Ground, KnownLaw
-from ragspec.drafters.model.growth import Growth, checked_mode, checked_widths, make_growth
+from ragspec.drafters.model.growth import (
+    Growth,
+    checked_mode,
+    checked_shape,
+    checked_widths,
+    make_growth,
+)
+from ragspec.drafters.model.level_cache import LevelCache
+from ragspec.drafters.model.level_step import CONTENDERS
+from ragspec.drafters.model.static_tree import StaticGrowth, TreeShape
 from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.models.device import is_cuda
 from ragspec.models.supported import check_scope, state_layers
 from ragspec.target.causal import CausalTarget
 from ragspec.target.path_rows import PathTarget
+from ragspec.target.static.open import MODES as STATIC_MODES
+from ragspec.target.static.open import open_static
+from ragspec.target.static.target import StaticTarget
 from ragspec.trees.draft_tree import DraftTree
 
 WORTH = 0.3
@@ -44,7 +57,10 @@ class ModelDrafter:
     means k chains (None = one chain). worth: a draft that grows best first ends when the next
     forward is expected to add less than this many accepted nodes; 0 uses up the budget; None works
     it out from the time of a forward where the budget's policy tells what time is worth, see
-    `Pace`.
+    `Pace`. tree: a static shape, or the sizes of its levels (see `TreeShape.by_rank`), in the first
+    two modes; None grows best first. static: how a static shape of most probable tokens is drafted
+    in one call, "off" level by level, else as in `Engine`; "auto" as the engine's target steps,
+    where the draft model is on CUDA. Sessions tell by `static` how they draft.
     Raises InputError for no model or settings outside their range, UnsupportedModelError for a
     model that cannot draft.
     """
@@ -65,6 +81,8 @@ class ModelDrafter:
         width: int | Sequence[int] | None = None,
         *,
         mode: str = "coupled",
+        tree: TreeShape | Sequence[int] | None = None,
+        static: str = "auto",
         worth: float | None = None,
         name: str = "model",
     ) -> None:
@@ -77,17 +95,52 @@ class ModelDrafter:
         self.depth = depth
         self.kind = checked_mode(mode, depth, worth)
         self.widths = checked_widths(width, mode)
+        self.shape = checked_shape(tree, width, mode)
+        if self.shape is None and static in STATIC_MODES and static not in ("auto", "off"):
+            raise InputError(
+                f"got static={static!r} without a static tree; expected tree= too, such as "
+                "tree=(4, 8, 8, 4, 2). Leave static out to grow the tree best first."
+            )
+        self.static = static
+        self._opened: dict[str, CausalTarget] = {}
+        if static != "auto":
+            self._stepping(static)
         self.worth = worth
         self.name = name
 
     def open(self, request: DraftRequest) -> ModelSession:
         """Return a session whose cache holds the prompt, so that drafting begins at once."""
-        growth = make_growth(request, self.kind, self.name, self.widths)
-        cache = DraftCache(self.model, request.vocab_size, len(request.prompt) + 256)
+        growth = make_growth(request, self.kind, self.name, self.widths, self.shape)
+        model, static = self._stepper(growth, request)
+        make = LevelCache if isinstance(model, StaticTarget) else DraftCache
+        cache = make(model, request.vocab_size, len(request.prompt) + 256)
         if request.prompt and cache.readable(request.prompt):
             with cache.lease():
                 cache.read(request.prompt)
-        return ModelSession(cache, growth, self.depth, self.worth)
+        if isinstance(cache, LevelCache) and isinstance(growth, StaticGrowth):
+            return LevelSession(cache, growth, self.depth, self.worth, static)
+        return ModelSession(cache, growth, self.depth, self.worth, static)
+
+    def _stepper(self, growth: Growth, request: DraftRequest) -> tuple[CausalTarget, str]:
+        """Return the model for a session, and how it drafts: "off", with a reason, or the mode."""
+        mode = self.static
+        if mode == "auto":
+            follows = request.static in ("graph", "compile") and is_cuda(self.model.device)
+            mode = request.static if follows else "off"
+        if mode == "off" or not isinstance(growth, StaticGrowth):
+            return self.model, "off"
+        if not growth.blind:
+            return self.model, "off: its choices follow noise or processors"
+        if growth.shape.width > (most := min(CONTENDERS, request.vocab_size)):
+            return self.model, f"off: its tree asks for more than {most} choices at a place"
+        model = self._stepping(mode)
+        return model, model.static
+
+    def _stepping(self, mode: str) -> CausalTarget:
+        """Return the model as it steps in a mode, tried once; see `open_static`."""
+        if mode not in self._opened:
+            self._opened[mode] = open_static(self.model, mode)
+        return self._opened[mode]
 
 
 class Pace:
@@ -125,9 +178,15 @@ class ModelSession:
     """The draft model's cache for one row of text; see `ModelDrafter`."""
 
     def __init__(
-        self, cache: DraftCache, growth: Growth, depth: int | None, worth: float | None
+        self,
+        cache: DraftCache,
+        growth: Growth,
+        depth: int | None,
+        worth: float | None,
+        static: str = "off",
     ) -> None:
         self.cache = cache
+        self.static = static
         self.pace = Pace(worth)
         self._growth = growth
         self._depth = depth
@@ -144,11 +203,18 @@ class ModelSession:
             return DraftTree.empty(self._growth.kind)
         worth = self.pace.worth(getattr(context.adviser, "rate", 0.0))
         began, before = perf_counter(), cache.forwards
-        with cache.lease():
-            ground = Ground(cache, cache.read(tokens), context, budget, depth, worth)
-            tree = self._growth.grow(ground)
+        tree = self._drafted_tree(context, budget, depth, worth)
         self.pace.learn(1000.0 * (perf_counter() - began), cache.forwards - before)
         return tree
+
+    def _drafted_tree(
+        self, context: DraftContext, budget: int, depth: int, worth: float
+    ) -> DraftTree:
+        """Return the draft below a text that can be read; see `Ground`."""
+        cache = self.cache
+        with cache.lease():
+            ground = Ground(cache, cache.read(context.tokens), context, budget, depth, worth)
+            return self._growth.grow(ground)
 
     def laws(self) -> list[KnownLaw]:
         """Return what the draft model knew at the last proposal's root and nodes that were read.
@@ -163,6 +229,23 @@ class ModelSession:
             self._open = False
             self.cache.commit(step.tokens)
             self._growth.learn(step.tokens)
+
+
+class LevelSession(ModelSession):
+    """A session whose static trees are drafted in one call; see `LevelCache`."""
+
+    cache: LevelCache
+    _growth: StaticGrowth
+
+    def _drafted_tree(
+        self, context: DraftContext, budget: int, depth: int, worth: float
+    ) -> DraftTree:
+        growth = self._growth
+        levels = growth.levels(budget, depth)
+        found = self.cache.draft(context.tokens, growth.shape, levels)
+        if found is None:
+            return super()._drafted_tree(context, budget, depth, worth)
+        return growth.fill(found, budget, min(depth, levels + 1))
 
 
 def draft_target(model: Any) -> CausalTarget:

@@ -94,6 +94,24 @@ def checked_widths(width: int | Sequence[int] | None, mode: str) -> tuple[int, .
     return widths
 
 
+def checked_shape(
+    tree: TreeShape | Sequence[int] | None, width: int | Sequence[int] | None, mode: str
+) -> TreeShape | None:
+    """Return the static shape that is asked for, or whose levels are given; None for none.
+
+    Raises InputError for modes that draw, and for levels that cannot be filled.
+    """
+    if tree is None:
+        return None
+    if MODES[mode] not in _BEST_FIRST:
+        raise InputError(
+            f"got a static tree in mode {mode!r}, whose shape is set by width; leave tree out."
+        )
+    if isinstance(tree, TreeShape):
+        return tree
+    return TreeShape.by_rank(tree, width if isinstance(width, int) else None)
+
+
 def _law_of(request: DraftRequest) -> TokenLaw:
     if request.law is not None:
         return request.law.without_lazy()

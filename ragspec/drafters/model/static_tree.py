@@ -9,14 +9,16 @@ are made by rank, see `by_rank`, and no published list of nodes is built in.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from ragspec.drafters.model.cache import Ground
-from ragspec.drafters.model.coupled import CandidateNodes, CoupledGrowth
+from ragspec.drafters.model.coupled import CandidateNodes, CoupledGrowth, agreement, listed
 from ragspec.errors import InputError
 from ragspec.sampling.distribution import TokenLaw
-from ragspec.trees.draft_tree import ROOT
+from ragspec.trees.draft_tree import ROOT, DraftTree
 
 LEVELS = (4, 8, 8, 4, 2)
 _NOWHERE = -2
@@ -42,6 +44,19 @@ class TreeShape:
     def width(self) -> int:
         """The choices that are wanted after a place."""
         return max(self.ranks) + 1
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """The level of each place, 1 = below the root."""
+        found: list[int] = []
+        for parent in self.parents:
+            found.append(1 if parent == ROOT else found[parent] + 1)
+        return tuple(found)
+
+    def inner_of(self, level: int) -> list[int]:
+        """Return the places of a level that have children."""
+        inner = set(self.parents)
+        return [place for place, at in enumerate(self.depths) if at == level and place in inner]
 
     @classmethod
     def by_rank(cls, levels: Sequence[int] = LEVELS, width: int | None = None) -> TreeShape:
@@ -69,16 +84,72 @@ class TreeShape:
         return cls(tuple(parents), tuple(ranks))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PlaceChoices:
+    """What was found after the root and after the places that were read.
+
+    rows: of each such place (-1 = the root) its row. tokens i64, values f64 [R, K]: the best ones,
+    best first, and their log-probabilities, up to a constant of the row.
+    """
+
+    rows: Mapping[int, int]
+    tokens: torch.Tensor
+    values: torch.Tensor
+
+
 class StaticGrowth(CoupledGrowth):
     """Fills one shape, as far as depth and budget allow; see `CoupledGrowth`."""
 
     def __init__(self, law: TokenLaw, name: str, shape: TreeShape) -> None:
         super().__init__(law, name, shape.width)
+        self.shape = shape
         self._inner = set(shape.parents)
         self._places = {
             pair: place for place, pair in enumerate(zip(shape.parents, shape.ranks, strict=True))
         }
         self._place_of: dict[int, int] = {}
+
+    @property
+    def blind(self) -> bool:
+        """Whether choices depend on the logits of their place alone: no noise, no processors."""
+        return self.law.sampling.greedy and not self.law.processors
+
+    def levels(self, budget: int, depth: int) -> int:
+        """Return how many levels are read for a tree of at most these nodes and this depth."""
+        wanted, depths = self._wanted(budget), self.shape.depths
+        filled: set[int] = {ROOT}
+        for place, (parent, rank) in enumerate(self._places):
+            if parent in filled and rank < wanted:
+                filled.add(place)
+        filled.discard(ROOT)
+        level = 0
+        while level + 1 < depth and self.shape.inner_of(level + 1):
+            if sum(depths[place] <= level for place in filled) >= budget:
+                break
+            level += 1
+        return level
+
+    def fill(self, found: PlaceChoices, budget: int, depth: int) -> DraftTree:
+        """Return the tree that `grow` would return, whose choices were all found beforehand.
+
+        depth: of the tree, at most one more than the levels that were read.
+        """
+        nodes = self._begin()
+        chances = agreement(found.values, self.law.sampling.temperature, self.error)
+        rows = listed(found.tokens, chances, self._wanted(budget))
+        fresh, kept = [ROOT], list[int]()
+        self._place_of = {ROOT: ROOT}
+        while fresh:
+            at = [found.rows[self._place_of[node]] for node in fresh]
+            self._known.append((fresh, found.tokens[at], chances[at]))
+            for node, row in zip(fresh, at, strict=True):
+                nodes.add(node, *rows[row])
+                if node != ROOT:
+                    nodes.slots[node] = row - 1
+            kept = self._kept_of(nodes, budget)
+            fresh = self._unread(kept, depth)
+        self._kept = sorted(kept)
+        return self._tree()
 
     def _kept_of(self, nodes: CandidateNodes, budget: int) -> list[int]:
         """Return the candidates that fill a place, upper ones first."""
@@ -96,11 +167,14 @@ class StaticGrowth(CoupledGrowth):
 
     def _fresh(self, kept: Sequence[int], ground: Ground) -> list[int]:
         """Return the kept nodes whose children the shape wants, a level in one forward."""
+        return self._unread(kept, ground.depth)
+
+    def _unread(self, kept: Sequence[int], depth: int) -> list[int]:
         nodes = self._nodes
         return [
             node
             for node in kept
             if nodes.slots[node] < 0
-            and nodes.depths[node] < ground.depth
+            and nodes.depths[node] < depth
             and self._place_of[node] in self._inner
         ]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from ragspec.sampling.row_laws import RowLaws
 from ragspec.target.static.buffers import Stacks
 from ragspec.target.static.shapes import MOST_QUERIES
-from ragspec.target.static.step import CapturedStep, StaticStep, StepShape
+from ragspec.target.static.step import FixedStep
 from ragspec.target.static.text_laws import TextLaws
 
 
@@ -16,7 +17,7 @@ class Arena:
     """The buffers of one session at a time, and the steps that were made over them."""
 
     stacks: Stacks
-    steps: dict[tuple[StepShape, bool], StaticStep | CapturedStep] = field(default_factory=dict)
+    steps: dict[Hashable, FixedStep] = field(default_factory=dict)
     laws: dict[int, TextLaws] = field(default_factory=dict)  # by rows of a step
     addresses: int = 0
 

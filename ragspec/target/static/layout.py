@@ -29,6 +29,11 @@ class Layout:
     positions: torch.Tensor
     columns: torch.Tensor
 
+    def behind(self, lengths: torch.Tensor) -> Layout:
+        """Return the layout of the same trees behind so many more tokens: lengths i64 [B]."""
+        start = lengths[:, None]
+        return Layout(self.see, self.depth, start + self.positions, start + self.columns)
+
 
 def lay_out(parents: torch.Tensor, lengths: torch.Tensor) -> Layout:
     """Return the layout of trees behind committed tokens: parents i64 [B, n], lengths i64 [B]."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -54,6 +54,16 @@ class Masks:
         return next(iter(made.values()))
 
 
+class FixedStep(Protocol):
+    """What may be captured: it reads `given` and buffers that stay where they are, nothing else."""
+
+    given: torch.Tensor
+
+    def __call__(self) -> tuple[Any, ...]:
+        """Take the step; the model is lent by the caller. Returns tensors, or None for some."""
+        ...
+
+
 class StaticStep:
     """One step over the first rows of the stacks; see the module.
 
@@ -81,20 +91,23 @@ class StaticStep:
         self.given = torch.zeros(rows, 2 * n + 2, dtype=torch.int64, device=device)
         self._columns = torch.zeros(rows, n, dtype=torch.int64, device=device)
         self._cache = step_cache(stacks, rows, shape.slots, self._columns)
-        self.states: torch.Tensor | None = None
-        self._run = _own(StaticStep.run, f"step_{rows}x{n}_of_{shape.slots}").__get__(self)
+        self._states: torch.Tensor | None = None
+        self._run = own_code(StaticStep.run, f"step_{rows}x{n}_of_{shape.slots}").__get__(self)
         if compiler is not None:
             self._run = compiler(self._run)
 
-    def __call__(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take the step that `given` says; see `run`. The model is to be lent by the caller."""
+    def __call__(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Take the step that `given` says: packet, logits (see `run`) and what the head read.
+
+        The model is to be lent by the caller.
+        """
         hook = None if self._head is None else self._head.register_forward_pre_hook(self._take)
         try:
             found: tuple[torch.Tensor, torch.Tensor] = self._run()
         finally:
             if hook is not None:
                 hook.remove()
-        return found
+        return *found, self._states
 
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the packet and the logits [B, n, V]; accepted paths are kept in the cache."""
@@ -131,7 +144,7 @@ class StaticStep:
         return torch.cat([count, again, order, chosen], -1), logits
 
     def _take(self, module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
-        self.states = arguments[0]
+        self._states = arguments[0]
 
 
 class CapturedStep:
@@ -140,20 +153,15 @@ class CapturedStep:
     The first call runs the step itself, so that kernels are chosen and what it needs is there.
     """
 
-    def __init__(self, step: StaticStep, pool: Any) -> None:
+    def __init__(self, step: FixedStep, pool: Any) -> None:
         self.step = step
-        self.shape, self.given = step.shape, step.given
+        self.given = step.given
         self._pool = pool
         self._graph: Any = None
-        self._found: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._found: tuple[Any, ...] | None = None
 
-    @property
-    def states(self) -> torch.Tensor | None:
-        """What the output head read, see `StaticStep`."""
-        return self.step.states
-
-    def __call__(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take the step that `given` says; see `StaticStep.run`."""
+    def __call__(self) -> tuple[Any, ...]:
+        """Take the step that `given` says; see `FixedStep`."""
         if self._graph is None:
             self._capture()
         self._graph.replay()
@@ -173,7 +181,7 @@ class CapturedStep:
         self._graph = graph
 
 
-def _own(function: Any, name: str) -> Any:
+def own_code(function: Any, name: str) -> Any:
     """Return a function of a code object of its own: compiled shapes are counted by these."""
     code: CodeType = function.__code__
     made = FunctionType(

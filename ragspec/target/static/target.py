@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,10 +26,12 @@ from ragspec.target.static.attention import expect_attention
 from ragspec.target.static.buffers import LayerShape, Stacks
 from ragspec.target.static.session import Found, StaticSession
 from ragspec.target.static.shapes import MOST_QUERIES, QUERIES, slots_of
-from ragspec.target.static.step import CapturedStep, Masks, StaticStep, StepShape
+from ragspec.target.static.step import CapturedStep, FixedStep, Masks, StaticStep, StepShape
 from ragspec.target.tree_attention import Configs, lease
 
 MOST_SLOTS = 1 << 30
+Compiler = Callable[[Any], Any]
+Make = Callable[[Compiler | None], FixedStep]
 
 
 class StaticTarget(CausalTarget):
@@ -95,16 +97,42 @@ class StaticTarget(CausalTarget):
     ) -> Found:
         """Take a step: returns packet (None without a law), logits [B, n, V], states if `hidden`.
 
-        given: see `step`. Where memory ends while a step is captured, all are given up for plain
-        ones.
+        given: see `step`; for the rest `take`.
+        """
+
+        def make(compiler: Compiler | None) -> FixedStep:
+            return StaticStep(
+                self.model,
+                arena.stacks,
+                shape,
+                self.masks,
+                None if shape.law is None else arena.laws[shape.rows].laws,
+                head=self.output_head if hidden else None,
+                compiler=compiler,
+                attention=self.attention,
+            )
+
+        packet, logits, states = self.take(arena, (shape, hidden), make, given, configs)
+        return None if shape.law is None else packet, logits, states
+
+    def take(
+        self,
+        arena: Arena,
+        key: Hashable,
+        make: Make,
+        given: NDArray[np.int64],
+        configs: Configs,
+    ) -> tuple[Any, ...]:
+        """Take the step of this key over an arena, made where there is none; see `FixedStep`.
+
+        Where memory ends while a step is captured, all are given up for plain ones.
         """
         self.check_mode()
-        key = shape, hidden
         with lease(self.model, configs), torch.no_grad():
             try:
                 step = arena.steps.get(key)
                 if step is None:
-                    step = arena.steps[key] = self._make(arena, shape, hidden=hidden)
+                    step = arena.steps[key] = self._made(make)
                 return self._take(step, given)
             except Exception as error:
                 if self.static == "eager" or not out_of_memory(error):
@@ -118,31 +146,21 @@ class StaticTarget(CausalTarget):
                 RuntimeWarning,
                 stacklevel=2,
             )
-            step = arena.steps[key] = self._make(arena, shape, hidden=hidden)
+            step = arena.steps[key] = self._made(make)
             return self._take(step, given)
 
-    def _take(self, step: StaticStep | CapturedStep, given: NDArray[np.int64]) -> Found:
+    def _take(self, step: FixedStep, given: NDArray[np.int64]) -> tuple[Any, ...]:
         moved = torch.from_numpy(given)
         if is_cuda(self.device):
             moved = moved.pin_memory()
         step.given.copy_(moved, non_blocking=True)
-        packet, logits = step()
-        return None if step.shape.law is None else packet, logits, step.states
+        return step()
 
-    def _make(self, arena: Arena, shape: StepShape, *, hidden: bool) -> StaticStep | CapturedStep:
-        compiler: Callable[[Any], Any] | None = None
+    def _made(self, make: Make) -> FixedStep:
+        compiler: Compiler | None = None
         if self.static == "compile":
             compiler = partial(torch.compile, fullgraph=True, dynamic=False, backend=self.backend)
-        step = StaticStep(
-            self.model,
-            arena.stacks,
-            shape,
-            self.masks,
-            None if shape.law is None else arena.laws[shape.rows].laws,
-            head=self.output_head if hidden else None,
-            compiler=compiler,
-            attention=self.attention,
-        )
+        step = make(compiler)
         if self.static == "eager" or not is_cuda(self.device):
             return step
         if self._pool is None:

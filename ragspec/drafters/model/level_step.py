@@ -1,0 +1,169 @@
+"""All levels of a fixed tree in one call: what a draft model computes of it visits no host between.
+
+    given i64 [1, C + 2]: tokens that the cache lacks (the root last, then pads), committed slots,
+        how many of the tokens are no pads
+    packet i64 [2, R, K]: best tokens after the root and after each place that is read, and the bits
+        of their logits f64, which are log-probabilities up to a constant of each
+
+The same function runs eagerly, compiled, or captured in a CUDA graph and replayed. What a capture
+runs twice is written twice to the same slots; so what was accepted is read anew, not moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from ragspec.drafters.model.cache import fitted
+from ragspec.drafters.model.static_tree import TreeShape
+from ragspec.target.static.buffers import Stacks, step_cache
+from ragspec.target.static.layout import Layout, additive, allowed, lay_out
+from ragspec.target.static.step import own_code
+from ragspec.target.static.target import StaticTarget
+
+CONTENDERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LevelShape:
+    """What one call is made for: a tree, the levels of it that are read, C tokens and S slots."""
+
+    tree: TreeShape
+    levels: int
+    pending: int
+    slots: int
+    vocab_size: int
+
+
+class ReadPlaces:
+    """The places of a tree whose children the shape wants, level by level: those that are read."""
+
+    def __init__(self, tree: TreeShape, levels: int) -> None:
+        self.tree = tree
+        by_level = [tree.inner_of(level) for level in range(1, levels + 1)]
+        self.places = [place for level in by_level for place in level]
+        self.rows = {place: row for row, place in enumerate([-1, *self.places])}
+        ends = [sum(map(len, by_level[:level])) for level in range(len(by_level) + 1)]
+        self.bounds = list(zip(ends[:-1], ends[1:], strict=True))
+
+    @cached_property
+    def parents(self) -> list[int]:
+        """Of each place that is read the number of the one above, its own below the root."""
+        above = [self.rows[self.tree.parents[place]] - 1 for place in self.places]
+        return [own if parent < 0 else parent for own, parent in enumerate(above)]
+
+    def picks(self, level: int, k: int) -> list[int]:
+        """Return where the tokens of a level stand among the k choices of each place above."""
+        first, last = self.bounds[level]
+        before = self.bounds[level - 1][0] if level else -1
+        return [
+            (self.rows[self.tree.parents[place]] - 1 - before) * k + self.tree.ranks[place]
+            for place in self.places[first:last]
+        ]
+
+
+class LevelStep:
+    """Drafts one tree over the first row of the stacks; see the module."""
+
+    def __init__(
+        self,
+        target: StaticTarget,
+        stacks: Stacks,
+        shape: LevelShape,
+        compiler: Callable[[Any], Any] | None = None,
+    ) -> None:
+        device = stacks.device
+        self.shape = shape
+        self._model, self._masks = target.model, target.masks
+        self._keeps, self._input_size = target.keeps_logits, target.input_size
+        self._windows = tuple(dict.fromkeys(target.masks.windows.values()))
+        self._k = min(CONTENDERS, shape.vocab_size)
+        read = ReadPlaces(shape.tree, shape.levels)
+        self._bounds = read.bounds
+        self._picks = [
+            torch.tensor(read.picks(level, self._k), device=device)
+            for level in range(len(read.bounds))
+        ]
+        chain = [max(0, i - 1) for i in range(shape.pending)]
+        self._chain, self._tree = _still(chain, device), _still(read.parents, device)
+        self.given = torch.zeros(1, shape.pending + 2, dtype=torch.int64, device=device)
+        sizes = [shape.pending, *(last - first for first, last in read.bounds)]
+        self._columns = [torch.zeros(1, n, dtype=torch.int64, device=device) for n in sizes]
+        self._caches = [step_cache(stacks, 1, shape.slots, columns) for columns in self._columns]
+        name = f"levels_{'x'.join(map(str, sizes))}_of_{shape.slots}"
+        self._run = own_code(LevelStep.run, name).__get__(self)
+        if compiler is not None:
+            self._run = compiler(self._run)
+
+    def __call__(self) -> tuple[torch.Tensor]:
+        """Draft what `given` asks for; see `run`. The model is to be lent by the caller."""
+        return (self._run(),)
+
+    def run(self) -> torch.Tensor:
+        """Return the packet; the committed tokens stay in the cache."""
+        pending = self.shape.pending
+        lengths, count = self.given[:, pending], self.given[:, pending + 1]
+        chain = self._chain.behind(lengths)
+        seen = self._seen(chain, lengths)
+        logits = self._forward(0, self.given[:, :pending], chain, seen, (0, pending), count - 1)
+        found = [self._best(logits)]
+        base = lengths + count
+        tree = self._tree.behind(base)
+        seen = self._seen(tree, base) if self._bounds else []
+        for level, bounds in enumerate(self._bounds):
+            tokens = found[-1][0].reshape(-1).index_select(0, self._picks[level])
+            if self._input_size < self.shape.vocab_size:
+                tokens = tokens.clamp_max(self._input_size - 1)  # of no chance; never kept
+            logits = self._forward(level + 1, tokens[None], tree, seen, bounds, None)
+            found.append(self._best(logits))
+        values = torch.cat([value for _, value in found])
+        return torch.stack([torch.cat([token for token, _ in found]), values.view(torch.int64)])
+
+    def _seen(self, layout: Layout, lengths: torch.Tensor) -> list[torch.Tensor]:
+        """Return what the queries of a layout see, by window: bool [1, n, S] each."""
+        slots = self.shape.slots
+        return [allowed(layout, lengths, slots, window) for window in self._windows]
+
+    def _forward(
+        self,
+        number: int,
+        tokens: torch.Tensor,
+        layout: Layout,
+        seen: Sequence[torch.Tensor],
+        bounds: tuple[int, int],
+        last: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return the logits [n, V] of these queries of a layout, or those of the `last` i64 [1]."""
+        own = slice(*bounds)
+        self._columns[number].copy_(layout.columns[:, own])
+        masks = {
+            window: additive(each[:, own], self._model.dtype)
+            for window, each in zip(self._windows, seen, strict=True)
+        }
+        keep = {"logits_to_keep": last} if self._keeps and last is not None else {}
+        logits = self._model(
+            input_ids=tokens,
+            position_ids=layout.positions[:, own],
+            attention_mask=self._masks.of(masks.__getitem__),
+            past_key_values=self._caches[number],
+            use_cache=True,
+            **keep,
+        ).logits[0]
+        if last is not None and not keep:
+            logits = logits.index_select(0, last)
+        return fitted(logits, self.shape.vocab_size)
+
+    def _best(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = logits if logits.dtype == torch.float64 else logits.float()
+        values, tokens = scores.topk(self._k, dim=-1)
+        return tokens, values.double()
+
+
+def _still(parents: Sequence[int], device: torch.device) -> Layout:
+    """Return the layout of a tree behind no tokens."""
+    rows = torch.tensor([list(parents)], dtype=torch.int64, device=device)
+    return lay_out(rows, torch.zeros(1, dtype=torch.int64, device=device))
