@@ -112,8 +112,12 @@ class ModelDrafter:
         """Return a session whose cache holds the prompt, so that drafting begins at once."""
         growth = make_growth(request, self.kind, self.name, self.widths, self.shape)
         model, static = self._stepper(growth, request)
-        make = LevelCache if isinstance(model, StaticTarget) else DraftCache
-        cache = make(model, request.vocab_size, len(request.prompt) + 256)
+        capacity = len(request.prompt) + 256
+        cache = (
+            LevelCache(model, request.vocab_size, capacity)
+            if isinstance(model, StaticTarget)
+            else DraftCache(model, request.vocab_size, capacity)
+        )
         if request.prompt and cache.readable(request.prompt):
             with cache.lease():
                 cache.read(request.prompt)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ class ReadPlaces:
         self.places = [place for level in by_level for place in level]
         self.rows = {place: row for row, place in enumerate([-1, *self.places])}
         ends = [sum(map(len, by_level[:level])) for level in range(len(by_level) + 1)]
-        self.bounds = list(zip(ends[:-1], ends[1:], strict=True))
+        self.bounds = list(pairwise(ends))
 
     @cached_property
     def parents(self) -> list[int]:

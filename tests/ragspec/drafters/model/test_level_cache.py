@@ -59,14 +59,20 @@ def step_of(tree: DraftTree, tokens: list[int]) -> Step:
     return Step(tree=tree, path=(), tokens=tuple(tokens))
 
 
-def walked(one: ModelSession, other: ModelSession, size: int, steps: int = STEPS) -> int:
-    """Let two sessions draft below one growing text; return how many nodes both drafted alike."""
+def walked(
+    one: ModelSession, other: ModelSession, size: int, steps: int = STEPS, *, cut: bool = True
+) -> int:
+    """Let two sessions draft below one growing text; return how many nodes both drafted alike.
+
+    cut: whether budget and depth are at times less than the shape asks for.
+    """
     rng, tokens, nodes = np.random.default_rng(3), [1, 2, 3, 4, 5], 0
     for number in range(steps):
         if number % 9 == 8:
             tokens += rng.integers(0, size, 3).tolist()  # the target wrote without them
-        budget = 5 if number % 7 == 6 else 11
-        context = DraftContext(list(tokens), 5, 2 + number % 6 if number % 5 == 4 else 40)
+        budget = 5 if cut and number % 7 == 6 else 11
+        remaining = 2 + number % 6 if cut and number % 5 == 4 else 40
+        context = DraftContext(list(tokens), 5, remaining)
         expected, found = one.propose(context, budget), other.propose(context, budget)
         assert found.tokens.tolist() == expected.tokens.tolist()
         assert found.parents.tolist() == expected.parents.tolist()
@@ -106,14 +112,14 @@ def test_a_shape_is_compiled_into_one_graph_and_never_broken(
     )
     torch._dynamo.reset()
     counters.clear()
-    shape = TreeShape.by_rank((2, 2, 1))
+    shape = TreeShape.by_rank((2, 2))
     model = architectures.build("llama")
     one, other = session_of(model, "off", shape), session_of(model, "compile", shape)
     assert isinstance(other, LevelSession), other.static
-    walked(one, other, 90)
+    walked(one, other, 90, 50, cut=False)
     made = other.cache._arena.steps
     assert counters["graph_break"] == {}
-    assert counters["stats"]["unique_graphs"] == len(made)
+    assert counters["stats"]["unique_graphs"] == len(made) <= 6
 
 
 def test_one_packet_visits_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,9 +130,9 @@ def test_one_packet_visits_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("tolist", "item", "numpy", "cpu", "__bool__", "__int__", "__float__", "nonzero"):
         real = getattr(torch.Tensor, name)
 
-        def counted(self: Any, *args: Any, _real: Any = real, _name: str = name, **more: Any) -> Any:
+        def counted(self: Any, *args: Any, _real: Any = real, _name: str = name) -> Any:
             visits.append(_name)
-            return _real(self, *args, **more)
+            return _real(self, *args)
 
         monkeypatch.setattr(torch.Tensor, name, counted)
     tree = session.propose(context, 11)
