@@ -116,7 +116,7 @@ def test_a_shape_is_compiled_into_one_graph_and_never_broken(
     model = architectures.build("llama")
     one, other = session_of(model, "off", shape), session_of(model, "compile", shape)
     assert isinstance(other, LevelSession), other.static
-    walked(one, other, 90, 50, cut=False)
+    walked(one, other, 90, 25, cut=False)
     made = other.cache._arena.steps
     assert counters["graph_break"] == {}
     assert counters["stats"]["unique_graphs"] == len(made) <= 6
