@@ -76,10 +76,19 @@ class RotaryTables:
             _service.reset(token)
 
 
+def asks_for_length(model: nn.Module) -> bool:
+    """Return whether a forward looks how long its text is before it turns keys, on the host."""
+    kinds = {kind for module in model.modules() for kind in _kinds(module)}
+    return any(word in str(kind) for kind in kinds for word in ("longrope", "dynamic"))
+
+
 def _changes(module: nn.Module) -> bool:
+    return "longrope" in _kinds(module) and hasattr(module, "config")
+
+
+def _kinds(module: nn.Module) -> list[Any]:
     kinds = getattr(module, "rope_type", None)
-    found = kinds.values() if isinstance(kinds, dict) else [kinds]
-    return "longrope" in found and hasattr(module, "config")
+    return list(kinds.values()) if isinstance(kinds, dict) else [kinds]
 
 
 def _twin(module: nn.Module) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -12,6 +13,8 @@ from ragspec.acceptance.base import Step
 from ragspec.drafters.base import Drafter, SourceText
 from ragspec.engine.engine import Engine
 from ragspec.sampling.settings import Sampling
+from ragspec.target.causal import CausalTarget
+from ragspec.target.static.open import open_static
 from tests.support import tiny
 
 SAMPLINGS = {"greedy": Sampling(seed=3), "sampled": Sampling(temperature=0.8, top_p=0.95, seed=3)}
@@ -46,13 +49,27 @@ def answers() -> tuple[SourceText, ...]:
     return tuple(texts)
 
 
-def check_identity(drafter: Drafter, settings: str, batch: int, *, copies: bool = True) -> None:
+@cache
+def opened(static: str) -> CausalTarget:
+    """Return the target as it takes its steps; one for all, so that its buffers are used again."""
+    return open_static(CausalTarget(target()), static)
+
+
+def check_identity(
+    drafter: Drafter,
+    settings: str,
+    batch: int,
+    *,
+    copies: bool = True,
+    statics: Sequence[str] = ("off", "eager"),
+) -> None:
     """Assert that the drafter changes no token, and, where it may copy, that it is of use.
 
     Both by the session that fits every step, and by steps of fixed shape.
     """
-    for static in ("off", "eager"):
-        engine = Engine(target(), drafter=drafter, budget=BUDGET, static=static)
+    for static in statics:
+        engine = Engine(opened(static), drafter=drafter, budget=BUDGET)
+        assert engine.target.static == static
         tokens, steps = _write(engine, SAMPLINGS[settings], batch, answers() if copies else ())
         assert tokens == expected(settings, batch), static
         if copies:

@@ -12,6 +12,7 @@ from ragspec.models.layer_windows import layer_windows
 from ragspec.models.supported import rank_count
 from ragspec.target.causal import CausalTarget
 from ragspec.target.probe_trial import TREES, Trial
+from ragspec.target.rotary_tables import asks_for_length
 from ragspec.target.static.attention import expect_attention
 from ragspec.target.static.buffers import LayerShape
 from ragspec.target.static.step import Masks
@@ -89,7 +90,7 @@ def _hindrance(target: CausalTarget) -> str:
     """Return why a target cannot take steps of fixed shape, "" where nothing is known."""
     if type(target) is not CausalTarget:
         return f"{type(target).__name__} makes its forwards in a way of its own"
-    if target.tables:
+    if asks_for_length(target.model):
         return "its rotary tables depend on the length of the text"
     if not target.takes_positions:
         return "it counts positions by itself"

@@ -125,24 +125,27 @@ class StaticTarget(CausalTarget):
     ) -> tuple[Any, ...]:
         """Take the step of this key over an arena, made where there is none; see `FixedStep`.
 
-        Where memory ends while a step is captured, all are given up for plain ones.
+        Where memory ends, or a step cannot be captured or compiled, all are given up for plain ones.
         """
         self.check_mode()
+        name, key = key, (key, self.static)  # steps of the trial are not captured
         with lease(self.model, configs), torch.no_grad():
+            new = key not in arena.steps
             try:
                 step = arena.steps.get(key)
                 if step is None:
                     step = arena.steps[key] = self._made(make)
                 return self._take(step, given)
             except Exception as error:
-                if self.static == "eager" or not out_of_memory(error):
+                if self.static == "eager" or not (new or out_of_memory(error)):
                     raise
+                reason = _reason(error)
             arena.steps.clear()
             self.static = "eager"
+            key = name, self.static
             warnings.warn(
-                "memory ended while a step was captured; steps are taken one kernel at a time from "
-                "now on, which is slower. Leave more memory free, or open the engine with "
-                "static='off'.",
+                f"{reason}; steps are taken one kernel at a time from now on, which is slower. "
+                "Open the engine with static='off' where that is faster.",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -166,3 +169,10 @@ class StaticTarget(CausalTarget):
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         return CapturedStep(step, self._pool)
+
+
+def _reason(error: Exception) -> str:
+    if out_of_memory(error):
+        return "memory ended while a step was captured (leave more of it free)"
+    said = str(error).strip().splitlines()
+    return f"a step could not be captured ({type(error).__name__}: {said[0] if said else ''})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from ragspec.engine.engine import Engine
 from ragspec.engine.pool import Pool
-from ragspec.errors import InputError
+from ragspec.errors import InputError, PromptTooLongError
 from ragspec.sampling.settings import Sampling
 from ragspec.target.causal import CausalTarget
 from ragspec.target.constant_width import ConstantWidthTarget
@@ -19,6 +20,7 @@ from ragspec.target.static.open import MODES, open_static
 from ragspec.target.static.target import StaticTarget
 from tests.support import architectures, tiny
 from tests.support.mixing import MixingDrafter
+from tests.support.model_state import state_of
 
 PROMPTS = [[5, 6, 7, 8, 9, 5, 6, 7], [40, 41, 3], [9] * 12, [1, 2, 3, 4, 5]]
 NEW = 24
@@ -112,16 +114,71 @@ def test_weights_that_change_in_place_or_move_are_seen() -> None:
     assert engine.generate(PROMPTS[0], max_new_tokens=8).tokens == expected.tokens
 
 
-def test_a_callback_that_raises_leaves_the_engine_fit(model: Any) -> None:
-    engine = Engine(model, static="eager")
-    expected = engine.generate(PROMPTS[0], max_new_tokens=12).tokens
+@pytest.mark.parametrize("at", [0, 2, 5])
+def test_a_callback_that_raises_leaves_the_engine_fit(at: int, model: Any) -> None:
+    """Also in the midst of a text, where the next step is under way already."""
+    engine = Engine(model, budget=3, static="eager")
+    sampling = SETTINGS["penalties"]
+    expected = _tokens(engine.generate(PROMPTS, sampling, max_new_tokens=12))
+    before, calls = state_of(model), 0
 
     def raises(row: int, step: Any) -> None:
-        raise KeyError("mine")
+        nonlocal calls
+        calls += 1
+        if calls > at:
+            raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        engine.generate(PROMPTS[0], max_new_tokens=12, on_step=raises)
-    assert engine.generate(PROMPTS[0], max_new_tokens=12).tokens == expected
+        engine.generate(PROMPTS, sampling, max_new_tokens=12, on_step=raises)
+    assert calls == at + 1 and state_of(model) == before
+    assert _tokens(engine.generate(PROMPTS, sampling, max_new_tokens=12)) == expected
+
+
+@pytest.mark.parametrize("how", ["cancel", "close", "drop"])
+def test_a_text_that_is_left_leaves_the_engine_fit(how: str, model: Any) -> None:
+    engine = Engine(model, tiny.tokenizer(), budget=3, static="eager")
+    expected = engine.generate(PROMPTS[0], max_new_tokens=12, ignore_eos=True).tokens
+    stream = engine.stream(PROMPTS[0], max_new_tokens=12, ignore_eos=True)
+    next(stream)
+    next(stream)
+    written = stream.result.tokens
+    if how == "cancel":
+        stream.cancel()
+        list(stream)
+        assert stream.result.finish_reason == "cancelled"
+    elif how == "close":
+        stream.close()
+    assert len(written) < 12 and written == expected[: len(written)]
+    del stream
+    again = engine.generate([PROMPTS[1], PROMPTS[0]], max_new_tokens=12, ignore_eos=True)
+    assert again[1].tokens == expected
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_texts_fill_the_context_to_the_brim_and_no_further(architecture: str) -> None:
+    """The padded rows of a step, and its padded queries, stand at places that the model has."""
+    model = tiny.model(architecture, dtype=torch.float64, max_position_embeddings=64)
+    limit = 64
+    prompts = [tiny.prompt(limit - 8, seed=1), tiny.prompt(limit - 20, seed=2), [5] * 30]
+    sampling = Sampling(repetition_penalty=1.1)
+    options = {"ignore_eos": True}
+    lengths = [limit - len(prompt) for prompt in prompts]
+    plain = [
+        Engine(model, drafter=None).generate(p, sampling, max_new_tokens=n, **options)
+        for p, n in zip(prompts, lengths, strict=True)
+    ]
+    truth = {tuple(p): text.tokens for p, text in zip(prompts, plain, strict=True)}
+    engine = Engine(model, drafter=MixingDrafter(truth), budget=12, static="eager")
+    assert engine.target.static == "eager"
+    with Pool(engine, slots=3) as pool:
+        tickets = [
+            pool.submit(p, sampling, max_new_tokens=n, **options)
+            for p, n in zip(prompts, lengths, strict=True)
+        ]
+        assert [ticket.result().tokens for ticket in tickets] == [text.tokens for text in plain]
+    for static in ("off", "eager"):
+        with pytest.raises(PromptTooLongError, match=rf"\b{limit}\b"):
+            Engine(model, budget=3, static=static).generate(prompts[0], max_new_tokens=9, **options)
 
 
 def test_auto_is_off_on_a_cpu(model: Any) -> None:
@@ -139,21 +196,15 @@ def test_unknown_words_and_graphs_without_cuda_are_refused(model: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "settings", "why"),
+    ("architecture", "why"),
     [
-        ("qwen3_next", {}, "makes its forwards in a way of its own"),
-        ("gpt2", {}, ""),
-        (
-            "llama",
-            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
-            "depend on the length",
-        ),
+        ("qwen3_next", "makes its forwards in a way of its own"),
+        ("gpt2", ""),
+        ("dynamic", "depend on the length"),
     ],
 )
-def test_who_cannot_is_verified_as_before_and_says_why(
-    architecture: str, settings: dict[str, Any], why: str
-) -> None:
-    model = tiny.model(architecture, **settings)
+def test_who_cannot_is_verified_as_before_and_says_why(architecture: str, why: str) -> None:
+    model = dynamic_llama() if architecture == "dynamic" else tiny.model(architecture)
     engine = Engine(model, static="eager")
     text = engine.generate(PROMPTS[0], max_new_tokens=6)
     assert text.tokens == Engine(model, drafter=None).generate(PROMPTS[0], max_new_tokens=6).tokens
@@ -166,6 +217,7 @@ def test_a_model_that_reads_masks_its_own_way_fails_the_trial(
     model = copy.deepcopy(architectures.build("llama"))
     own = model.forward
 
+    @functools.wraps(own)  # what it takes is asked for
     def forgetful(*args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
         if torch.is_tensor(attention_mask):
             attention_mask = torch.zeros_like(attention_mask)
@@ -183,6 +235,17 @@ def test_a_target_that_is_ready_is_taken_as_asked(model: Any) -> None:
     constant = ConstantWidthTarget(tiny.model("llama"))
     assert Engine(constant, batch_size=1, static="eager").target is constant
     assert "ConstantWidthTarget" in constant.static
+
+
+def dynamic_llama() -> Any:
+    """Return a model whose rotary table depends on the length of the text."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    rotary = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    settings = architectures.COMMON | {"rope_parameters": rotary}
+    config = AutoConfig.for_model("llama", **settings)
+    made: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float64)
+    return made.eval()
 
 
 def _tokens(texts: Any) -> list[list[int]]:

@@ -1,0 +1,225 @@
+"""What outlives a session, and what happens where weights move, memory ends or a step breaks."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.engine.engine import Engine
+from ragspec.errors import ModelError
+from ragspec.target.causal import CausalTarget
+from ragspec.target.static.open import open_static
+from ragspec.target.static.shapes import MOST_QUERIES
+from ragspec.target.static.step import StepShape
+from ragspec.target.static.target import StaticTarget
+from ragspec.trees.draft_tree import DraftTree
+from tests.support import tiny
+from tests.support.model_state import state_of
+
+PROMPT = [5, 6, 7, 8, 9, 5, 6, 7]
+NEW = 12
+
+
+def own_model() -> Any:
+    return copy.deepcopy(tiny.model("llama", dtype=torch.float64))
+
+
+def opened(model: Any, mode: str = "eager") -> StaticTarget:
+    target = open_static(CausalTarget(model), mode, backend="eager")
+    assert isinstance(target, StaticTarget), target.static
+    return target
+
+
+def written(model: Any, **options: Any) -> list[int]:
+    engine = Engine(model, drafter="context", budget=3, **options)
+    tokens: list[int] = engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True).tokens
+    return tokens
+
+
+def take_a_step(target: StaticTarget) -> Any:
+    """Take a step in a session that ends, and return the arena that it was taken in."""
+    with target.open(1, 40) as session, torch.no_grad():
+        session.verify([PROMPT], [DraftTree.empty()])
+        session.commit([()])
+        session.verify([[1]], [DraftTree.chain([2, 3], "test")])
+        return session._arena  # type: ignore[attr-defined]
+
+
+def replace_a_weight(model: Any) -> None:
+    attention = model.model.layers[0].self_attn
+    attention.q_proj.weight = torch.nn.Parameter(attention.q_proj.weight.detach().flip(0))
+
+
+def change_a_weight(model: Any) -> None:
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight.mul_(-2.0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "change"),
+    [
+        ("eager", replace_a_weight),
+        ("eager", change_a_weight),
+        ("compile", replace_a_weight),
+    ],
+)
+def test_a_text_is_that_of_the_weights_as_they_are(mode: str, change: Any) -> None:
+    model = own_model()
+    target = opened(model, mode)
+    assert written(target) == written(model, static="off")
+    change(model)
+    changed = written(model, static="off")
+    assert written(target) == changed
+    assert changed != written(own_model(), static="off")
+
+
+@pytest.mark.parametrize(("change", "kept"), [(replace_a_weight, False), (change_a_weight, True)])
+def test_steps_are_made_anew_where_weights_lie_elsewhere(change: Any, kept: bool) -> None:
+    """A captured step reads addresses: what is written there is seen, what lies elsewhere is not."""
+    model = own_model()
+    target = opened(model)
+    arena = take_a_step(target)
+    steps = list(arena.steps.values())
+    change(model)
+    again = target.lend_arena(1, 40)
+    assert again is arena and steps
+    assert list(again.steps.values()) == (steps if kept else [])
+
+
+def test_the_steps_of_the_trial_are_not_those_of_texts() -> None:
+    """The trial takes them one kernel at a time, whatever the mode."""
+    target = opened(own_model(), "compile")
+    with target.open(2, 40) as session, torch.no_grad():
+        session.verify([PROMPT] * 2, [DraftTree.empty()] * 2)
+        session.commit([(), ()])
+        session.verify([[1], [2]], [DraftTree.empty()] * 2)
+        steps = session._arena.steps  # type: ignore[attr-defined]
+    taken = {shape: [m for s, _, m in steps if s == shape] for shape, *_ in steps}
+    assert sorted(taken[StepShape(rows=2, queries=1, slots=128)]) == ["compile", "eager"]
+
+
+def test_buffers_that_are_too_small_are_not_lent() -> None:
+    target = opened(own_model())
+    arena = take_a_step(target)
+    assert target.lend_arena(1, arena.stacks.slots - MOST_QUERIES) is arena
+    target.take_back(arena)
+    assert target.lend_arena(1, arena.stacks.slots) is not arena
+    target.take_back(arena)
+    assert target.lend_arena(arena.stacks.rows + 1, 40) is not arena
+
+
+@pytest.mark.parametrize("when", ["made", "taken"])
+def test_memory_that_ends_is_told_and_the_text_goes_on(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = own_model()
+    target = opened(model, "compile")
+    name = {"made": "_make", "taken": "_take"}[when]
+    own, calls = getattr(target, name), 0
+
+    def short_of_memory(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if target.static != "eager" and (when == "made" or calls > 1):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return own(*args, **options)
+
+    monkeypatch.setattr(target, name, short_of_memory)
+    engine = Engine(target, drafter="context", budget=3)
+    with pytest.warns(RuntimeWarning, match="memory ended while a step was captured") as told:
+        text = engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True)
+    assert len(told) == 1
+    assert text.tokens == written(model, static="off")
+    assert text.report.static == target.static == "eager"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert written(target) == text.tokens
+
+
+def test_a_step_that_cannot_be_compiled_is_told_and_the_text_goes_on() -> None:
+    model = own_model()
+    own = model.model.layers[0].forward
+
+    def asks(*args: Any, **options: Any) -> Any:
+        states = own(*args, **options)
+        return states if float(states.sum()) != 0.123 else states * 2  # what a graph cannot hold
+
+    model.model.layers[0].forward = asks
+    target = opened(model, "compile")
+    engine = Engine(target, drafter="context", budget=3)
+    with pytest.warns(RuntimeWarning, match=r"a step could not be captured \(\w+: ") as told:
+        text = engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True)
+    assert len(told) == 1
+    assert text.report.static == "eager"
+    assert text.tokens == written(own_model(), static="off")
+
+
+def test_an_error_of_the_model_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is as it was found, and the next text is right."""
+    model = own_model()
+    before = state_of(model)
+    target = opened(model)
+    expected = written(model, static="off")
+    engine = Engine(target, drafter="context", budget=3)
+    layer = model.model.layers[1]
+    own, calls = layer.forward, 0
+
+    def breaks(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 3:
+            raise ZeroDivisionError("of the model")
+        return own(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(layer, "forward", breaks)
+        with pytest.raises(ZeroDivisionError, match="of the model"):
+            engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True)
+    vars(layer).pop("forward", None)  # the patch leaves the bound method behind
+    assert state_of(model) == before
+    assert engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True).tokens == expected
+    assert state_of(model) == before
+
+
+def test_a_model_in_training_is_refused() -> None:
+    model = own_model()
+    target = opened(model)
+    with target.open(1, 40) as session, torch.no_grad():
+        session.verify([PROMPT], [DraftTree.empty()])
+        session.commit([()])
+        model.train()
+        with pytest.raises(ModelError, match=r"put into training mode .* Call model\.eval\(\)"):
+            session.verify([[1]], [DraftTree.empty()])
+
+
+@pytest.mark.parametrize("modes", [("eager", "eager"), ("eager", "off")])
+def test_two_engines_over_one_model_write_at_once(modes: tuple[str, str]) -> None:
+    model = own_model()
+    before = state_of(model)
+    expected = written(model, static="off")
+    targets = [opened(model, m) if m != "off" else CausalTarget(model) for m in modes]
+    engines = [Engine(target, tiny.tokenizer(), drafter="context", budget=3) for target in targets]
+    streams = [engine.stream(PROMPT, max_new_tokens=NEW, ignore_eos=True) for engine in engines]
+    for _ in range(NEW):  # in turns, forward by forward
+        for stream in streams:
+            next(stream, None)
+    assert [stream.result.tokens for stream in streams] == [expected] * 2
+    found: list[list[int]] = []
+
+    def write(engine: Engine) -> None:
+        for _ in range(3):
+            text = engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True)
+            found.append(text.tokens)
+
+    threads = [threading.Thread(target=write, args=(engine,)) for engine in engines]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert found == [expected] * 6
+    assert state_of(model) == before
