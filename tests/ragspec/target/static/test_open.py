@@ -62,7 +62,9 @@ def test_steps_of_fixed_shape_change_no_token(name: str, model: Any) -> None:
 
 def test_log_probabilities_are_those_of_the_host(model: Any) -> None:
     plain = Engine(model, drafter=None).generate(PROMPTS[0], max_new_tokens=8, logprobs=2)
-    found = Engine(model, static="eager").generate(PROMPTS[0], max_new_tokens=8, logprobs=2)
+    found = Engine(model, budget=3, static="eager").generate(
+        PROMPTS[0], max_new_tokens=8, logprobs=2
+    )
     assert [each.token for each in found.logprobs] == [each.token for each in plain.logprobs]
     for one, other in zip(found.logprobs, plain.logprobs, strict=True):
         assert one.logprob == pytest.approx(other.logprob, abs=1e-9)
@@ -85,7 +87,7 @@ def test_a_pool_of_texts_that_come_and_go(model: Any) -> None:
 
 
 def test_threads_over_one_engine_get_their_own_texts(model: Any) -> None:
-    engine = Engine(model, static="eager")
+    engine = Engine(model, budget=3, static="eager")
     expected = _tokens(Engine(model, drafter=None).generate(PROMPTS, max_new_tokens=12))
     found: dict[int, list[int]] = {}
 
@@ -182,7 +184,7 @@ def test_texts_fill_the_context_to_the_brim_and_no_further(architecture: str) ->
 
 
 def test_auto_is_off_on_a_cpu(model: Any) -> None:
-    engine = Engine(model)
+    engine = Engine(model, budget=3)
     assert type(engine.target) is CausalTarget
     assert engine.generate(PROMPTS[0], max_new_tokens=3).report.static == "off"
 
@@ -205,7 +207,7 @@ def test_unknown_words_and_graphs_without_cuda_are_refused(model: Any) -> None:
 )
 def test_who_cannot_is_verified_as_before_and_says_why(architecture: str, why: str) -> None:
     model = dynamic_llama() if architecture == "dynamic" else tiny.model(architecture)
-    engine = Engine(model, static="eager")
+    engine = Engine(model, budget=3, static="eager")
     text = engine.generate(PROMPTS[0], max_new_tokens=6)
     assert text.tokens == Engine(model, drafter=None).generate(PROMPTS[0], max_new_tokens=6).tokens
     assert text.report.static.startswith("off: " if why else "eager") and why in text.report.static
@@ -230,10 +232,10 @@ def test_a_model_that_reads_masks_its_own_way_fails_the_trial(
 
 
 def test_a_target_that_is_ready_is_taken_as_asked(model: Any) -> None:
-    assert isinstance(Engine(CausalTarget(model), static="eager").target, StaticTarget)
-    assert type(Engine(CausalTarget(model)).target) is CausalTarget
+    assert isinstance(Engine(CausalTarget(model), budget=3, static="eager").target, StaticTarget)
+    assert type(Engine(CausalTarget(model), budget=3).target) is CausalTarget
     constant = ConstantWidthTarget(tiny.model("llama"))
-    assert Engine(constant, batch_size=1, static="eager").target is constant
+    assert Engine(constant, budget=3, batch_size=1, static="eager").target is constant
     assert "ConstantWidthTarget" in constant.static
 
 

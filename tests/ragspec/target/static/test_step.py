@@ -18,6 +18,7 @@ from ragspec.target.static.session import StaticSession
 from ragspec.target.static.target import StaticTarget
 from ragspec.trees.draft_tree import DraftTree
 from tests.support import architectures
+from tests.support.model_state import state_of
 
 STEPS = 50
 LAWS: dict[str, dict[str, Any]] = {
@@ -34,12 +35,13 @@ def test_one_graph_serves_all_trees_of_a_shape(name: str, settings: str) -> None
     plain = CausalTarget(model)
     static = open_static(plain, "compile", backend="eager")
     assert isinstance(static, StaticTarget), static.static
+    before = state_of(model)
     torch._dynamo.reset()
     counters.clear()
     rng = np.random.default_rng(0)
     sampling = Sampling(**LAWS[settings])
     laws = [TokenLaw(sampling, NoiseStream(row), 2) for row in range(2)]
-    texts = [[1, 2, 3, 4], [5, 6]]
+    texts, accepted = [[1, 2, 3, 4], [5, 6]], 0
     with plain.open(2, 400) as one, static.open(2, 400) as other, torch.no_grad():
         assert isinstance(other, StaticSession)
         for session in (one, other):
@@ -47,8 +49,10 @@ def test_one_graph_serves_all_trees_of_a_shape(name: str, settings: str) -> None
             session.commit([()] * 2)
         addresses = [buffer.data_ptr() for buffer in other._arena.stacks.buffers]
         for _ in range(STEPS):
-            trees = [a_tree(rng) for _ in range(2)]
             roots = [[int(root)] for root in rng.integers(0, 90, 2)]
+            peeked = one.verify(roots, [DraftTree.empty()] * 2)[:, 0].argmax(-1).tolist()
+            one.abandon()
+            trees = [a_tree(rng, own) for own in peeked]
             texts = [[*text, *root] for text, root in zip(texts, roots, strict=True)]
             expected = one.verify(roots, trees)
             other.follow(laws, texts)
@@ -56,15 +60,37 @@ def test_one_graph_serves_all_trees_of_a_shape(name: str, settings: str) -> None
             for row, tree in enumerate(trees):
                 apart = expected[row, : len(tree) + 1] - found[row, : len(tree) + 1]
                 assert float(apart.abs().max()) < 1e-12
+            paths = [walked(*given) for given in zip(trees, other.chosen or (), strict=True)]
+            accepted += sum(map(len, paths))
+            for text, tree, path in zip(texts, trees, paths, strict=True):
+                text += [int(tree.tokens[node]) for node in path]
             for session in (one, other):
-                session.commit([(), ()])
+                session.commit(paths)
+        assert accepted > STEPS / 4 or settings != "greedy"
+        assert state_of(model) == before
         assert counters["graph_break"] == {}
         assert counters["stats"]["unique_graphs"] == len(other._arena.steps) <= 4
         assert [buffer.data_ptr() for buffer in other._arena.stacks.buffers] == addresses
 
 
-def a_tree(rng: np.random.Generator) -> DraftTree:
+def a_tree(rng: np.random.Generator, own: int) -> DraftTree:
+    """Return a tree below whose root, behind others, the target's own token often stands."""
     n = int(rng.integers(0, 8))
+    if not n:
+        return DraftTree.empty()
     parents = [int(rng.integers(-1, node)) for node in range(n)]
-    tokens = rng.choice(90, n, replace=False).tolist()
-    return DraftTree.build(tokens, parents, "test") if n else DraftTree.empty()
+    tokens = [token for token in rng.choice(90, n + 1, replace=False).tolist() if token != own][:n]
+    tokens[max(node for node in range(n) if parents[node] < 0)] = own
+    return DraftTree.build(tokens, parents, "test")
+
+
+def walked(tree: DraftTree, chosen: list[int]) -> tuple[int, ...]:
+    """Return the path of the tokens that were chosen; none where the row is judged again."""
+    path: list[int] = []
+    while chosen:
+        at = [-1, *path][-1]
+        own = [n for n, p in enumerate(tree.parents) if p == at and tree.tokens[n] == chosen[at + 1]]
+        if not own:
+            break
+        path += own
+    return tuple(path)
