@@ -89,7 +89,9 @@ def walked(tree: DraftTree, chosen: list[int]) -> tuple[int, ...]:
     path: list[int] = []
     while chosen:
         at = [-1, *path][-1]
-        own = [n for n, p in enumerate(tree.parents) if p == at and tree.tokens[n] == chosen[at + 1]]
+        own = [
+            n for n, p in enumerate(tree.parents) if p == at and tree.tokens[n] == chosen[at + 1]
+        ]
         if not own:
             break
         path += own

@@ -1,0 +1,135 @@
+"""Trees laid out by tensors alone against what the host works out, node by node."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.models.layer_windows import Window
+from ragspec.target.static.layout import (
+    Layout,
+    additive,
+    allowed,
+    first_to_last,
+    lay_out,
+    walk,
+)
+
+N, SLOTS = 16, 40
+
+
+def random_rows(seed: int, rows: int = 6) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+    """Return parents i64 [B, n] with pads behind, committed lengths i64 [B], and queries used."""
+    rng = np.random.default_rng(seed)
+    parents = np.tile(np.arange(N), (rows, 1))
+    counts = [1, N, *rng.integers(1, N + 1, rows - 2).tolist()]
+    for row, count in enumerate(counts):
+        parents[row, 1:count] = [int(rng.integers(0, node)) for node in range(1, count)]
+    lengths = torch.from_numpy(rng.integers(0, SLOTS - N, rows))
+    return torch.from_numpy(parents), lengths, counts
+
+
+def line(parents: torch.Tensor, query: int) -> list[int]:
+    """Return a query and what is above it, the topmost first."""
+    found = [query]
+    while (above := int(parents[found[0]])) != found[0]:
+        found.insert(0, above)
+    return found
+
+
+def laid(seed: int) -> tuple[torch.Tensor, torch.Tensor, list[int], Layout]:
+    parents, lengths, counts = random_rows(seed)
+    return parents, lengths, counts, lay_out(parents, lengths)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ancestors_depths_and_places_are_those_of_the_trees(seed: int) -> None:
+    parents, lengths, _, layout = laid(seed)
+    for row, own in enumerate(parents):
+        length = int(lengths[row])
+        for query in range(N):
+            above = line(own, query)
+            assert layout.see[row, query].nonzero().flatten().tolist() == sorted(above)
+            assert layout.depth[row, query] == len(above) - 1
+            assert layout.positions[row, query] == length + len(above) - 1
+            assert layout.columns[row, query] == length + query
+
+
+def test_the_longest_chain_is_seen_whole() -> None:
+    parents = torch.arange(-1, 63).clamp(min=0)[None]
+    layout = lay_out(parents, torch.tensor([5]))
+    assert torch.equal(layout.see[0], torch.ones(64, 64).tril().bool())
+    assert layout.positions[0].tolist() == list(range(5, 69))
+
+
+@pytest.mark.parametrize("window", [Window(), Window(size=5), Window(chunk=6)])
+def test_queries_attend_to_the_text_and_their_own_path(window: Window) -> None:
+    parents, lengths, _, layout = laid(7)
+    seen = allowed(layout, lengths, SLOTS, window)
+    assert seen.shape == (len(parents), N, SLOTS)
+    for row, own in enumerate(parents):
+        length = int(lengths[row])
+        for query in range(N):
+            above = line(own, query)
+            position = length + len(above) - 1
+            slots = {place: place for place in range(length)}  # slot by position in the text
+            slots |= {length + depth: length + at for depth, at in enumerate(above)}
+            expected = {
+                slot
+                for place, slot in slots.items()
+                if (window.size is None or position - place < window.size)
+                and (window.chunk is None or position // window.chunk == place // window.chunk)
+            }
+            assert set(seen[row, query].nonzero().flatten().tolist()) == expected
+
+
+def test_masks_add_nothing_where_a_slot_is_seen() -> None:
+    seen = torch.tensor([[[True, False], [True, True]]])
+    mask = additive(seen, torch.float64)
+    assert mask.shape == (1, 1, 2, 2) and mask.dtype == torch.float64
+    assert mask.tolist() == [[[[0.0, float("-inf")], [0.0, 0.0]]]]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_walk_accepts_what_the_host_does(seed: int) -> None:
+    """Few tokens, so that paths are long; siblings differ."""
+    rng = np.random.default_rng(seed)
+    parents, lengths, counts, layout = laid(seed)
+    tokens = torch.from_numpy(rng.integers(0, 3, parents.shape))
+    chosen = torch.from_numpy(rng.integers(0, 3, parents.shape))
+    for row, count in enumerate(counts):
+        taken: set[tuple[int, int]] = set()
+        for query in range(1, count):  # equal siblings get tokens that nobody chooses
+            key = int(parents[row, query]), int(tokens[row, query])
+            if key in taken:
+                tokens[row, query] = 100 + query
+            taken.add(key)
+    kept = walk(layout, tokens, parents, chosen)
+    for row, count in enumerate(counts):
+        path, at = [0], 0
+        while True:
+            own = int(chosen[row, at])
+            found = [
+                query
+                for query in range(1, count)
+                if parents[row, query] == at and tokens[row, query] == own
+            ]
+            if not found:
+                break
+            at = found[0]
+            path.append(at)
+        assert kept[row].nonzero().flatten().tolist() == path
+
+
+def test_of_equal_siblings_the_longer_path_counts() -> None:
+    parents = torch.tensor([[0, 0, 0, 2, 4]])
+    tokens = torch.tensor([[9, 7, 7, 5, 5]])  # the last is a pad with a token that is chosen
+    chosen = torch.tensor([[7, 1, 5, 1, 5]])
+    kept = walk(lay_out(parents, torch.tensor([3])), tokens, parents, chosen)
+    assert kept.tolist() == [[True, False, True, True, False]]
+
+
+def test_what_is_kept_comes_first_in_its_order() -> None:
+    kept = torch.tensor([[True, False, True, False], [True, True, True, True]])
+    assert first_to_last(kept).tolist() == [[0, 2, 4, 4], [0, 1, 2, 3]]
