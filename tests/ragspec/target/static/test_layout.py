@@ -95,7 +95,7 @@ def test_masks_add_nothing_where_a_slot_is_seen() -> None:
 def test_the_walk_accepts_what_the_host_does(seed: int) -> None:
     """Few tokens, so that paths are long; siblings differ."""
     rng = np.random.default_rng(seed)
-    parents, lengths, counts, layout = laid(seed)
+    parents, _, counts, layout = laid(seed)
     tokens = torch.from_numpy(rng.integers(0, 3, parents.shape))
     chosen = torch.from_numpy(rng.integers(0, 3, parents.shape))
     for row, count in enumerate(counts):

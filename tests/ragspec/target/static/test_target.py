@@ -80,7 +80,7 @@ def test_a_text_is_that_of_the_weights_as_they_are(mode: str, change: Any) -> No
 
 @pytest.mark.parametrize(("change", "kept"), [(replace_a_weight, False), (change_a_weight, True)])
 def test_steps_are_made_anew_where_weights_lie_elsewhere(change: Any, kept: bool) -> None:
-    """A captured step reads addresses: what is written there is seen, what lies elsewhere is not."""
+    """A captured step reads addresses: it sees what is written there, not what lies elsewhere."""
     model = own_model()
     target = opened(model)
     arena = take_a_step(target)
