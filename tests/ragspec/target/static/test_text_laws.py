@@ -48,10 +48,11 @@ def test_texts_that_grow_by_parts_are_known_as_a_whole() -> None:
     told, noted = text_laws()
     laws = [law(row, **PENALISED) for row in range(ROWS)]
     texts = [[1, 2, 3], [4, 4], [5, 6, 7, 8]]
+    first: list[list[int]] = [[], [], []]
     grown: list[list[list[int]]] = [[[9], [1, 1, 2], []], [[10, 9, 9, 9], [], [5]], [[], [3], [3]]]
     generator = torch.Generator().manual_seed(0)
     differ = 0
-    for new in [[[], [], []], *grown]:
+    for new in [first, *grown]:
         texts = [[*text, *more] for text, more in zip(texts, new, strict=True)]
         shape = told.tell(dict(enumerate(zip(laws, texts, strict=True))))
         assert shape == told.laws.shape and shape.penalties.texts
