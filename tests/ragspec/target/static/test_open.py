@@ -163,10 +163,9 @@ def test_texts_fill_the_context_to_the_brim_and_no_further(architecture: str) ->
     limit = 64
     prompts = [tiny.prompt(limit - 8, seed=1), tiny.prompt(limit - 20, seed=2), [5] * 30]
     sampling = Sampling(repetition_penalty=1.1)
-    options = {"ignore_eos": True}
     lengths = [limit - len(prompt) for prompt in prompts]
     plain = [
-        Engine(model, drafter=None).generate(p, sampling, max_new_tokens=n, **options)
+        Engine(model, drafter=None).generate(p, sampling, max_new_tokens=n, ignore_eos=True)
         for p, n in zip(prompts, lengths, strict=True)
     ]
     truth = {tuple(p): text.tokens for p, text in zip(prompts, plain, strict=True)}
@@ -174,13 +173,15 @@ def test_texts_fill_the_context_to_the_brim_and_no_further(architecture: str) ->
     assert engine.target.static == "eager"
     with Pool(engine, slots=3) as pool:
         tickets = [
-            pool.submit(p, sampling, max_new_tokens=n, **options)
+            pool.submit(p, sampling, max_new_tokens=n, ignore_eos=True)
             for p, n in zip(prompts, lengths, strict=True)
         ]
         assert [ticket.result().tokens for ticket in tickets] == [text.tokens for text in plain]
     for static in ("off", "eager"):
         with pytest.raises(PromptTooLongError, match=rf"\b{limit}\b"):
-            Engine(model, budget=3, static=static).generate(prompts[0], max_new_tokens=9, **options)
+            Engine(model, budget=3, static=static).generate(
+                prompts[0], max_new_tokens=9, ignore_eos=True
+            )
 
 
 def test_auto_is_off_on_a_cpu(model: Any) -> None:

@@ -47,7 +47,7 @@ def take_a_step(target: StaticTarget) -> Any:
         session.verify([PROMPT], [DraftTree.empty()])
         session.commit([()])
         session.verify([[1]], [DraftTree.chain([2, 3], "test")])
-        return session._arena  # type: ignore[attr-defined]
+        return session._arena
 
 
 def replace_a_weight(model: Any) -> None:
@@ -98,7 +98,7 @@ def test_the_steps_of_the_trial_are_not_those_of_texts() -> None:
         session.verify([PROMPT] * 2, [DraftTree.empty()] * 2)
         session.commit([(), ()])
         session.verify([[1], [2]], [DraftTree.empty()] * 2)
-        steps = session._arena.steps  # type: ignore[attr-defined]
+        steps = session._arena.steps
     taken = {shape: [m for s, _, m in steps if s == shape] for shape, *_ in steps}
     assert sorted(taken[StepShape(rows=2, queries=1, slots=128)]) == ["compile", "eager"]
 
