@@ -1,0 +1,400 @@
+"""A pretended accelerator: tensors that say they lie on a device, over data of the CPU.
+
+It refuses what CUDA refuses (two devices in one operator, `numpy()`), and records what CUDA would
+launch, copy and wait for, so that tests find on any machine what would fail or be slow there. One
+operator counts as one kernel; what it costs is not told. Modes are of one thread, as torch's are.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from types import TracebackType
+from typing import Any, Self
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.support.pretend_record import Cause, Record
+
+NAME = "pretend"
+_INDEXING = frozenset({"index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"})
+# The host must know how much there is before it can go on.
+_SIZED = frozenset(
+    {
+        *("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal"),
+        *("repeat_interleave", "bincount", "histc"),
+    }
+)
+_NO_KERNEL = frozenset(
+    {
+        *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"),
+        *("lift_fresh", "_reshape_alias", "detach", "alias", "set_", "resize_", "split_with_sizes"),
+    }
+)
+
+
+class PretendTensor(torch.Tensor):
+    """A tensor that lies on the pretended device. data_here: what it holds, on the CPU."""
+
+    data_here: torch.Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, data_here: torch.Tensor) -> PretendTensor:
+        """Wrap data of the CPU, of which views stay views."""
+        assert data_here.device.type == "cpu" and not isinstance(data_here, PretendTensor)
+        made: PretendTensor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            data_here.size(),
+            strides=data_here.stride(),
+            storage_offset=data_here.storage_offset(),
+            dtype=data_here.dtype,
+            device=f"{NAME}:0",
+        )
+        made.data_here = data_here
+        return made
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"PretendTensor({tuple(self.shape)}, {self.dtype})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PretendTensor:
+        found = memo.setdefault(id(self), PretendTensor(self.data_here.clone()))
+        assert isinstance(found, PretendTensor)
+        return found
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Refuse: outside of a `Pretend` nobody does anything on the device."""
+        raise RuntimeError(f"{func}: got a tensor of the pretended device outside of `Pretend`")
+
+
+class Pretend:
+    """The device while it is there: `with Pretend() as device`.
+
+    A model moves to it by `pretend(model)`, anything by `.to("pretend")`.
+    """
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self.records: list[Record] = []
+
+    def __enter__(self) -> Self:
+        _registered().present += 1
+        self._stack.callback(_leave)
+        self._stack.enter_context(_Calls(self))
+        self._stack.enter_context(_Operators(self))
+        # No mode sees it, and a guard written in Python cannot offer it.
+        self._stack.enter_context(patch.object(torch.accelerator, "synchronize", self._synchronize))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def _synchronize(self, device: Any = None, /) -> None:
+        self.note(Cause.WAIT, "synchronize")
+
+    @contextmanager
+    def recording(self) -> Iterator[Record]:
+        """Record what the device is asked to do within."""
+        record = Record()
+        self.records.append(record)
+        try:
+            yield record
+        finally:
+            self.records.remove(record)
+
+    def note(self, cause: Cause, what: str, count: int = 0) -> None:
+        """Tell everybody who records."""
+        for record in self.records:
+            record.note(cause, what, count)
+
+
+def pretend(model: Any) -> Any:
+    """Return a copy of a model (a module, or anything with `to`) on the pretended device."""
+    return copy.deepcopy(model).to(NAME)
+
+
+class _Operators(TorchDispatchMode):
+    """Carries operators out on the CPU, as far as the device would carry them out."""
+
+    def __init__(self, device: Pretend) -> None:
+        super().__init__()
+        self._device = device
+        self._pinned: dict[int, torch.Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return what the operator gives, on the device where that is asked for."""
+        kwargs = dict(kwargs or {})
+        name = func._schema.name.partition("::")[2]
+        if name in ("is_pinned", "_pin_memory"):
+            return self._pin(args[0]) if name == "_pin_memory" else self._is_pinned(args[0])
+        tensors = list(_tensors((*args, *kwargs.values())))
+        asked = kwargs.get("device")
+        wanted = None if asked is None else torch.device(asked).type
+        there = any(isinstance(each, PretendTensor) for each in tensors)
+        if not there and wanted != NAME:
+            return self._here(func, args, kwargs)
+        if name in ("_to_copy", "copy_"):
+            return self._copy(func, name, args, kwargs, wanted)
+        if there:
+            _check_devices(func, name, args, tensors)
+            self._note_waits(name, args, tensors)
+        if wanted is not None:
+            kwargs["device"] = "cpu"
+        kwargs.pop("pin_memory", None)
+        if not (name in _NO_KERNEL or func.is_view):
+            self._device.note(Cause.KERNEL, name)
+        found = func(*_inside(args), **_inside(kwargs))
+        if wanted == "cpu" or not isinstance(found, (torch.Tensor, list, tuple)):
+            return found
+        known = {id(each.data_here): each for each in tensors if isinstance(each, PretendTensor)}
+        return _outside(found, known)
+
+    def _here(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Carry out what concerns the CPU alone; memory is pinned in name only."""
+        if not kwargs.pop("pin_memory", None):
+            return func(*args, **kwargs)
+        made = func(*args, **kwargs)
+        return self._note_pinned(made)
+
+    def _note_pinned(self, made: torch.Tensor) -> torch.Tensor:
+        self._pinned[made.untyped_storage().data_ptr()] = made  # kept, lest others lie there
+        return made
+
+    def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, PretendTensor):
+            raise RuntimeError(f"cannot pin '{NAME}' memory; only dense CPU tensors can be pinned")
+        return self._note_pinned(tensor.clone())
+
+    def _is_pinned(self, tensor: torch.Tensor) -> bool:
+        own = not isinstance(tensor, PretendTensor)
+        return own and tensor.untyped_storage().data_ptr() in self._pinned
+
+    def _copy(
+        self, func: Any, name: str, args: Any, kwargs: dict[str, Any], wanted: str | None
+    ) -> Any:
+        """Carry out a copy between the devices, or on one."""
+        source = args[0] if name == "_to_copy" else args[1]
+        if name == "copy_":
+            wanted = NAME if isinstance(args[0], PretendTensor) else "cpu"
+        soon = bool(kwargs.pop("non_blocking", False) or (name == "copy_" and any(args[2:])))
+        size, out = source.numel() * source.element_size(), isinstance(source, PretendTensor)
+        kwargs.pop("device", None)
+        found = func(*_inside(args[:2] if name == "copy_" else args), **_inside(kwargs))
+        if not out:
+            soon = soon and self._is_pinned(source)
+            self._device.note(Cause.COPY_IN_ASYNC if soon else Cause.COPY_IN, name, size)
+        elif wanted == "cpu":
+            soon = soon and (name == "_to_copy" or self._is_pinned(args[0]))
+            self._device.note(Cause.COPY_OUT_ASYNC if soon else Cause.COPY_OUT, name, size)
+            return args[0] if name == "copy_" else found
+        else:
+            self._device.note(Cause.KERNEL, name)
+        return args[0] if name == "copy_" else PretendTensor(found)
+
+    def _note_waits(self, name: str, args: Any, tensors: Sequence[torch.Tensor]) -> None:
+        """Note what the host waits for in an operator over tensors of the device."""
+        if name == "_local_scalar_dense":
+            self._device.note(Cause.COPY_OUT, name, tensors[0].element_size())
+        elif name in _SIZED:
+            self._device.note(Cause.WAIT, name)
+        elif name in _INDEXING:
+            for index in _tensors(args[1]):
+                if not isinstance(index, PretendTensor):
+                    size = index.numel() * index.element_size()
+                    self._device.note(Cause.COPY_IN, name, size)
+                elif index.dtype in (torch.bool, torch.uint8):
+                    self._device.note(Cause.WAIT, name)
+
+
+class _Calls(TorchFunctionMode):
+    """Sees what never becomes an operator, or becomes several where the device has one kernel."""
+
+    def __init__(self, device: Pretend) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return what the call gives."""
+        kwargs = dict(kwargs or {})
+        handle = _HANDLED.get(getattr(func, "__name__", ""))
+        return func(*args, **kwargs) if handle is None else handle(self, func, args, kwargs)
+
+    def _made(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """`torch.tensor` and its like: made here, then copied."""
+        own = func.__name__ == "new_tensor" and isinstance(args[0], PretendTensor)
+        device = kwargs.pop("device", NAME if own else None)
+        if device is None or torch.device(device).type != NAME:
+            return func(*args, **kwargs, **({} if device is None else {"device": device}))
+        if own:
+            kwargs.setdefault("dtype", args[0].dtype)
+            func, args = torch.tensor, args[1:]
+        return func(*args, **kwargs).to(NAME)
+
+    def _to_list(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        return func(args[0].cpu() if isinstance(args[0], PretendTensor) else args[0])
+
+    def _to_numpy(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if isinstance(args[0], PretendTensor):
+            raise TypeError(
+                f"can't convert {NAME}:0 device type tensor to numpy. Use Tensor.cpu() to copy the "
+                "tensor to host memory first."
+            )
+        return func(*args, **kwargs)
+
+    def _item(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """`tensor[index]` and `tensor[index] = value`: lists become indices on the device."""
+        held, index, *value = args
+        parts = index if isinstance(index, tuple) else (index,)
+        if isinstance(held, PretendTensor) and any(map(_listed, parts)):
+            parts = tuple(torch.as_tensor(each).to(NAME) if _listed(each) else each for each in parts)
+            args = (held, parts, *value)
+        return func(*args, **kwargs)
+
+    def _attention(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        tensors = list(_tensors((*args, *kwargs.values())))
+        if not any(isinstance(each, PretendTensor) for each in tensors):
+            return func(*args, **kwargs)
+        _refuse_two(func.__name__, [each for each in tensors if not isinstance(each, PretendTensor)])
+        self._device.note(Cause.KERNEL, func.__name__)
+        return PretendTensor(func(*_inside(args), **_inside(kwargs)))
+
+
+_HANDLED: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("tensor", "as_tensor", "asarray", "new_tensor"), _Calls._made),
+    **dict.fromkeys(("numpy", "__array__"), _Calls._to_numpy),
+    **dict.fromkeys(("__getitem__", "__setitem__"), _Calls._item),
+    "tolist": _Calls._to_list,
+    "scaled_dot_product_attention": _Calls._attention,
+}
+
+
+def _listed(part: Any) -> bool:
+    return isinstance(part, (list, np.ndarray))
+
+
+def _check_devices(
+    func: Any, name: str, args: Sequence[Any], tensors: Sequence[torch.Tensor]
+) -> None:
+    """Raise RuntimeError where CUDA would for tensors of two devices."""
+    others = [each for each in tensors if not isinstance(each, PretendTensor)]
+    if name in _INDEXING:
+        if not isinstance(args[0], PretendTensor):
+            raise RuntimeError(
+                f"{name}: indices should be either on cpu or on the same device as the indexed "
+                "tensor (cpu)"
+            )
+        values = list(_tensors(args[2:]))
+        _refuse_two(name, [v for v in values if v.dim() and not isinstance(v, PretendTensor)])
+    elif torch.Tag.pointwise in func.tags or name in ("fill_", "fill", "masked_fill_"):
+        written = func._schema.is_mutable and not isinstance(args[0], PretendTensor)
+        _refuse_two(name, others if written else [each for each in others if each.dim()])
+    else:
+        _refuse_two(name, others)
+
+
+def _refuse_two(name: str, others: Sequence[torch.Tensor]) -> None:
+    if others:
+        raise RuntimeError(
+            f"{name}: Expected all tensors to be on the same device, but found at least two "
+            f"devices, {NAME}:0 and cpu ({[tuple(each.shape) for each in others]})"
+        )
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors among arguments, which may stand in lists."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+def _inside(value: Any) -> Any:
+    """Return arguments with the data in place of the pretended tensors."""
+    if isinstance(value, PretendTensor):
+        return value.data_here
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_inside, value))
+    if isinstance(value, dict):
+        return {key: _inside(each) for key, each in value.items()}
+    return value
+
+
+def _outside(value: Any, known: dict[int, PretendTensor]) -> Any:
+    """Return results as pretended tensors; what was written to stays the tensor that it was."""
+    if isinstance(value, torch.Tensor):
+        found = known.get(id(value))
+        return PretendTensor(value) if found is None else found
+    if isinstance(value, (list, tuple)):
+        return type(value)(_outside(each, known) for each in value)
+    return value
+
+
+class _Hooks(torch._C._acc.PrivateUse1Hooks):
+    """Tells torch whether the device is there: while a `Pretend` is open, so that nothing else
+    takes it for an accelerator of this machine."""
+
+    present = 0
+
+    def is_available(self) -> bool:
+        return self.present > 0
+
+    def has_primary_context(self, index: int) -> bool:
+        return True
+
+    def is_built(self) -> bool:
+        return True
+
+
+class _Module:
+    """What `torch.get_device_module` gives."""
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return _registered().present > 0
+
+    def current_device(self) -> int:
+        return 0
+
+    def device_count(self) -> int:
+        return 1
+
+    def manual_seed_all(self, seed: int) -> None:
+        pass
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def get_device_name(self, device: Any = None) -> str:
+        return NAME
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+
+@cache
+def _registered() -> _Hooks:
+    """Register the device with torch, once in a process."""
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+    hooks = _Hooks()
+    _setup_privateuseone_for_python_backend(NAME, backend_module=_Module(), hook=hooks)
+    return hooks
+
+
+def _leave() -> None:
+    _registered().present -= 1
