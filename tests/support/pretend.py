@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from types import TracebackType
 from typing import Any, Self
@@ -28,7 +29,7 @@ _INDEXING = frozenset({"index", "_unsafe_index", "index_put", "index_put_", "_in
 _SIZED = frozenset(
     {
         *("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal"),
-        *("repeat_interleave", "bincount", "histc"),
+        *("repeat_interleave", "bincount"),
     }
 )
 _NO_KERNEL = frozenset(
@@ -136,7 +137,8 @@ class _Operators(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return what the operator gives, on the device where that is asked for."""
         kwargs = dict(kwargs or {})
-        name = func._schema.name.partition("::")[2]
+        operator = _operator(func)
+        name = operator.name
         if name in ("is_pinned", "_pin_memory"):
             return self._pin(args[0]) if name == "_pin_memory" else self._is_pinned(args[0])
         tensors = list(_tensors((*args, *kwargs.values())))
@@ -148,14 +150,14 @@ class _Operators(TorchDispatchMode):
         if name in ("_to_copy", "copy_"):
             return self._copy(func, name, args, kwargs, wanted)
         if there:
-            _check_devices(func, name, args, tensors)
+            _check_devices(operator, args, tensors)
             self._note_waits(name, args, tensors)
         if wanted is not None:
             kwargs["device"] = "cpu"
         kwargs.pop("pin_memory", None)
-        if not (name in _NO_KERNEL or func.is_view):
+        if operator.launches:
             self._device.note(Cause.KERNEL, name)
-        found = func(*_inside(args), **_inside(kwargs))
+        found = _carry_out(func, name, _inside(args), _inside(kwargs))
         if wanted == "cpu" or not isinstance(found, (torch.Tensor, list, tuple)):
             return found
         known = {id(each.data_here): each for each in tensors if isinstance(each, PretendTensor)}
@@ -227,9 +229,10 @@ class _Calls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return what the call gives."""
-        kwargs = dict(kwargs or {})
         handle = _HANDLED.get(getattr(func, "__name__", ""))
-        return func(*args, **kwargs) if handle is None else handle(self, func, args, kwargs)
+        if handle is None:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        return handle(self, func, args, dict(kwargs or {}))
 
     def _made(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """`torch.tensor` and its like: made here, then copied."""
@@ -258,7 +261,9 @@ class _Calls(TorchFunctionMode):
         held, index, *value = args
         parts = index if isinstance(index, tuple) else (index,)
         if isinstance(held, PretendTensor) and any(map(_listed, parts)):
-            parts = tuple(torch.as_tensor(each).to(NAME) if _listed(each) else each for each in parts)
+            parts = tuple(
+                torch.as_tensor(each).to(NAME) if _listed(each) else each for each in parts
+            )
             args = (held, parts, *value)
         return func(*args, **kwargs)
 
@@ -266,7 +271,9 @@ class _Calls(TorchFunctionMode):
         tensors = list(_tensors((*args, *kwargs.values())))
         if not any(isinstance(each, PretendTensor) for each in tensors):
             return func(*args, **kwargs)
-        _refuse_two(func.__name__, [each for each in tensors if not isinstance(each, PretendTensor)])
+        _refuse_two(
+            func.__name__, [each for each in tensors if not isinstance(each, PretendTensor)]
+        )
         self._device.note(Cause.KERNEL, func.__name__)
         return PretendTensor(func(*_inside(args), **_inside(kwargs)))
 
@@ -284,11 +291,33 @@ def _listed(part: Any) -> bool:
     return isinstance(part, (list, np.ndarray))
 
 
+@dataclass(frozen=True, slots=True)
+class _Operator:
+    """What matters of an operator. launches: a kernel, so that it is no view. scalars: takes
+    tensors of the CPU that hold one number, as pointwise kernels do."""
+
+    name: str
+    launches: bool
+    scalars: bool
+    mutable: bool
+
+
+@cache
+def _operator(func: Any) -> _Operator:
+    name = func._schema.name.partition("::")[2]
+    scalars = torch.Tag.pointwise in func.tags or name in ("fill_", "fill", "masked_fill_")
+    launches = not (name in _NO_KERNEL or func.is_view)
+    return _Operator(name, launches, scalars, func._schema.is_mutable)
+
+
 def _check_devices(
-    func: Any, name: str, args: Sequence[Any], tensors: Sequence[torch.Tensor]
+    operator: _Operator, args: Sequence[Any], tensors: Sequence[torch.Tensor]
 ) -> None:
     """Raise RuntimeError where CUDA would for tensors of two devices."""
+    name = operator.name
     others = [each for each in tensors if not isinstance(each, PretendTensor)]
+    if not others:
+        return
     if name in _INDEXING:
         if not isinstance(args[0], PretendTensor):
             raise RuntimeError(
@@ -297,8 +326,8 @@ def _check_devices(
             )
         values = list(_tensors(args[2:]))
         _refuse_two(name, [v for v in values if v.dim() and not isinstance(v, PretendTensor)])
-    elif torch.Tag.pointwise in func.tags or name in ("fill_", "fill", "masked_fill_"):
-        written = func._schema.is_mutable and not isinstance(args[0], PretendTensor)
+    elif operator.scalars:
+        written = operator.mutable and not isinstance(args[0], PretendTensor)
         _refuse_two(name, others if written else [each for each in others if each.dim()])
     else:
         _refuse_two(name, others)
@@ -310,6 +339,13 @@ def _refuse_two(name: str, others: Sequence[torch.Tensor]) -> None:
             f"{name}: Expected all tensors to be on the same device, but found at least two "
             f"devices, {NAME}:0 and cpu ({[tuple(each.shape) for each in others]})"
         )
+
+
+def _carry_out(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return what an operator gives on the CPU, which lacks a few that the device has."""
+    if name == "histc" and not args[0].is_floating_point():
+        return func(args[0].double(), *args[1:], **kwargs).to(args[0].dtype)
+    return func(*args, **kwargs)
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:

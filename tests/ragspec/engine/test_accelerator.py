@@ -1,0 +1,233 @@
+"""Text on an accelerator: every drafter, setting, rule and kind of target, as on the CPU.
+
+The accelerator is a pretended one, which refuses what CUDA refuses.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.drafters.base import SourceText
+from ragspec.drafters.eagle.drafter import HeadDrafter
+from ragspec.drafters.method import Sources, build, describe
+from ragspec.drafters.model.drafter import ModelDrafter
+from ragspec.drafters.synthetic import SyntheticDrafter
+from ragspec.engine.engine import Engine
+from ragspec.registry import names
+from ragspec.retrievers import CorpusIndex
+from ragspec.sampling.settings import Sampling
+from ragspec.target.causal import CausalTarget
+from ragspec.target.path_rows import PathTarget
+from tests.support import heads, identities, tiny
+from tests.support.architectures import build as architecture
+from tests.support.pretend import Pretend, pretend
+
+NEW = 8
+BUDGET = 8
+PROMPTS = identities.PROMPTS[:2]
+TIMED = ("rasd", "auto", "fused")  # what they draft hangs on what their sources took
+GIVEN: dict[str, Any] = {"max_new_tokens": NEW, "ignore_eos": True}
+SETTINGS = {
+    "greedy": Sampling(seed=3),
+    "temperature": Sampling(temperature=0.8, seed=3),
+    "top-k": Sampling(temperature=0.8, top_k=7, seed=3),
+    "top-p": Sampling(temperature=0.8, top_p=0.9, seed=3),
+    "min-p": Sampling(temperature=0.9, min_p=0.05, seed=3),
+    "penalties": Sampling(repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2),
+    "all": Sampling(
+        temperature=0.9,
+        top_k=60,
+        top_p=0.9,
+        min_p=0.01,
+        repetition_penalty=1.1,
+        frequency_penalty=0.3,
+        min_new_tokens=4,
+        logit_bias={5: 1.0, 6: -2.0},
+        seed=3,
+    ),
+    "lazy": Sampling(temperature=0.8, top_p=0.9, no_repeat_ngram_size=2, seed=3),
+    "several": Sampling(temperature=0.8, n=2, seed=3),
+}
+RULES = {
+    "rejection": ("sampled", None),
+    "multi-step": ("sampled", (2, 2)),
+    "without-replacement": ("sampled-without-replacement", (2, 2)),
+    "k-seq": ("sampled", 2),
+    "block": ("sampled", None),
+    "typical": ("coupled", None),
+    "walk": ("deterministic", None),
+}
+
+
+def target() -> Any:
+    return tiny.model("llama", dtype=torch.float64, num_hidden_layers=1)
+
+
+def smaller() -> Any:
+    """Return a draft model that sometimes agrees with the target."""
+    return tiny.model("llama", dtype=torch.float64, num_hidden_layers=1, initializer_range=0.25)
+
+
+@cache
+def answers() -> tuple[SourceText, ...]:
+    """Return texts that hold most of what will be written, with an error every few tokens."""
+    texts = [text for settings in ("greedy", "all") for text in plain(settings)]
+    return tuple(
+        SourceText(tuple(token ^ (i % 4 == 3) for i, token in enumerate(text)), document=number)
+        for number, text in enumerate(texts)
+    )
+
+
+@pytest.fixture(scope="module")
+def there() -> CausalTarget:
+    with Pretend():
+        return Engine(pretend(target()), drafter=None).target
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> CorpusIndex:
+    folder = tmp_path_factory.mktemp("stores") / "answers"
+    texts = [list(answer.tokens) for answer in answers()]
+    return CorpusIndex.build(texts, None, folder, vocab_size=tiny.VOCAB)
+
+
+def written(engine: Engine, sampling: Sampling, **options: Any) -> list[Any]:
+    """Return what is written after the prompts: of each text its tokens and log-probabilities."""
+    results = engine.generate(PROMPTS, sampling, **(GIVEN | options))
+    flat = [each for r in results for each in (r if isinstance(r, list) else [r])]
+    assert not any(each.report.faults for each in flat)
+    return flat
+
+
+def tokens(results: Sequence[Any]) -> list[list[int]]:
+    return [each.tokens for each in results]
+
+
+def steps(results: Sequence[Any]) -> list[list[list[int]]]:
+    """Return which tokens each draft had, and which of them were accepted."""
+    return [[[*step.tree.tokens.tolist(), -1, *step.path] for step in r.steps] for r in results]
+
+
+def scored(results: Sequence[Any]) -> list[list[float]]:
+    """Return of each token itself and its best rival, then their log-probabilities."""
+    return [
+        [each.token, each.top[0][0], each.logprob, each.top[0][1], each.top[1][1]]
+        for result in results
+        for each in result.logprobs
+    ]
+
+
+@cache
+def plain(settings: str) -> list[list[int]]:
+    """Return what plain decoding writes on the CPU."""
+    return tokens(written(Engine(target(), drafter=None), SETTINGS[settings]))
+
+
+def made(name: str, where: CausalTarget, store: Any) -> Any:
+    """Return a registered drafter that runs beside the target."""
+    needs = describe(name).needs
+    if "head" in needs:
+        head = heads.fresh(CausalTarget(target()))
+        return HeadDrafter(head.to(where.device), where, worth=0.0)
+    if "continuation" in needs:
+        texts = {tuple(prompt): text for prompt, text in zip(PROMPTS, plain("all"), strict=True)}
+        return SyntheticDrafter(0.8, texts)
+    draft = smaller() if where.device.type == "cpu" else pretend(smaller())
+    return build(name, Sources(corpus=store, draft_model=draft))
+
+
+@pytest.mark.parametrize("name", names("drafter"))
+def test_every_drafter_drafts_as_on_the_cpu(
+    name: str, there: CausalTarget, store: CorpusIndex
+) -> None:
+    def draft(where: CausalTarget) -> list[Any]:
+        engine = Engine(where, drafter=made(name, where, store), budget=BUDGET)
+        return [written(engine, SETTINGS[each], texts=answers()) for each in ("greedy", "all")]
+
+    expected = [plain("greedy"), plain("all")]
+    here = draft(CausalTarget(target()))
+    with Pretend():
+        far = draft(there)
+    assert list(map(tokens, far)) == list(map(tokens, here)) == expected
+    if name not in TIMED:
+        assert list(map(steps, far)) == list(map(steps, here))
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_every_setting_leaves_the_text_as_on_the_cpu(settings: str, there: CausalTarget) -> None:
+    expected = plain(settings)
+    with Pretend():
+        for drafter in (None, [ModelDrafter(pretend(smaller())), "recycling"]):
+            engine = Engine(there, drafter=drafter, budget=BUDGET)
+            assert tokens(written(engine, SETTINGS[settings])) == expected
+
+
+@pytest.mark.parametrize("settings", ["greedy", "all"])
+def test_log_probabilities_are_those_of_the_cpu(settings: str, there: CausalTarget) -> None:
+    asked, given = SETTINGS[settings], {"drafter": "context", "budget": BUDGET}
+    here = written(Engine(target(), **given), asked, logprobs=3)
+    with Pretend():
+        far = written(Engine(there, **given), asked, logprobs=3)
+    for mine, other in zip(scored(here), scored(far), strict=True):
+        assert other[:2] == mine[:2]
+        assert other[2:] == pytest.approx(mine[2:])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_decides_as_on_the_cpu(rule: str, there: CausalTarget) -> None:
+    def drafter(model: Any) -> ModelDrafter:
+        mode, width = RULES[rule]
+        return ModelDrafter(model, 3, width, mode=mode, worth=None if "sampled" in mode else 0.0)
+
+    given: dict[str, Any] = {"rule": rule, "budget": BUDGET}
+    here = written(Engine(target(), drafter=drafter(smaller()), **given), SETTINGS["top-p"])
+    with Pretend():
+        far = written(
+            Engine(there, drafter=drafter(pretend(smaller())), **given), SETTINGS["top-p"]
+        )
+    assert tokens(far) == tokens(here)
+    assert steps(far) == steps(here)
+
+
+def test_every_rule_for_texts_is_tried() -> None:
+    rooms = {name for name, where in names("rule").items() if "visual" in where}
+    assert set(RULES) == set(names("rule")) - rooms
+
+
+@pytest.mark.parametrize("mode", ["coupled", "deterministic"])
+@pytest.mark.parametrize("tree", [None, (1, 2, 2)])
+def test_a_head_drafts_as_on_the_cpu(mode: str, tree: Any) -> None:
+    def draft(where: CausalTarget) -> list[Any]:
+        head = copy.deepcopy(heads.fresh(CausalTarget(heads.model()))).to(where.device)
+        drafter = HeadDrafter(head, where, mode=mode, tree=tree, width=2, worth=0.0)
+        results = Engine(where, drafter=drafter, budget=BUDGET).generate(
+            prompts, SETTINGS["top-p"], **GIVEN
+        )
+        assert not any(each.report.faults for each in results)
+        return [*map(tokens, [results]), steps(results)]
+
+    prompts = [tiny.prompt(8, vocab_size=heads.VOCAB, seed=300 + seed) for seed in range(2)]
+    here = draft(CausalTarget(heads.model()))
+    with Pretend():
+        assert draft(CausalTarget(pretend(heads.model()))) == here
+
+
+@pytest.mark.parametrize(("name", "mode"), [("llama", "rows"), ("qwen3_next", "chain")])
+def test_targets_without_trees_run_there(name: str, mode: str) -> None:
+    def write(model: Any) -> list[list[list[int]]]:
+        engine = Engine(PathTarget(model, mode), drafter="context", budget=4)
+        found = [engine.generate(prompts, asked, **GIVEN) for asked in settings]
+        assert not any(each.report.faults for results in found for each in results)
+        return list(map(tokens, found))
+
+    prompts = [[each % 48 for each in prompt] for prompt in PROMPTS]
+    settings = SETTINGS["greedy"], SETTINGS["all"]
+    here = write(architecture(name))
+    with Pretend():
+        assert write(pretend(architecture(name))) == here
