@@ -291,6 +291,11 @@ def _listed(part: Any) -> bool:
     return isinstance(part, (list, np.ndarray))
 
 
+def _index(part: Any) -> torch.Tensor:
+    made = torch.as_tensor(part)
+    return made if made.numel() else made.long()
+
+
 @dataclass(frozen=True, slots=True)
 class _Operator:
     """What matters of an operator. launches: a kernel, so that it is no view. scalars: takes
