@@ -44,7 +44,7 @@ class PretendTensor(torch.Tensor):
     """A tensor that lies on the pretended device. data_here: what it holds, on the CPU."""
 
     data_here: torch.Tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @staticmethod
     def __new__(cls, data_here: torch.Tensor) -> PretendTensor:
@@ -56,7 +56,7 @@ class PretendTensor(torch.Tensor):
             strides=data_here.stride(),
             storage_offset=data_here.storage_offset(),
             dtype=data_here.dtype,
-            device=f"{NAME}:0",
+            device=torch.device(NAME, 0),
         )
         made.data_here = data_here
         return made
@@ -70,7 +70,9 @@ class PretendTensor(torch.Tensor):
         return found
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Refuse: outside of a `Pretend` nobody does anything on the device."""
         raise RuntimeError(f"{func}: got a tensor of the pretended device outside of `Pretend`")
 
@@ -126,11 +128,11 @@ def pretend(model: Any) -> Any:
     return copy.deepcopy(model).to(NAME)
 
 
-class _Operators(TorchDispatchMode):
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Carries operators out on the CPU, as far as the device would carry them out."""
 
     def __init__(self, device: Pretend) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
         self._pinned: dict[int, torch.Tensor] = {}
 
@@ -261,9 +263,7 @@ class _Calls(TorchFunctionMode):
         held, index, *value = args
         parts = index if isinstance(index, tuple) else (index,)
         if isinstance(held, PretendTensor) and any(map(_listed, parts)):
-            parts = tuple(
-                torch.as_tensor(each).to(NAME) if _listed(each) else each for each in parts
-            )
+            parts = tuple(_index(each).to(NAME) if _listed(each) else each for each in parts)
             args = (held, parts, *value)
         return func(*args, **kwargs)
 

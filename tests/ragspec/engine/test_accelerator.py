@@ -163,14 +163,16 @@ def test_every_drafter_drafts_as_on_the_cpu(
 def test_every_setting_leaves_the_text_as_on_the_cpu(settings: str, there: CausalTarget) -> None:
     expected = plain(settings)
     with Pretend():
-        for drafter in (None, [ModelDrafter(pretend(smaller())), "recycling"]):
+        drafters: list[Any] = [None, [ModelDrafter(pretend(smaller())), "recycling"]]
+        for drafter in drafters:
             engine = Engine(there, drafter=drafter, budget=BUDGET)
             assert tokens(written(engine, SETTINGS[settings])) == expected
 
 
 @pytest.mark.parametrize("settings", ["greedy", "all"])
 def test_log_probabilities_are_those_of_the_cpu(settings: str, there: CausalTarget) -> None:
-    asked, given = SETTINGS[settings], {"drafter": "context", "budget": BUDGET}
+    asked = SETTINGS[settings]
+    given: dict[str, Any] = {"drafter": "context", "budget": BUDGET}
     here = written(Engine(target(), **given), asked, logprobs=3)
     with Pretend():
         far = written(Engine(there, **given), asked, logprobs=3)
