@@ -1,0 +1,114 @@
+"""What the steps of text generation ask of a pretended accelerator, in the middle of the texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.engine.engine import Engine
+from ragspec.engine.loop import Loop
+from ragspec.sampling.settings import Sampling
+from ragspec.trees.draft_tree import DraftKind, DraftTree
+from tests.support.pretend import Pretend
+from tests.support.pretend_record import Record
+
+_BEGUN = 2  # steps in which laws and shapes are new
+_NEW = 12
+
+
+@dataclass(slots=True)
+class Steps:
+    """The records of steps, and the largest of each number among them."""
+
+    records: list[Record] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """Return the whole table of the step with most kernels."""
+        return max(self.records, key=lambda each: each.kernels).table()
+
+    @property
+    def waits(self) -> int:
+        """How often the host waits in a step, at most."""
+        return max(each.waits for each in self.records)
+
+    @property
+    def asynchronous(self) -> int:
+        """How many copies to the device a step makes without waiting, at most."""
+        return max(each.asynchronous for each in self.records)
+
+    @property
+    def bytes(self) -> int:
+        """How much crosses in a step, both ways, at most."""
+        return max(each.bytes_in + each.bytes_out for each in self.records)
+
+    @property
+    def kernels(self) -> int:
+        """How many kernels a step launches, at most."""
+        return max(each.kernels for each in self.records)
+
+    @property
+    def kernels_beside(self) -> int:
+        """How many of them it launches beside the modules of the model, at most."""
+        return max(each.kernels_beside for each in self.records)
+
+
+class Bushes:
+    """Drafts a tree of one size whatever the text is: what is right of it is by chance.
+
+    The first nodes are children of the root with the likeliest tokens that the drafter is told of.
+    """
+
+    name = "bushes"
+    kind = DraftKind.DETERMINISTIC
+
+    def __init__(self, nodes: int, vocab_size: int) -> None:
+        self._nodes, self._vocab = nodes, vocab_size
+
+    def open(self, request: DraftRequest) -> Bushes:
+        """Return itself: it remembers nothing."""
+        return self
+
+    def observe(self, step: Any) -> None:
+        """Learn nothing."""
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        """Return a tree whose nodes have other tokens in every step."""
+        dice = np.random.default_rng(len(context.tokens))
+        tokens = dice.choice(self._vocab, self._nodes, replace=False).tolist()
+        parents = [(node - 1) // 2 if node > 8 else -1 for node in range(self._nodes)]
+        return DraftTree.build(tokens, parents, "test")
+
+
+def count_steps(
+    device: Pretend, engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sampling
+) -> Steps:
+    """Return what steps cost in which all prompts are written on, once the first are taken."""
+    found = Steps()
+    with _recording(device, found, len(prompts)):
+        engine.generate(prompts, sampling, max_new_tokens=_NEW, ignore_eos=True)
+    assert len(found.records) > _BEGUN, "too few steps"
+    found.records = found.records[_BEGUN:]
+    return found
+
+
+@contextmanager
+def _recording(device: Pretend, found: Steps, rows: int) -> Iterator[None]:
+    """Record each step of a loop that has so many rows."""
+    advance = Loop._advance
+
+    def recorded(self: Loop) -> Any:
+        if len(self.rows) < rows:
+            return advance(self)
+        with device.recording() as record:
+            emitted = advance(self)
+        found.records.append(record)
+        return emitted
+
+    with patch.object(Loop, "_advance", recorded):
+        yield
