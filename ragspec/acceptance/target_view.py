@@ -18,9 +18,9 @@ class RowView:
     """The target's logits for one tree, processed only where a rule looks.
 
     logits [N + 1, V]: the root's row, then the nodes'. chosen: the target's tokens of all of
-    them, where they were worked out together on the device; else each is worked out when asked
-    for, in the order of the walk, which is what processors with a memory need. transform: changes
-    the logits before the law's processors.
+    them, where they were worked out together on the device, below 0 where not; each of the others
+    is worked out when asked for, in the order of the walk, which is what processors with a memory
+    need. transform: changes the logits before the law's processors.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class RowView:
 
     def token(self, node: int) -> int:
         """Return the target's own token after the node."""
-        if self._chosen is not None:
-            return self._chosen[node + 1]
+        if self._chosen is not None and (known := self._chosen[node + 1]) >= 0:
+            return known
         return int(self._law.select(self.scores(node), [self.index(node)]))
 
     def choices(self, nodes: Sequence[int], k: int) -> list[list[int]]:

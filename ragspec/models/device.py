@@ -90,6 +90,11 @@ class Stopwatch:
         return float(self._events[0].elapsed_time(self._events[1])) / 1000
 
 
+def pins(device: torch.device) -> bool:
+    """Return whether copies to a device are made without waiting from pinned memory of the host."""
+    return device.type not in ("cpu", "meta", "mps")
+
+
 def input_device(embedding: Any) -> torch.device:
     """Return where an embedding takes its ids.
 

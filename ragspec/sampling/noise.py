@@ -114,7 +114,12 @@ def gumbel_of_keys(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
     keys i64, see `NoiseStream.keys`, and tokens i64 are of shapes that broadcast.
     """
-    return -torch.log(-torch.log(_uniform_of_keys(keys, tokens)))
+    return -exponential_of_keys(keys, tokens)
+
+
+def exponential_of_keys(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the logarithm of exponential noise f64, which is Gumbel noise but for its sign."""
+    return _uniform_of_keys(keys, tokens).log_().neg_().log_()
 
 
 def _gumbel(tokens: torch.Tensor, keys: Sequence[int]) -> torch.Tensor:

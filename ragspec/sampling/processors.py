@@ -86,7 +86,7 @@ class CountPenalty:
             for token in path:
                 counts[row, token] += 1
         counts = counts.to(logits.device)
-        return logits - self.frequency * counts - self.presence * (counts > 0)
+        return logits - (self.frequency * counts + self.presence * (counts > 0))
 
 
 class TokenBias:

@@ -3,7 +3,7 @@
 A step of fixed shapes may ask nothing of the host: settings and noise keys are tensors written in
 place, and what work a batch asks for is a `LawShape`, known before the step starts. The tokens are
 those of `TokenLaw.select`, which stays the reference. One number of candidates serves all rows;
-where survivors of a row's filter may lie beyond them, the row says so and the host works it out.
+where survivors of a filter may lie beyond them, a node has no token and the host works it out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ragspec.sampling.distribution import TokenLaw
-from ragspec.sampling.noise import gumbel_of_keys
+from ragspec.sampling.noise import exponential_of_keys
 from ragspec.sampling.row_penalties import PenaltyShape, RowPenalties, known, over
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.top_tokens import best_tokens
@@ -85,7 +85,12 @@ class RowLaws:
         self._filtered, self._unfiltered, self._top_k = self._kinds.unbind()
         self._never, self._ever = torch.tensor([-torch.inf, torch.inf]).to(self._numbers)
         self._kth = torch.zeros(rows, 1, 1, dtype=torch.int64, device=device)
-        self._none = torch.zeros(rows, dtype=torch.bool, device=device)
+        self._nobody = torch.tensor(-1).to(self._kth)
+
+    @property
+    def size(self) -> int:
+        """The number of tokens."""
+        return len(self._tokens)
 
     @property
     def device(self) -> torch.device:
@@ -112,7 +117,7 @@ class RowLaws:
         self._write(self._numbers, row, [sampling.temperature or 1.0, top_p, float(least)])
         if law is not None and drawn:
             self._keys[row] = law.noise.keys(self._indices)
-        size = len(self._tokens)
+        size = self.size
         self.shape = LawShape.of(self._laws, size)
         last = self.shape.candidates
         ks = [law.sampling.top_k if law else 0 for law in self._laws]
@@ -122,10 +127,10 @@ class RowLaws:
         if self._penalties is not None:
             self._penalties.set(row, law, text)
 
-    def grow(self, tokens: torch.Tensor, kept: torch.Tensor) -> None:
-        """Add the kept ones, bool [B, m], of tokens i64 [B, m] to the rows' texts, after a step."""
+    def grow(self, tokens: torch.Tensor) -> None:
+        """Add tokens i64 [B, m] to the rows' texts; `size` adds none."""
         if self._penalties is not None and self.shape.penalties.texts:
-            self._penalties.grow(tokens, kept)
+            self._penalties.grow(tokens)
 
     def choose(
         self,
@@ -133,39 +138,41 @@ class RowLaws:
         indices: torch.Tensor,
         tokens: torch.Tensor,
         see: torch.Tensor,
-        asked: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the tokens after all nodes, and the rows whose tokens are not to be used.
+    ) -> torch.Tensor:
+        """Return the tokens after all nodes, -1 where the host is to work one out.
 
         Shapes: logits [B, n, V], indices i64 [B, n] (the generated index of the token that follows
         each node), tokens i64 [B, n] (the nodes' own, the root's first), see bool [B, n, n] (each
-        node's ancestors, itself among them) -> i64 [B, n], bool [B]. asked bool [B, n]: nodes whose
-        token matters, else all.
+        node's ancestors, itself among them) -> i64 [B, n].
         """
         shape = self.shape
         if self._penalties is not None and not shape.penalties.nothing:
             logits = self._penalties.apply(logits, shape.penalties, indices, tokens, see)
-        best, beyond = logits.argmax(-1), self._none
-        if not (shape.candidates or shape.unfiltered):
-            return best, beyond
+        best: torch.Tensor = logits.argmax(-1)
+        if shape.greedy:
+            return best
         keys = self._keys.gather(1, indices)[..., None]
         scaled = self._scaled(logits) if shape.unfiltered or shape.far else None
+        noise = None
         if shape.unfiltered and scaled is not None:
-            drawn = (scaled + gumbel_of_keys(keys, self._tokens)).argmax(-1)
+            noise = exponential_of_keys(keys, self._tokens)
+            drawn = (scaled - noise).argmax(-1)
             best = torch.where(self._unfiltered, drawn, best)
         if shape.candidates:
-            drawn, settled = self._drawn(logits, scaled, keys)
-            settled = settled if asked is None else settled >= asked
-            best = torch.where(self._filtered, drawn, best)
-            beyond = self._filtered[:, 0] > settled.all(-1)
-        return best, beyond
+            best = torch.where(self._filtered, self._drawn(logits, scaled, keys, noise), best)
+        return best
 
     def _drawn(
-        self, logits: torch.Tensor, everything: torch.Tensor | None, keys: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tokens i64 [B, n] under filters, and whether they are certain, bool [B, n].
+        self,
+        logits: torch.Tensor,
+        everything: torch.Tensor | None,
+        keys: torch.Tensor,
+        noise: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return tokens i64 [B, n] under filters, -1 where they are not certain.
 
-        everything: scaled scores of the whole vocabulary where the shape asks for its mass.
+        everything, noise: scaled scores of the whole vocabulary and what is taken from them, where
+        the shape asks for these.
         """
         values, tokens = best_tokens(logits, self.shape.candidates)
         scaled = self._scaled(values)
@@ -174,14 +181,15 @@ class RowLaws:
             kth = scaled.gather(-1, self._kth.expand(*scaled.shape[:-1], 1))
             near = torch.where(scaled < kth, self._never, scaled)
         kept = torch.where(near < self._floor(near, everything), self._never, near)
-        best, place = (kept + gumbel_of_keys(keys, tokens)).max(-1, keepdim=True)
-        settled = best[..., 0].abs() < torch.inf  # neither nan nor a row without any survivor
-        if self.shape.candidates < len(self._tokens):
-            last = kept[..., -1]  # a survivor may lie beyond it, or a tie that weighs
+        own = exponential_of_keys(keys, tokens) if noise is None else noise.gather(-1, tokens)
+        best, place = (kept - own).max(-1, keepdim=True)
+        settled = best.abs() < torch.inf  # neither nan nor a node without any survivor
+        if self.shape.candidates < self.size:
+            last = kept[..., -1:]  # a survivor may lie beyond it, or a tie that weighs
             if self.shape.top_k:
-                last = torch.where(self._top_k, near[..., -1], last)
+                last = torch.where(self._top_k[..., None], near[..., -1:], last)
             settled = settled & (last == -torch.inf)
-        return tokens.gather(-1, place).squeeze(-1), settled
+        return torch.where(settled, tokens.gather(-1, place), self._nobody).squeeze(-1)
 
     def _floor(self, near: torch.Tensor, everything: torch.Tensor | None) -> torch.Tensor:
         """Return the least score f64 [B, n, 1] that top-p and min-p let survive.

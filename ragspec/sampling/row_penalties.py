@@ -72,8 +72,11 @@ class RowPenalties:
             return torch.zeros(*shape, dtype=kind, device=device)
 
         self._bias = numbers(rows, 1, vocab_size)
-        self._held = numbers(2, rows, 1, vocab_size)  # how often: in the text, and generated
+        # How often: in the text, and generated. The last one is of what is no token.
+        self._held = numbers(2, rows, 1, vocab_size + 1)
+        self._one = torch.ones((), device=device)
         self._repetition = numbers(rows, 1, 1, kind=torch.float64) + 1.0
+        self._rounded = self._repetition.float()  # as scores in single precision are divided
         self._frequency, self._presence = numbers(2, rows, 1, 1)
         self._ends = numbers(rows, 1, _ENDS, kind=torch.int64)
         self._until = numbers(rows, 1, _ENDS, kind=torch.int64)
@@ -82,7 +85,7 @@ class RowPenalties:
         """Write what the law of a row asks for, and its text: committed tokens, the root last."""
         for buffer in (self._bias, self._frequency, self._presence):
             buffer[row] = 0
-        self._repetition[row] = 1.0
+        self._repetition[row] = self._rounded[row] = 1.0
         until: dict[int, int] = {}
         start = 0 if law is None else law.prompt_length
         for each in () if law is None else law.processors:
@@ -90,11 +93,11 @@ class RowPenalties:
                 where = each.tokens.to(self._bias.device)
                 self._bias[row, 0, where] += each.values.to(self._bias)
             elif isinstance(each, RepetitionPenalty):
-                self._repetition[row] = each.penalty
-                self._held[0, row, 0] = self._counts(text)
+                self._repetition[row] = self._rounded[row] = each.penalty
+                self._held[0, row, 0, :-1] = self._counts(text)
             elif isinstance(each, CountPenalty):
                 self._frequency[row], self._presence[row] = each.frequency, each.presence
-                self._held[1, row, 0] = self._counts(text[each.prompt_length :])
+                self._held[1, row, 0, :-1] = self._counts(text[each.prompt_length :])
             elif isinstance(each, MinimumLength):
                 least = each.minimum + each.prompt_length - start
                 until |= {end: max(least, until.get(end, 0)) for end in each.ends}
@@ -127,10 +130,10 @@ class RowPenalties:
             scores.scatter_(-1, where, ends)
         return scores
 
-    def grow(self, tokens: torch.Tensor, kept: torch.Tensor) -> None:
-        """Add the kept ones, bool [B, m], of tokens i64 [B, m] to the texts."""
+    def grow(self, tokens: torch.Tensor) -> None:
+        """Add tokens i64 [B, m] to the texts; the number of tokens that there are adds none."""
         where = tokens[:, None].expand(2, -1, -1, -1)
-        self._held.scatter_add_(-1, where, kept[:, None].to(self._held).expand_as(where))
+        self._held.scatter_add_(-1, where, self._one.expand_as(where))
 
     def _penalised_paths(
         self, scores: torch.Tensor, shape: PenaltyShape, tokens: torch.Tensor, see: torch.Tensor
@@ -139,24 +142,47 @@ class RowPenalties:
 
         Equal tokens of a tree get equal scores, so it does not matter which of them is put last.
         """
+        n, size = scores.shape[1:]
+        held = self._held[..., :size]
+        if n == 1:  # the root stands in the text
+            return self._penalised(scores, *self._worth(held, shape, scores.dtype))
         same = tokens[:, 1:, None] == tokens[:, None]
-        below = see[:, :, 1:].to(self._held) @ same.to(self._held)  # [B, n, n]: on a node's path
-        held = self._held.gather(-1, tokens[:, None].expand(2, -1, -1, -1)) + below
+        below = (see[:, :, 1:, None] & same[:, None]).sum(2)  # [B, n, n]: on a node's path
+        few = held.gather(-1, tokens[:, None].expand(2, -1, -1, -1)) + below
+        # Both at once: each operation is a launch.
+        by, less = self._worth(
+            torch.cat((held, few.flatten(-2)[..., None, :]), -1), shape, scores.dtype
+        )
         where = tokens[:, None].expand_as(below)
-        few = self._penalised(scores.gather(-1, where), shape, held)
-        return self._penalised(scores, shape, self._held).scatter_(-1, where, few)
+        paths = [each if each is None else each[..., size:].view(-1, n, n) for each in (by, less)]
+        whole = [each if each is None else each[..., :size] for each in (by, less)]
+        put = self._penalised(scores.gather(-1, where), *paths)
+        return self._penalised(scores, *whole).scatter_(-1, where, put)
+
+    def _worth(
+        self, held: torch.Tensor, shape: PenaltyShape, kind: torch.dtype
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return what scores are divided by, and what is taken from them, [B, 1, K] each.
+
+        held [2, B, 1, K]: how often texts have a token. None: no row asks for it.
+        kind: of the scores.
+        """
+        by = less = None
+        seen = held > 0
+        if shape.repetition:
+            exact = self._repetition if kind == torch.float64 else self._rounded
+            by = torch.where(seen[0], exact, self._one)
+        if shape.counts:
+            less = self._frequency * held[1] + self._presence * seen[1]
+        return by, less
 
     def _penalised(
-        self, scores: torch.Tensor, shape: PenaltyShape, held: torch.Tensor
+        self, scores: torch.Tensor, by: torch.Tensor | None, less: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return the scores [B, n, K] of tokens that texts have so often, [2, B, n or 1, K]."""
-        text, generated = held
-        if shape.repetition:
-            by = torch.where(text > 0, self._repetition.to(scores.dtype), 1.0)
+        """Return the scores [B, n, K] divided by the one and less the other, see `_worth`."""
+        if by is not None:
             scores = torch.where(scores < 0, scores * by, over(scores, by))
-        if shape.counts:
-            scores = scores - self._frequency * generated - self._presence * (generated > 0)
-        return scores
+        return scores if less is None else scores - less
 
     def _counts(self, text: Sequence[int]) -> torch.Tensor:
         ids = torch.tensor(text, dtype=torch.int64)

@@ -51,7 +51,8 @@ def best_tokens(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tenso
     held = head.amax(-1).topk(k, -1).indices
     where = held[..., None].expand(*held.shape, BLOCK)
     values = head.gather(-2, where).flatten(-2)
-    places = (held[..., None] * BLOCK + torch.arange(BLOCK, device=held.device)).flatten(-2)
+    inside = torch.arange(BLOCK, device=held.device)
+    places = torch.add(inside, held[..., None], alpha=BLOCK).flatten(-2)
     if blocks * BLOCK < size:
         rest = torch.arange(blocks * BLOCK, size, device=held.device)
         values = torch.cat((values, scores[..., blocks * BLOCK :]), -1)

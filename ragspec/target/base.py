@@ -119,7 +119,7 @@ class FollowsLaws(TargetSession, Protocol):
     """The optional part of a target session that works out the target's own tokens by itself.
 
     chosen: of the last forward, for each row the target's own tokens after the root and the nodes;
-    none of a row that is to be worked out from its logits. None where nothing was followed.
+    below 0 what is to be worked out from the logits. None where nothing was followed.
     """
 
     chosen: list[list[int]] | None

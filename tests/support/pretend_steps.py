@@ -19,7 +19,7 @@ from tests.support.pretend import Pretend
 from tests.support.pretend_record import Record
 
 _BEGUN = 2  # steps in which laws and shapes are new
-_NEW = 12
+_NEW = 6
 
 
 @dataclass(slots=True)
@@ -99,16 +99,15 @@ def count_steps(
 
 @contextmanager
 def _recording(device: Pretend, found: Steps, rows: int) -> Iterator[None]:
-    """Record each step of a loop that has so many rows."""
-    advance = Loop._advance
+    """Record each step of a loop in which so many rows are written on."""
+    step = Loop.step
 
     def recorded(self: Loop) -> Any:
-        if len(self.rows) < rows:
-            return advance(self)
         with device.recording() as record:
-            emitted = advance(self)
-        found.records.append(record)
+            emitted = step(self)
+        if len(self._live) == rows and len(emitted) == rows:
+            found.records.append(record)
         return emitted
 
-    with patch.object(Loop, "_advance", recorded):
+    with patch.object(Loop, "step", recorded):
         yield

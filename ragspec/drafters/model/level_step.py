@@ -17,12 +17,15 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ragspec.drafters.model.cache import fitted
 from ragspec.drafters.model.static_tree import TreeShape
 from ragspec.target.static.buffers import Stacks, step_cache
-from ragspec.target.static.layout import Layout, additive, allowed, lay_out
+from ragspec.target.static.layout import Counters, Layout, plain_mask, windowed
+from ragspec.target.static.staging import Staging
 from ragspec.target.static.step import own_code
 from ragspec.target.static.target import StaticTarget
 
@@ -91,7 +94,12 @@ class LevelStep:
         ]
         chain = [max(0, i - 1) for i in range(shape.pending)]
         self._chain, self._tree = _still(chain, device), _still(read.parents, device)
+        self._counters = {
+            n: Counters.of(n, shape.slots, self._model.dtype, device)
+            for n in (shape.pending, len(read.places))
+        }
         self.given = torch.zeros(1, shape.pending + 2, dtype=torch.int64, device=device)
+        self._staging = Staging(self.given)
         sizes = [shape.pending, *(last - first for first, last in read.bounds)]
         self._columns = [torch.zeros(1, n, dtype=torch.int64, device=device) for n in sizes]
         self._caches = [step_cache(stacks, 1, shape.slots, columns) for columns in self._columns]
@@ -99,6 +107,10 @@ class LevelStep:
         self._run = own_code(LevelStep.run, name).__get__(self)
         if compiler is not None:
             self._run = compiler(self._run)
+
+    def send(self, values: NDArray[np.int64]) -> None:
+        """Let the next call be that of these values of `given`; nobody waits."""
+        self._staging.send(values)
 
     def __call__(self) -> tuple[torch.Tensor]:
         """Draft what `given` asks for; see `run`. The model is to be lent by the caller."""
@@ -109,12 +121,12 @@ class LevelStep:
         pending = self.shape.pending
         lengths, count = self.given[:, pending], self.given[:, pending + 1]
         chain = self._chain.behind(lengths)
-        seen = self._seen(chain, lengths)
+        seen = self._seen(chain, lengths - 1)
         logits = self._forward(0, self.given[:, :pending], chain, seen, (0, pending), count - 1)
         found = [self._best(logits)]
         base = lengths + count
         tree = self._tree.behind(base)
-        seen = self._seen(tree, base) if self._bounds else []
+        seen = self._seen(tree, base - 1) if self._bounds else []
         for level, bounds in enumerate(self._bounds):
             tokens = found[-1][0].reshape(-1).index_select(0, self._picks[level])
             if self._input_size < self.shape.vocab_size:
@@ -124,10 +136,14 @@ class LevelStep:
         values = torch.cat([value for _, value in found])
         return torch.stack([torch.cat([token for token, _ in found]), values.view(torch.int64)])
 
-    def _seen(self, layout: Layout, lengths: torch.Tensor) -> list[torch.Tensor]:
-        """Return what the queries of a layout see, by window: bool [1, n, S] each."""
-        slots = self.shape.slots
-        return [allowed(layout, lengths, slots, window) for window in self._windows]
+    def _seen(self, layout: Layout, last: torch.Tensor) -> list[torch.Tensor]:
+        """Return the masks of a layout's queries, by window: [1, n, S] each.
+
+        last i64 [1]: the slot of the last committed token.
+        """
+        counters = self._counters[layout.columns.shape[1]]
+        plain = plain_mask(layout, last, counters)
+        return [windowed(plain, layout, counters, window) for window in self._windows]
 
     def _forward(
         self,
@@ -142,8 +158,7 @@ class LevelStep:
         own = slice(*bounds)
         self._columns[number].copy_(layout.columns[:, own])
         masks = {
-            window: additive(each[:, own], self._model.dtype)
-            for window, each in zip(self._windows, seen, strict=True)
+            window: each[:, None, own] for window, each in zip(self._windows, seen, strict=True)
         }
         keep = {"logits_to_keep": last} if self._keeps and last is not None else {}
         logits = self._model(
@@ -165,6 +180,10 @@ class LevelStep:
 
 
 def _still(parents: Sequence[int], device: torch.device) -> Layout:
-    """Return the layout of a tree behind no tokens."""
-    rows = torch.tensor([list(parents)], dtype=torch.int64, device=device)
-    return lay_out(rows, torch.zeros(1, dtype=torch.int64, device=device))
+    """Return the layout of a tree behind no tokens; parents come before their children."""
+    see = np.eye(len(parents), dtype=bool)
+    for place, parent in enumerate(parents):
+        see[place] |= see[parent]
+    level, steps = see.sum(-1), np.arange(len(parents))
+    parts = (torch.from_numpy(each)[None].to(device) for each in (see, level, level - 1, steps))
+    return Layout(*parts)

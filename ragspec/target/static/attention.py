@@ -21,12 +21,12 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.models.layer_windows import Window
 from ragspec.target.kernels import with_sinks
-from ragspec.target.static.layout import Layout, additive, allowed
+from ragspec.target.static.layout import Counters, Layout, plain_mask, windowed
 
 BLOCK = 128  # slots that flex attention reads or leaves together
 _TELLS = "return_aux" in inspect.signature(flex_attention).parameters  # from torch 2.10 on
 
-Attention = Callable[[Layout, torch.Tensor, int, Window, torch.dtype], Any]
+Attention = Callable[[Layout, torch.Tensor, Counters, Window], Any]
 
 
 class StepMask(BlockMask):
@@ -114,18 +114,15 @@ class PartsMask(StepMask):
         return with_sinks(found, torch.logaddexp(light, heavy), sinks).to(query.dtype)
 
 
-def masked(
-    layout: Layout, lengths: torch.Tensor, slots: int, window: Window, dtype: torch.dtype
-) -> torch.Tensor:
-    """Return the additive mask [B, 1, n, S]."""
-    return additive(allowed(layout, lengths, slots, window), dtype)
+def masked(layout: Layout, last: torch.Tensor, counters: Counters, window: Window) -> torch.Tensor:
+    """Return the additive mask [B, 1, n, S]; last i64 [B]: see `lay_out`."""
+    return windowed(plain_mask(layout, last, counters), layout, counters, window)[:, None]
 
 
-def flex(
-    layout: Layout, lengths: torch.Tensor, slots: int, window: Window, dtype: torch.dtype
-) -> FlexMask:
+def flex(layout: Layout, last: torch.Tensor, counters: Counters, window: Window) -> FlexMask:
     """Return blocks of slots up to the last that a row wrote, and who sees which of them."""
     rows, n = layout.positions.shape
+    lengths, slots = last + 1, len(counters.slots)
 
     def sees(
         row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, slot: torch.Tensor
@@ -153,21 +150,22 @@ def flex(
 
 
 def in_parts(
-    layout: Layout, lengths: torch.Tensor, slots: int, window: Window, dtype: torch.dtype
+    layout: Layout, last: torch.Tensor, counters: Counters, window: Window
 ) -> torch.Tensor | PartsMask:
     """Return committed and new slots apart; a mask where a window cuts through the former.
 
     The kernel's windows count slots, of which siblings have one each, and not positions.
     """
     if not window.plain:
-        return masked(layout, lengths, slots, window, dtype)
+        return masked(layout, last, counters, window)
     rows, n = layout.positions.shape
+    lengths, slots = last + 1, len(counters.slots)
     nothing = torch.zeros(rows, 1, 1, dtype=torch.int32, device=lengths.device)
     made: PartsMask = PartsMask.from_kv_blocks(  # type: ignore[assignment, unused-ignore]
         nothing, nothing[..., None], seq_lengths=(n, slots), compute_q_blocks=False
     )
     made.lengths, made.columns = lengths, layout.columns
-    made.own = additive(layout.see, dtype)
+    made.own = torch.where(layout.see, counters.zero, counters.never)[:, None]
     return made
 
 

@@ -1,7 +1,8 @@
-"""Trees laid out on the device: ancestors, positions, masks and the walk, by tensors alone.
+"""Trees laid out on the device: positions, masks and the walk, by tensors alone.
 
 Every function has a fixed number of operations for its shapes and asks the host nothing, so that
-it runs eagerly, under `torch.compile(fullgraph=True)` and inside a captured graph alike.
+it runs eagerly, under `torch.compile(fullgraph=True)` and inside a captured graph alike. As each
+operation is a launch there are few: ancestors come as the bits of one word for each query.
 
 Legend: B rows, n queries of each (the root is query 0 and its own parent; a pad is its own parent,
 too), S slots of the cache.
@@ -10,62 +11,101 @@ too), S slots of the cache.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ragspec.models.layer_windows import Window
+
+
+def ancestor_bits(parents: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return which queries each query is or stands below, by bits: i64 [B, n] -> i64 [B, n].
+
+    n is 64 at most.
+    """
+    n = parents.shape[1]
+    bits = np.tile(np.left_shift(np.int64(1), np.arange(n)), (len(parents), 1))
+    for _ in range((n - 1).bit_length()):  # pointer doubling
+        bits |= np.take_along_axis(bits, parents, 1)
+        parents = np.take_along_axis(parents, parents, 1)
+    return bits
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What a shape counts by, made once: powers of two i64 [n], steps from 1 on i64 [n], slots from
+    0 on i64 [S], and what a mask holds where a slot is seen and where not.
+    """
+
+    powers: torch.Tensor
+    steps: torch.Tensor
+    slots: torch.Tensor
+    zero: torch.Tensor
+    never: torch.Tensor
+
+    @classmethod
+    def of(cls, n: int, slots: int, dtype: torch.dtype, device: torch.device) -> Self:
+        """Return those of steps of n queries over so many slots, with masks of a dtype."""
+        steps = torch.arange(n, device=device)
+        zero = torch.zeros((), dtype=dtype, device=device)
+        return cls(
+            1 << steps, steps + 1, torch.arange(slots, device=device), zero, zero - torch.inf
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Where the queries of one step stand.
 
-    see bool [B, n, n]: query j is query i or above it. depth, positions, columns i64 [B, n]: below
-    the root, in the text, and among the slots.
+    see bool [B, n, n]: query j is query i or above it. level, positions, columns i64 [B, n]: tokens
+    from the root on, itself among them; place in the text; and among the slots.
     """
 
     see: torch.Tensor
-    depth: torch.Tensor
+    level: torch.Tensor
     positions: torch.Tensor
     columns: torch.Tensor
 
     def behind(self, lengths: torch.Tensor) -> Layout:
         """Return the layout of the same trees behind so many more tokens: lengths i64 [B]."""
         start = lengths[:, None]
-        return Layout(self.see, self.depth, start + self.positions, start + self.columns)
+        return Layout(self.see, self.level, start + self.positions, start + self.columns)
 
 
-def lay_out(parents: torch.Tensor, lengths: torch.Tensor) -> Layout:
-    """Return the layout of trees behind committed tokens: parents i64 [B, n], lengths i64 [B]."""
-    n = parents.shape[1]
-    steps = torch.arange(n, device=parents.device)
-    see = (steps[:, None] == steps).expand(len(parents), n, n)
-    for _ in range((n - 1).bit_length()):  # pointer doubling
-        see = see | see.gather(1, parents[:, :, None].expand(-1, -1, n))
-        parents = parents.gather(1, parents)
-    depth = see.sum(-1) - 1
-    start = lengths[:, None]
-    return Layout(see, depth, start + depth, start + steps)
+def lay_out(
+    above: torch.Tensor, last: torch.Tensor, counters: Counters, columns: torch.Tensor
+) -> Layout:
+    """Return the layout of trees behind committed tokens.
+
+    above i64 [B, n]: see `ancestor_bits`. last i64 [B]: the slot of the last committed token.
+    columns i64 [B, n]: where to write the layout's.
+    """
+    see = (above[:, :, None] & counters.powers) != 0
+    level = see.sum(-1)
+    torch.add(last[:, None], counters.steps, out=columns)
+    return Layout(see, level, last[:, None] + level, columns)
 
 
-def allowed(layout: Layout, lengths: torch.Tensor, slots: int, window: Window) -> torch.Tensor:
-    """Return which slots each query attends to: bool [B, n, S]."""
-    columns = torch.arange(slots, device=lengths.device)
-    n = layout.see.shape[1]
-    behind = columns - lengths[:, None]
-    own = behind.clamp(0, n - 1)
-    tree = layout.see.gather(2, own[:, None].expand(-1, n, -1)) & (behind < n)[:, None]
-    seen = (behind < 0)[:, None] | tree
+def plain_mask(layout: Layout, last: torch.Tensor, counters: Counters) -> torch.Tensor:
+    """Return 0 where a query attends to a slot, else minus infinity: [B, n, S]."""
+    behind = (counters.slots <= last[:, None])[:, None].expand(*layout.columns.shape, -1)
+    mask = torch.where(behind, counters.zero, counters.never)
+    own = torch.where(layout.see, counters.zero, counters.never)
+    return mask.scatter_(2, layout.columns[:, None].expand_as(own), own)
+
+
+def windowed(
+    mask: torch.Tensor, layout: Layout, counters: Counters, window: Window
+) -> torch.Tensor:
+    """Return the mask [B, n, S] less what lies beyond a window."""
     if window.plain:
-        return seen
-    places = torch.where(behind < 0, columns, layout.positions.gather(1, own))
-    return seen & window.reaches(layout.positions[:, :, None], places[:, None])
-
-
-def additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return 0 where a slot is seen, else minus infinity: bool [B, n, S] -> [B, 1, n, S]."""
-    mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-    return mask.masked_fill(~seen, float("-inf"))[:, None]
+        return mask
+    slots = counters.slots.repeat(len(mask), 1)
+    places = slots.scatter_(1, layout.columns, layout.positions)
+    reached = window.reaches(layout.positions[:, :, None], places[:, None])
+    return torch.where(reached, mask, counters.never)
 
 
 def walk(
@@ -73,18 +113,16 @@ def walk(
 ) -> torch.Tensor:
     """Return the queries on each row's accepted path, the root among them: bool [B, n].
 
-    tokens, parents i64 [B, n]; chosen i64 [B, n]: the target's own token after each query. Of equal
-    siblings the one with the longer accepted path counts.
+    tokens, parents i64 [B, n]; chosen i64 [B, n]: the target's own token after each query, below 0
+    where it is not known. Of equal siblings the one with the longer accepted path counts.
     """
-    steps = torch.arange(tokens.shape[1], device=tokens.device)
-    right = (chosen.gather(1, parents) == tokens) | (steps == 0)
-    live = layout.see[:, :, 0] & ~(layout.see & ~right[:, None]).any(-1)
-    last = (live * (layout.depth + 1)).argmax(-1)
-    return layout.see.gather(1, last[:, None, None].expand(-1, 1, len(steps)))[:, 0]
+    right = chosen.gather(1, parents) == tokens
+    live = (layout.see[:, :, 1:] <= right[:, None, 1:]).all(-1)
+    # A pad is no deeper than the root, which is live and comes first.
+    last = (live * layout.level).argmax(-1)
+    return layout.see.gather(1, last[:, None, None].expand(-1, 1, tokens.shape[1]))[:, 0]
 
 
-def first_to_last(kept: torch.Tensor) -> torch.Tensor:
-    """Return the kept queries of each row, ascending, then n: bool [B, n] -> i64 [B, n]."""
-    n = kept.shape[1]
-    steps = torch.arange(n, device=kept.device)
-    return torch.where(kept, steps, n).sort(-1).values
+def kept_first(kept: torch.Tensor) -> torch.Tensor:
+    """Return the queries of each row, the kept ones first: bool [B, n] -> i64 [B, n]."""
+    return kept.byte().sort(dim=-1, descending=True, stable=True).indices

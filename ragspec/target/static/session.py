@@ -22,6 +22,7 @@ from ragspec.target.base import Beginning
 from ragspec.target.causal import CausalTarget, TreeSession
 from ragspec.target.static.arena import Arena
 from ragspec.target.static.buffers import StackedCache, compact
+from ragspec.target.static.layout import ancestor_bits
 from ragspec.target.static.shapes import MOST_QUERIES, queries_of, rows_of, slots_of
 from ragspec.target.static.step import StepShape
 from ragspec.target.tree_attention import Configs, TreeView
@@ -69,6 +70,7 @@ class StaticSession(TreeSession):
         self._at = list(range(rows))  # of each wanted row its place in line
         self._laws: Given | None = None
         self._kept: list[list[int]] | None = None  # tokens of the paths kept by the last step
+        self._flags: list[list[int]] = []  # of each row whether a query was kept
         self._static = False  # whether the last forward was a step of fixed shape
         self._found: tuple[torch.Tensor | None, torch.Tensor] | None = None  # of what was launched
         self._watch = Stopwatch(target.device)
@@ -147,7 +149,12 @@ class StaticSession(TreeSession):
             for row, path in enumerate(paths)
         ]
         if any(moved):
-            self._compact([path if own else () for path, own in zip(paths, moved, strict=True)])
+            self._compact(
+                [
+                    self._lying(row, path) if own else ()
+                    for row, (path, own) in enumerate(zip(paths, moved, strict=True))
+                ]
+            )
         lengths = self.cache.book.lengths
         for row, at, (tokens, _), own in zip(
             self._wanted, self._at, self._given, kept, strict=True
@@ -172,34 +179,53 @@ class StaticSession(TreeSession):
         self._reserve(slots)
         slots = slots_of(slots, self._arena.stacks.slots)
         self._given = [([root], tree) for root, tree in zip(roots, trees, strict=True)]
-        given = np.zeros((rows, 2 * n + 2), dtype=np.int64)
+        told = None if laws is None else self._arena.laws_of(rows, self.target.vocab_size)
+        law = told and laws and told.tell(dict(zip(self._at, laws, strict=True)))
+        shape = StepShape(rows, n, slots, law or None)
+        given = np.zeros((rows, shape.width), dtype=np.int64)
         given[:, n : 2 * n] = np.arange(n)  # a pad is its own parent
-        given[: len(book.lengths), 2 * n] = book.lengths
+        given[:, 3 * n] = -1
+        given[: len(book.lengths), 3 * n] += book.lengths
         for i, (at, root, tree) in enumerate(zip(self._at, roots, trees, strict=True)):
             end = 1 + len(tree)
             given[at, 0], given[at, 1:end] = root, tree.tokens
             given[at, n + 1 : n + end] = tree.parents + 1
             if laws is not None:
-                given[at, 2 * n + 1] = len(laws[i][1]) - laws[i][0].prompt_length
-        law = None
-        if laws is not None:
-            told = self._arena.laws_of(rows, self.target.vocab_size)
-            law = told.tell(dict(zip(self._at, laws, strict=True)))
-        shape = StepShape(rows, n, slots, law)
-        packet, logits, states = self._steps.take_step(
-            self._arena, shape, given, self._configs, hidden=self._head_inputs is not None
-        )
+                given[at, 3 * n + 1] = len(laws[i][1]) - laws[i][0].prompt_length - 1
+        given[:, 2 * n : 3 * n] = ancestor_bits(given[:, n : 2 * n])
+        if told is not None and shape.reads_texts:
+            given[:, 3 * n + 2 :] = told.fresh
+        try:
+            packet, logits, states = self._steps.take_step(
+                self._arena, shape, given, self._configs, hidden=self._head_inputs is not None
+            )
+        except BaseException:
+            if told is not None:
+                told.forget()
+            raise
         self.hidden = [] if states is None else [states[None, at] for at in self._at]
-        return packet, logits[self._at] if self._at != list(range(rows)) else logits
+        if self._at == list(range(len(self._at))):
+            return packet, logits[: len(self._at)]
+        # An index would be waited for.
+        return packet, torch.stack([logits[at] for at in self._at])
 
     def _settle(self, packet: list[list[int]], trees: Sequence[DraftTree]) -> None:
         """Read a packet: what the target would choose everywhere, and the paths that were kept."""
-        self.chosen, self._kept = [], []
+        self.chosen, self._kept, self._flags = [], [], []
         for at, tree in zip(self._at, trees, strict=True):
-            count, again, *rest = packet[at]
-            n = len(rest) // 2
-            self.chosen.append([] if again else rest[n : n + 1 + len(tree)])
-            self._kept.append([int(tree.tokens[query - 1]) for query in rest[1:count]])
+            n = len(packet[at]) // 2
+            flags, tokens = packet[at][:n], packet[at][n:]
+            self.chosen.append(tokens[: 1 + len(tree)])
+            self._flags.append(flags)
+            self._kept.append([int(tree.tokens[q - 1]) for q in range(1, n) if flags[q]])
+
+    def _lying(self, row: int, path: Sequence[int]) -> list[int]:
+        """Return by which numbers the nodes of a path lie now, less the root."""
+        if self._kept is None:
+            return list(path)
+        flags = self._flags[row]
+        order = sorted(range(len(flags)), key=lambda query: not flags[query])
+        return [order.index(node + 1) - 1 for node in path]
 
     def _compact(self, paths: Sequence[Sequence[int]]) -> None:
         """Move the slots of accepted nodes down, as the host decided."""

@@ -1,8 +1,11 @@
 """A step of one shape over an unmodified model: what is given is copied in, one packet comes out.
 
-    given i64 [B, 2 n + 2]: tokens, parents, committed slots, generated index of the next token
-    packet i64 [B, 2 n + 2]: kept queries (count, then their order, n behind the last), whether the
-    row is to be judged again, and the target's own token after every query
+    given i64 [B, 3 n + 2]: tokens, parents, ancestors (bits), slot of the last committed token,
+        generated index of the root; FRESH columns more where texts matter to laws: see `text_laws`
+    packet i64 [B, 2 n]: whether each query was kept, and the target's own token after it, below 0
+        where the host is to work it out
+
+What is kept comes to lie first, in order, and the other queries behind that.
 
 The same function runs eagerly, compiled, or captured in a CUDA graph and replayed.
 """
@@ -14,13 +17,17 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ragspec.models.layer_windows import Window
 from ragspec.sampling.row_laws import LawShape, RowLaws
 from ragspec.target.static.attention import Attention, masked
 from ragspec.target.static.buffers import Stacks, compact, step_cache
-from ragspec.target.static.layout import first_to_last, lay_out, walk
+from ragspec.target.static.layout import Counters, kept_first, lay_out, walk
+from ragspec.target.static.staging import Staging
+from ragspec.target.static.text_laws import FRESH
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,16 @@ class StepShape:
     queries: int
     slots: int
     law: LawShape | None = None
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether the laws want to know what the texts gained."""
+        return self.law is not None and self.law.penalties.texts
+
+    @property
+    def width(self) -> int:
+        """The columns of what is given."""
+        return 3 * self.queries + 2 + (FRESH if self.reads_texts else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +75,10 @@ class FixedStep(Protocol):
     """What may be captured: it reads `given` and buffers that stay where they are, nothing else."""
 
     given: torch.Tensor
+
+    def send(self, values: NDArray[np.int64]) -> None:
+        """Let the next step be that of these values of `given`; nobody waits."""
+        ...
 
     def __call__(self) -> tuple[Any, ...]:
         """Take the step; the model is lent by the caller. Returns tensors, or None for some."""
@@ -88,13 +109,19 @@ class StaticStep:
         self._laws, self._head, self._attention = laws, head, attention
         device = stacks.buffers[0].device
         rows, n = shape.rows, shape.queries
-        self.given = torch.zeros(rows, 2 * n + 2, dtype=torch.int64, device=device)
+        self.given = torch.zeros(rows, shape.width, dtype=torch.int64, device=device)
+        self._staging = Staging(self.given)
+        self._counters = Counters.of(n, shape.slots, model.dtype, device)
         self._columns = torch.zeros(rows, n, dtype=torch.int64, device=device)
         self._cache = step_cache(stacks, rows, shape.slots, self._columns)
         self._states: torch.Tensor | None = None
         self._run = own_code(StaticStep.run, f"step_{rows}x{n}_of_{shape.slots}").__get__(self)
         if compiler is not None:
             self._run = compiler(self._run)
+
+    def send(self, values: NDArray[np.int64]) -> None:
+        """Let the next step be that of these values of `given`; nobody waits."""
+        self._staging.send(values)
 
     def __call__(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Take the step that `given` says: packet, logits (see `run`) and what the head read.
@@ -112,13 +139,12 @@ class StaticStep:
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the packet and the logits [B, n, V]; accepted paths are kept in the cache."""
         n = self.shape.queries
-        tokens, parents = self.given[:, :n], self.given[:, n : 2 * n]
-        lengths, generated = self.given[:, 2 * n], self.given[:, 2 * n + 1]
-        layout = lay_out(parents, lengths)
-        self._columns.copy_(layout.columns)
+        tokens, parents, above = (self.given[:, i * n : (i + 1) * n] for i in range(3))
+        last, generated = self.given[:, 3 * n], self.given[:, 3 * n + 1]
+        layout = lay_out(above, last, self._counters, self._columns)
 
         def mask(window: Window) -> Any:
-            return self._attention(layout, lengths, self.shape.slots, window, self._model.dtype)
+            return self._attention(layout, last, self._counters, window)
 
         logits = self._model(
             input_ids=tokens,
@@ -129,19 +155,17 @@ class StaticStep:
         ).logits
         if self._laws is None:
             return self.given, logits
-        indices = generated[:, None] + layout.depth
-        asked = layout.see[:, :, 0]  # pads are not
-        chosen, again = self._laws.choose(logits, indices, tokens, layout.see, asked)
+        if self.shape.reads_texts:
+            fresh = self.given[:, 3 * n + 2 :]
+            self._laws.grow(fresh)
+            fresh.fill_(self._laws.size)  # taken again, the step does not count them twice
+        indices = generated[:, None] + layout.level
+        chosen = self._laws.choose(logits, indices, tokens, layout.see)
+        if n == 1:
+            return torch.cat([torch.ones_like(chosen), chosen], -1), logits
         kept = walk(layout, tokens, parents, chosen)
-        kept = kept & ~(again[:, None] & (torch.arange(n, device=kept.device) > 0))
-        order = first_to_last(kept)
-        if n > 1:
-            # What is not kept stays in place: the host may yet keep other nodes of a row.
-            steps = torch.arange(n, device=order.device)
-            source = lengths[:, None] + torch.where(order < n, order, steps)
-            compact(self._stacks, source, layout.columns)
-        count, again = kept.sum(-1, keepdim=True), again[:, None].long()
-        return torch.cat([count, again, order, chosen], -1), logits
+        compact(self._stacks, layout.columns.gather(1, kept_first(kept)), layout.columns)
+        return torch.cat([kept, chosen], -1), logits
 
     def _take(self, module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
         self._states = arguments[0]
@@ -160,6 +184,10 @@ class CapturedStep:
         self._graph: Any = None
         self._found: tuple[Any, ...] | None = None
 
+    def send(self, values: NDArray[np.int64]) -> None:
+        """Let the next step be that of these values; see `FixedStep`."""
+        self.step.send(values)
+
     def __call__(self) -> tuple[Any, ...]:
         """Take the step that `given` says; see `FixedStep`."""
         if self._graph is None:
@@ -172,7 +200,8 @@ class CapturedStep:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(2):  # the same slots are written again: nothing moves further
+            # The slots beyond the texts are written again, so that the last is as the only one.
+            for _ in range(2):
                 self.step()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()

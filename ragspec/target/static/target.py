@@ -125,22 +125,24 @@ class StaticTarget(CausalTarget):
     ) -> tuple[Any, ...]:
         """Take the step of this key over an arena, made where there is none; see `FixedStep`.
 
-        Where memory ends, or a step cannot be captured or compiled, all are given up for plain ones.
+        Where memory ends, or one cannot be captured or compiled, all are given up for plain ones.
         """
         self.check_mode()
         name, key = key, (key, self.static)  # steps of the trial are not captured
+        sent: FixedStep | None = None
         with lease(self.model, configs), torch.no_grad():
             new = key not in arena.steps
             try:
                 step = arena.steps.get(key)
                 if step is None:
                     step = arena.steps[key] = self._made(make)
-                return self._take(step, given)
+                step.send(given)
+                sent = step
+                return step()
             except Exception as error:
                 if self.static == "eager" or not (new or out_of_memory(error)):
                     raise
                 reason = _reason(error)
-            arena.steps.clear()
             self.static = "eager"
             key = name, self.static
             warnings.warn(
@@ -149,15 +151,13 @@ class StaticTarget(CausalTarget):
                 RuntimeWarning,
                 stacklevel=2,
             )
+            arena.steps.clear()
             step = arena.steps[key] = self._made(make)
-            return self._take(step, given)
-
-    def _take(self, step: FixedStep, given: NDArray[np.int64]) -> tuple[Any, ...]:
-        moved = torch.from_numpy(given)
-        if is_cuda(self.device):
-            moved = moved.pin_memory()
-        step.given.copy_(moved, non_blocking=True)
-        return step()
+            if sent is None:
+                step.send(given)
+            else:
+                step.given.copy_(sent.given)  # of which it may have told the laws already
+            return step()
 
     def _made(self, make: Make) -> FixedStep:
         compiler: Compiler | None = None

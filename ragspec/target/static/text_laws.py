@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ragspec.sampling.distribution import TokenLaw
 from ragspec.sampling.row_laws import LawShape, RowLaws
+from ragspec.target.static.shapes import MOST_QUERIES
+
+FRESH = MOST_QUERIES  # tokens that a text may gain by one step
+_NOTHING = -1
 
 
 class TextLaws:
-    """Row laws, and how much of each text they know; `tell` is called before every step."""
+    """Row laws, and how much of each text they know; `tell` is called before every step.
+
+    fresh i64 [B, FRESH]: what the texts have gained, to be told by the step; elsewhere the number
+    of tokens that there are, which is none of them.
+    """
 
     def __init__(self, laws: RowLaws, rows: int) -> None:
         self.laws = laws
+        self.fresh: NDArray[np.int64] = np.full((rows, FRESH), laws.size)
         self._held: list[TokenLaw | None] = [None] * rows
         self._known = [0] * rows  # tokens of each text
 
@@ -23,24 +34,31 @@ class TextLaws:
 
         Rows keep what they know: of a text that goes on its new tokens alone are told.
         """
-        fresh: dict[int, Sequence[int]] = {}
-        for row, held in enumerate(self._held):
+        self.fresh[:] = self.laws.size
+        late: dict[int, Sequence[int]] = {}
+        for row, (held, known) in enumerate(zip(self._held, self._known, strict=True)):
             law, text = rows.get(row, (None, ()))
-            if law is not held:
+            if law is not held or known == _NOTHING:
                 self.laws.set(row, law, text)
                 self._held[row], self._known[row] = law, len(text)
-            elif len(text) > self._known[row]:
-                fresh[row] = text[self._known[row] :]
+            elif len(text) > known:
+                new = text[known:]
+                if len(new) > FRESH:
+                    late[row] = new
+                else:
+                    self.fresh[row, : len(new)] = new
                 self._known[row] = len(text)
-        if fresh and self.laws.shape.penalties.texts:
-            self._grow(fresh)
+        if late and self.laws.shape.penalties.texts:
+            self._grow(late)
         return self.laws.shape
 
-    def _grow(self, fresh: Mapping[int, Sequence[int]]) -> None:
-        longest = max(map(len, fresh.values()))
-        tokens = torch.zeros(2, len(self._held), longest, dtype=torch.int64)
-        for row, new in fresh.items():
-            tokens[0, row, : len(new)] = torch.tensor(new)
-            tokens[1, row, : len(new)] = 1
-        moved = tokens.to(self.laws.device, non_blocking=True)
-        self.laws.grow(moved[0], moved[1].bool())
+    def forget(self) -> None:
+        """Tell all anew before the next step, as the last one may not have been taken."""
+        self._known = [_NOTHING] * len(self._known)
+
+    def _grow(self, late: Mapping[int, Sequence[int]]) -> None:
+        """Tell of texts that went on elsewhere for a while, at once."""
+        tokens = np.full((len(self._held), max(map(len, late.values()))), self.laws.size)
+        for row, new in late.items():
+            tokens[row, : len(new)] = new
+        self.laws.grow(torch.from_numpy(tokens).to(self.laws.device))

@@ -98,7 +98,9 @@ class Batch:
         return laws
 
     def chosen(self, laws: RowLaws, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return laws.choose(logits, self.indices, self.tokens, self.see)
+        """Return the tokens, and the rows some of whose tokens are left to the host."""
+        tokens = laws.choose(logits, self.indices, self.tokens, self.see)
+        return tokens, (tokens < 0).any(-1)
 
     def wanted(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the tokens of the reference."""
@@ -114,8 +116,9 @@ class Batch:
     def check(self, logits: torch.Tensor) -> torch.Tensor:
         """Assert the reference's tokens of rows that are not beyond; return which are."""
         tokens, beyond = self.chosen(self.made(logits.shape[-1]), logits)
-        assert tokens.dtype == torch.int64 and beyond.dtype == torch.bool
-        assert torch.equal(tokens[~beyond], self.wanted(logits)[~beyond])
+        known = tokens >= 0
+        assert tokens.dtype == torch.int64
+        assert torch.equal(tokens[known], self.wanted(logits)[known])
         return beyond
 
 
@@ -197,15 +200,14 @@ def test_a_tie_beyond_the_candidates_that_weighs_is_seen() -> None:
     assert check([law(0, {"top_k": 5, "top_p": 0.1})], logits).tolist() == [True]
 
 
-def test_nodes_that_nobody_asks_for_leave_a_row_certain() -> None:
+def test_one_node_that_is_left_to_the_host_leaves_the_others_certain() -> None:
     laws = named(["top-p", "top-p"])
     logits = random_logits(2, 4, 3000, scale=8.0)
     logits[0, 2] = logits[1, 3] = 0.0
     batch = Batch.of(laws, 4, 3000)
-    asked = torch.tensor([[True, True, False, True], [True, True, True, True]])
-    tokens, beyond = batch.made(3000).choose(logits, batch.indices, batch.tokens, batch.see, asked)
-    assert beyond.tolist() == [False, True]
-    assert torch.equal(tokens[asked][:3], batch.wanted(logits)[asked][:3])
+    known = torch.tensor([[True, True, False, True], [True, True, True, False]])
+    tokens, _ = batch.chosen(batch.made(3000), logits)
+    assert torch.equal(tokens, batch.wanted(logits).where(known, -1))
 
 
 def test_texts_grow_by_the_tokens_that_were_kept() -> None:
@@ -214,7 +216,7 @@ def test_texts_grow_by_the_tokens_that_were_kept() -> None:
     grown = batch.made(500)
     new = torch.randint(16, (len(laws), 5), generator=torch.Generator().manual_seed(1))
     kept = torch.arange(5) < (torch.arange(len(laws)) % 4)[:, None]
-    grown.grow(new, kept)
+    grown.grow(new.where(kept, 500))
     for text, more, count in zip(batch.texts, new.tolist(), kept.sum(1).tolist(), strict=True):
         text.extend(more[:count])
     batch.indices += kept.sum(1, keepdim=True)
@@ -222,7 +224,7 @@ def test_texts_grow_by_the_tokens_that_were_kept() -> None:
     logits[..., :16] += 8.0
     for made in (grown, batch.made(500)):
         assert torch.equal(batch.chosen(made, logits)[0], batch.wanted(logits))
-    grown.grow(new[:, :1], kept[:, 4:] | True)
+    grown.grow(new[:, :1])
     assert not torch.equal(batch.chosen(grown, logits)[0], batch.wanted(logits))
 
 
@@ -261,9 +263,9 @@ def test_every_part_of_a_draw_counts() -> None:
 def test_a_shape_is_one_graph_and_serves_whoever_joins() -> None:
     counter = CompileCounter()
 
-    def step(laws: RowLaws, batch: Batch, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def step(laws: RowLaws, batch: Batch, logits: torch.Tensor) -> torch.Tensor:
         chosen = laws.choose(logits, batch.indices, batch.tokens, batch.see)
-        laws.grow(batch.tokens, batch.tokens > 3)
+        laws.grow(batch.tokens)
         return chosen
 
     compiled = torch.compile(step, backend=counter, fullgraph=True, dynamic=False)
@@ -276,8 +278,8 @@ def test_a_shape_is_one_graph_and_serves_whoever_joins() -> None:
             laws.set(row, each, text)
         shapes.add(laws.shape)
         logits = random_logits(len(names), 4, 300, seed=seed)
-        tokens, beyond = compiled(laws, batch, logits)
-        assert torch.equal(tokens[~beyond], batch.wanted(logits)[~beyond])
+        tokens = compiled(laws, batch, logits)
+        assert torch.equal(tokens[tokens >= 0], batch.wanted(logits)[tokens >= 0])
     assert len(shapes) == 2
     assert counter.frame_count == 2
 
@@ -301,8 +303,8 @@ def test_few_kernels(name: str, most: int) -> None:
     batch = Batch.of(named([name] * 16), 16, 16_384)
     laws, logits = batch.made(16_384), torch.zeros(16, 16, 16_384)
     with Kernels() as kernels:
-        batch.chosen(laws, logits)
-    assert kernels.count <= most
+        laws.choose(logits, batch.indices, batch.tokens, batch.see)
+    assert kernels.count <= most, kernels.count
 
 
 def test_laws_that_need_the_host_are_not_taken() -> None:

@@ -8,12 +8,14 @@ import torch
 
 from ragspec.models.layer_windows import Window
 from ragspec.target.static.layout import (
+    Counters,
     Layout,
-    additive,
-    allowed,
-    first_to_last,
+    ancestor_bits,
+    kept_first,
     lay_out,
+    plain_mask,
     walk,
+    windowed,
 )
 
 N, SLOTS = 16, 40
@@ -40,7 +42,16 @@ def line(parents: torch.Tensor, query: int) -> list[int]:
 
 def laid(seed: int) -> tuple[torch.Tensor, torch.Tensor, list[int], Layout]:
     parents, lengths, counts = random_rows(seed)
-    return parents, lengths, counts, lay_out(parents, lengths)
+    return parents, lengths, counts, layout_of(parents, lengths)
+
+
+def counters(n: int) -> Counters:
+    return Counters.of(n, SLOTS, torch.float64, torch.device("cpu"))
+
+
+def layout_of(parents: torch.Tensor, lengths: torch.Tensor) -> Layout:
+    above = torch.from_numpy(ancestor_bits(parents.numpy()))
+    return lay_out(above, lengths - 1, counters(parents.shape[1]), torch.zeros_like(parents))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -51,14 +62,14 @@ def test_ancestors_depths_and_places_are_those_of_the_trees(seed: int) -> None:
         for query in range(N):
             above = line(own, query)
             assert layout.see[row, query].nonzero().flatten().tolist() == sorted(above)
-            assert layout.depth[row, query] == len(above) - 1
+            assert layout.level[row, query] == len(above)
             assert layout.positions[row, query] == length + len(above) - 1
             assert layout.columns[row, query] == length + query
 
 
 def test_the_longest_chain_is_seen_whole() -> None:
     parents = torch.arange(-1, 63).clamp(min=0)[None]
-    layout = lay_out(parents, torch.tensor([5]))
+    layout = layout_of(parents, torch.tensor([5]))
     assert torch.equal(layout.see[0], torch.ones(64, 64).tril().bool())
     assert layout.positions[0].tolist() == list(range(5, 69))
 
@@ -66,7 +77,10 @@ def test_the_longest_chain_is_seen_whole() -> None:
 @pytest.mark.parametrize("window", [Window(), Window(size=5), Window(chunk=6)])
 def test_queries_attend_to_the_text_and_their_own_path(window: Window) -> None:
     parents, lengths, _, layout = laid(7)
-    seen = allowed(layout, lengths, SLOTS, window)
+    plain = plain_mask(layout, lengths - 1, counters(N))
+    mask = windowed(plain, layout, counters(N), window)
+    assert mask.dtype == torch.float64 and set(mask.flatten().tolist()) == {0.0, -np.inf}
+    seen = mask == 0
     assert seen.shape == (len(parents), N, SLOTS)
     for row, own in enumerate(parents):
         length = int(lengths[row])
@@ -82,13 +96,6 @@ def test_queries_attend_to_the_text_and_their_own_path(window: Window) -> None:
                 and (window.chunk is None or position // window.chunk == place // window.chunk)
             }
             assert set(seen[row, query].nonzero().flatten().tolist()) == expected
-
-
-def test_masks_add_nothing_where_a_slot_is_seen() -> None:
-    seen = torch.tensor([[[True, False], [True, True]]])
-    mask = additive(seen, torch.float64)
-    assert mask.shape == (1, 1, 2, 2) and mask.dtype == torch.float64
-    assert mask.tolist() == [[[[0.0, float("-inf")], [0.0, 0.0]]]]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -126,10 +133,10 @@ def test_of_equal_siblings_the_longer_path_counts() -> None:
     parents = torch.tensor([[0, 0, 0, 2, 4]])
     tokens = torch.tensor([[9, 7, 7, 5, 5]])  # the last is a pad with a token that is chosen
     chosen = torch.tensor([[7, 1, 5, 1, 5]])
-    kept = walk(lay_out(parents, torch.tensor([3])), tokens, parents, chosen)
+    kept = walk(layout_of(parents, torch.tensor([3])), tokens, parents, chosen)
     assert kept.tolist() == [[True, False, True, True, False]]
 
 
 def test_what_is_kept_comes_first_in_its_order() -> None:
     kept = torch.tensor([[True, False, True, False], [True, True, True, True]])
-    assert first_to_last(kept).tolist() == [[0, 2, 4, 4], [0, 1, 2, 3]]
+    assert kept_first(kept).tolist() == [[0, 2, 1, 3], [0, 1, 2, 3]]

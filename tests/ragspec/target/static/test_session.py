@@ -318,23 +318,30 @@ def test_the_model_is_left_as_it_was_found() -> None:
     assert state_of(found) == before
 
 
-def test_a_row_that_is_judged_again_keeps_its_nodes_where_they_are(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("known", [0, 1, 2, 3, 6])
+def test_where_the_device_does_not_know_on_the_host_goes_on(
+    known: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never_certain(laws: RowLaws, logits: torch.Tensor, *rest: Any) -> Any:
-        return logits.argmax(-1), torch.ones(len(logits), dtype=torch.bool)
-
-    monkeypatch.setattr(RowLaws, "choose", never_certain)
+    """The device keeps what it knows of a path; the rest is moved when the host has decided."""
     plain, static = targets()
+    tree = DraftTree.build([5, 6, 7, 8, 9, 4], [-1, 0, 1, 0, -1, 3], "test")
+    wanted = torch.zeros(1, 8, dtype=torch.int64)
+
+    def partly(laws: RowLaws, logits: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return wanted.where(torch.arange(8) < known, -1)
+
+    monkeypatch.setattr(RowLaws, "choose", partly)
     with plain.open(1, 64) as one, static.open(1, 64) as other, torch.no_grad():
         texts = start(np.random.default_rng(0), 1, one, other)
-        tree = DraftTree.build([5, 6, 7, 8, 9], [-1, 0, 1, 0, -1], "test")
-        for path in ((0,), (0, 1, 2), (0, 3), (4,)):
+        for path in ((0,), (0, 1, 2), (0, 3), (0, 3, 5), (4,)):
             texts[0].append(1)
+            wanted.fill_(90)
+            for above, node in zip((-1, *path), path, strict=False):
+                wanted[0, above + 1] = int(tree.tokens[node])
             one.verify([[1]], [tree])
             other.follow([law(0)], texts)
             other.verify([[1]], [tree])
-            assert other.chosen == [[]]
+            assert other.chosen == partly(None, wanted)[:, :7].tolist()  # type: ignore[arg-type]
             one.commit([path])
             other.commit([path])
             for expected, found in zip(slots(one), slots(other), strict=True):

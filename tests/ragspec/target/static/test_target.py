@@ -15,7 +15,7 @@ from ragspec.errors import ModelError
 from ragspec.target.causal import CausalTarget
 from ragspec.target.static.open import open_static
 from ragspec.target.static.shapes import MOST_QUERIES
-from ragspec.target.static.step import StepShape
+from ragspec.target.static.step import StaticStep, StepShape
 from ragspec.target.static.target import StaticTarget
 from ragspec.trees.draft_tree import DraftTree
 from tests.support import tiny
@@ -99,8 +99,9 @@ def test_the_steps_of_the_trial_are_not_those_of_texts() -> None:
         session.commit([(), ()])
         session.verify([[1], [2]], [DraftTree.empty()] * 2)
         steps = session._arena.steps
-    taken = {shape: [m for s, _, m in steps if s == shape] for shape, *_ in steps}
-    assert sorted(taken[StepShape(rows=2, queries=1, slots=128)]) == ["compile", "eager"]
+    shape = StepShape(rows=2, queries=1, slots=128)
+    keys: list[Any] = list(steps)
+    assert sorted(mode for (own, _), mode in keys if own == shape) == ["compile", "eager"]
 
 
 def test_buffers_that_are_too_small_are_not_lent() -> None:
@@ -119,8 +120,9 @@ def test_memory_that_ends_is_told_and_the_text_goes_on(
 ) -> None:
     model = own_model()
     target = opened(model, "compile")
-    name = {"made": "_make", "taken": "_take"}[when]
-    own, calls = getattr(target, name), 0
+    where: Any = target if when == "made" else StaticStep
+    name = "_made" if when == "made" else "__call__"
+    own, calls = getattr(where, name), 0
 
     def short_of_memory(*args: Any, **options: Any) -> Any:
         nonlocal calls
@@ -129,7 +131,7 @@ def test_memory_that_ends_is_told_and_the_text_goes_on(
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
         return own(*args, **options)
 
-    monkeypatch.setattr(target, name, short_of_memory)
+    monkeypatch.setattr(where, name, short_of_memory)
     engine = Engine(target, drafter="context", budget=3)
     with pytest.warns(RuntimeWarning, match="memory ended while a step was captured") as told:
         text = engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True)

@@ -39,9 +39,8 @@ def chosen(laws: RowLaws, logits: torch.Tensor, texts: Sequence[Sequence[int]]) 
     roots = torch.tensor([[text[-1]] for text in texts])
     indices = torch.tensor([[len(text) - 2] for text in texts])
     see = torch.ones(len(texts), 1, 1, dtype=torch.bool)
-    tokens, again = laws.choose(logits, indices, roots, see)
-    assert not again.any()
-    return tokens[:, 0].tolist()
+    tokens = laws.choose(logits, indices, roots, see)
+    return [int(token) for token in tokens[:, 0]]
 
 
 def test_texts_that_grow_by_parts_are_known_as_a_whole() -> None:
@@ -55,6 +54,7 @@ def test_texts_that_grow_by_parts_are_known_as_a_whole() -> None:
     for new in [first, *grown]:
         texts = [[*text, *more] for text, more in zip(texts, new, strict=True)]
         shape = told.tell(dict(enumerate(zip(laws, texts, strict=True))))
+        told.laws.grow(torch.from_numpy(told.fresh))  # as the step does
         assert shape == told.laws.shape and shape.penalties.texts
         logits = torch.randn(ROWS, 1, VOCAB, generator=generator, dtype=torch.float64)
         logits[:, :, :12] += 1.5  # what the texts hold would be taken, but for the penalties
@@ -64,7 +64,8 @@ def test_texts_that_grow_by_parts_are_known_as_a_whole() -> None:
         found = chosen(told.laws, logits, texts)
         assert found == chosen(anew, logits, texts)
         differ += found != logits[:, 0].argmax(-1).tolist()
-        assert torch.equal(told.laws._penalties._held, anew._penalties._held)  # type: ignore[union-attr]
+        held, known = (each._penalties._held for each in (told.laws, anew))  # type: ignore[union-attr]
+        assert torch.equal(held[..., :VOCAB], known[..., :VOCAB])
     assert [row for row, _ in noted[:ROWS]] == [0, 1, 2] and len(noted) == ROWS, "set once"
     assert differ
 

@@ -1,0 +1,124 @@
+"""What a step of fixed shape asks of an accelerator: one wait, one copy in, few launches."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from ragspec.engine.engine import Engine
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.row_laws import LawShape
+from ragspec.sampling.row_penalties import PenaltyShape
+from ragspec.sampling.settings import Sampling
+from ragspec.target.causal import CausalTarget
+from ragspec.target.static.open import open_static
+from ragspec.target.static.session import StaticSession
+from ragspec.target.static.shapes import MOST_QUERIES
+from ragspec.target.static.step import StepShape
+from ragspec.trees.draft_tree import DraftTree
+from tests.support import tiny
+from tests.support.pretend import NAME, Pretend, pretend
+from tests.support.pretend_steps import Bushes, Steps, count_steps
+
+VOCAB = 20_032  # large enough for candidates to be found block by block, as in large models
+SETTINGS = {
+    "greedy": Sampling(),
+    "temperature": Sampling(temperature=0.3, seed=3),
+    "top-p": Sampling(temperature=0.2, top_p=0.9, seed=3),
+    "all": Sampling(
+        temperature=0.9,
+        top_k=60,
+        top_p=0.9,
+        min_p=0.01,
+        repetition_penalty=1.1,
+        frequency_penalty=0.3,
+        presence_penalty=0.2,
+        min_new_tokens=40,
+        logit_bias={5: 1.0, 6: -2.0},
+        seed=3,
+    ),
+}
+MIXED = [*SETTINGS.values(), Sampling(temperature=0.2, top_k=7, seed=3)]
+KERNELS, BYTES = 120, 64 << 10
+
+
+def model() -> Any:
+    return tiny.model("llama", vocab_size=VOCAB)
+
+
+def prompts(rows: int) -> list[list[int]]:
+    return [tiny.prompt(9, vocab_size=VOCAB, seed=seed) for seed in range(rows)]
+
+
+@cache
+def of_the_forward(rows: int, n: int) -> int:
+    """Return the kernels of the model's forward alone, as transformers makes it."""
+    with Pretend() as device, torch.no_grad():
+        alone = pretend(model())
+        ids = torch.zeros(rows, n, dtype=torch.int64).to(NAME)
+        mask = torch.zeros(rows, 1, n, n).to(NAME)
+        with device.recording() as record:
+            alone(
+                input_ids=ids,
+                position_ids=ids,
+                attention_mask=mask,
+                past_key_values=DynamicCache(),
+                use_cache=True,
+            )
+    return record.kernels
+
+
+def counted(nodes: int, rows: int, sampling: Any) -> Steps:
+    with Pretend() as device:
+        drafter = Bushes(nodes, VOCAB) if nodes else None
+        engine = Engine(pretend(model()), drafter=drafter, budget=nodes or 1, static="eager")
+        return count_steps(device, engine, prompts(rows), sampling)
+
+
+def hold(steps: Steps, rows: int, nodes: int) -> None:
+    """Assert the bars."""
+    beside = steps.kernels - of_the_forward(rows, nodes + 1)
+    assert steps.waits == 1, f"{steps.waits} waits\n{steps}"
+    assert steps.asynchronous == 1, f"{steps.asynchronous} copies in\n{steps}"
+    assert steps.bytes <= BYTES, f"{steps.bytes} bytes\n{steps}"
+    assert beside <= KERNELS, f"{beside} kernels beside the forward\n{steps}"
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("nodes", [0, 15])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_step_waits_once_and_launches_little(name: str, nodes: int, rows: int) -> None:
+    hold(counted(nodes, rows, SETTINGS[name]), rows, nodes)
+
+
+def test_rows_of_all_laws_at_once() -> None:
+    rows, found, tree = 16, Steps(), DraftTree.chain(list(range(15)), "test")
+    laws = [TokenLaw(MIXED[row % len(MIXED)], NoiseStream(row), 9) for row in range(rows)]
+    with Pretend() as device, torch.no_grad():
+        target = open_static(CausalTarget(pretend(model())), "eager")
+        with target.open(rows, 64) as session:
+            assert isinstance(session, StaticSession)
+            texts = prompts(rows)
+            session.verify(texts, [DraftTree.empty()] * rows)
+            session.commit([()] * rows)
+            for token in range(3):
+                texts = [[*text, token] for text in texts]
+                session.follow(laws, texts)
+                with device.recording() as record:
+                    session.verify([[token]] * rows, [tree] * rows)
+                    session.commit([()] * rows)
+                found.records.append(record)
+    found.records = found.records[1:]
+    hold(found, rows, len(tree))
+
+
+def test_the_widest_step() -> None:
+    hold(counted(MOST_QUERIES - 1, 1, SETTINGS["all"]), 1, MOST_QUERIES - 1)
+    law = LawShape(penalties=PenaltyShape(repetition=True))
+    widest = StepShape(16, MOST_QUERIES, 128, law)
+    assert 8 * widest.rows * (widest.width + 2 * MOST_QUERIES) <= BYTES
