@@ -163,8 +163,10 @@ class CausalTarget:
     def time_forward(self, n: int, length: int, texts: int = 1) -> float:
         """Return the least seconds of a forward over n positions after `length` cached ones.
 
-        texts: rows of text in it, of as many positions each.
+        texts: rows of text in it, of as many positions each; fewer where the context ends.
         """
+        if self.max_length is not None:
+            n = max(1, min(n, self.max_length - length))
         roots, tree = [[0]] * texts, DraftTree.chain([0] * (n - 1), "timing")
         law, best = TokenLaw(Sampling(), NoiseStream(0)), math.inf
         with self.open(texts, length + n) as session:

@@ -36,6 +36,10 @@ Found = tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None]
 class TakesSteps(Protocol):
     """Who takes the steps of sessions, over the buffers that they hold."""
 
+    def check_addresses(self, arena: Arena) -> None:
+        """Forget steps that read weights where these no longer are."""
+        ...
+
     def take_step(
         self,
         arena: Arena,
@@ -74,6 +78,11 @@ class StaticSession(TreeSession):
         self._static = False  # whether the last forward was a step of fixed shape
         self._found: tuple[torch.Tensor | None, torch.Tensor] | None = None  # of what was launched
         self._watch = Stopwatch(target.device)
+
+    def join(self, tokens: Sequence[int], scope: str = "") -> tuple[int, int]:
+        """Take a free row for a text, by the weights as they are; see `TargetSession.join`."""
+        self._steps.check_addresses(self._arena)
+        return super().join(tokens, scope)
 
     def line_up(self, rows: Sequence[int]) -> list[int]:
         """Let the next forwards cover these rows; see `TargetSession.line_up`."""

@@ -8,6 +8,7 @@ compile  compiled by inductor, which fuses the small kernels, and captured where
 
 from __future__ import annotations
 
+import itertools
 import threading
 import warnings
 import weakref
@@ -75,11 +76,16 @@ class StaticTarget(CausalTarget):
         if found is None or found.stacks.rows < rows or found.stacks.slots < slots:
             found = None  # first of all its memory is given back
             found = Arena(Stacks(self.layers, rows, slots))
-        addresses = hash(tuple(tensor.data_ptr() for tensor in self.model.parameters()))
-        if found.addresses != addresses:
-            found.moved()
-            found.addresses = addresses
+        self.check_addresses(found)
         return found
+
+    def check_addresses(self, arena: Arena) -> None:
+        """Forget steps that read weights where these no longer are."""
+        held = itertools.chain(self.model.parameters(), self.model.buffers())
+        addresses = hash(tuple(tensor.data_ptr() for tensor in held))
+        if arena.addresses != addresses:
+            arena.moved()
+            arena.addresses = addresses
 
     def take_back(self, arena: Arena) -> None:
         """Keep the buffers of a session that has ended, for the next; one set of them."""

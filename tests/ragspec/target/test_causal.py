@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import ragspec.target.causal as target_module
 from ragspec.engine.engine import Engine
@@ -213,3 +214,11 @@ def test_a_mutant_is_seen(part: str, mutant: Any, monkeypatch: pytest.MonkeyPatc
         logits = session.verify([[8]], [tree])
     with pytest.raises(AssertionError):
         assert_right(model, logits, [[*text, 8]], [tree])
+
+
+def test_forwards_are_timed_within_the_context() -> None:
+    """Learned positions end where the context does."""
+    config = GPT2Config(vocab_size=50, n_positions=64, n_embd=16, n_layer=1, n_head=2)
+    target = CausalTarget(GPT2LMHeadModel(config).eval())
+    assert target.max_length == 64
+    assert target.time_forward(64, 1) > 0

@@ -91,6 +91,26 @@ def test_steps_are_made_anew_where_weights_lie_elsewhere(change: Any, kept: bool
     assert list(again.steps.values()) == (steps if kept else [])
 
 
+def test_texts_that_join_a_session_read_the_weights_as_they_are() -> None:
+    """A pool keeps one session for all its texts."""
+    model = own_model()
+    with opened(model).open(2, 40) as session, torch.no_grad():
+        for prompt in ([1, 2], [3, 4]):
+            session.join(prompt)
+        session.verify([[1, 2], [3, 4]], [DraftTree.empty()] * 2)
+        session.commit([(), ()])
+        session.verify([[5], [6]], [DraftTree.empty()] * 2)
+        session.commit([(), ()])
+        session.leave(1)
+        session.join([7, 8])
+        steps = session._arena.steps
+        assert steps, "the weights are where they were"
+        session.leave(1)
+        replace_a_weight(model)
+        session.join([7, 8])
+        assert not steps
+
+
 def test_the_steps_of_the_trial_are_not_those_of_texts() -> None:
     """The trial takes them one kernel at a time, whatever the mode."""
     target = opened(own_model(), "compile")
