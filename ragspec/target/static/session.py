@@ -212,6 +212,8 @@ class StaticSession(TreeSession):
             if told is not None:
                 told.forget()
             raise
+        if states is not None:
+            states = states.clone()  # a captured step writes its own again; drafters may keep them
         self.hidden = [] if states is None else [states[None, at] for at in self._at]
         if self._at == list(range(len(self._at))):
             return packet, logits[: len(self._at)]
