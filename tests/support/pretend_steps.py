@@ -86,12 +86,16 @@ class Bushes:
 
 
 def count_steps(
-    device: Pretend, engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sampling
+    device: Pretend,
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    new: int = _NEW,
 ) -> Steps:
     """Return what steps cost in which all prompts are written on, once the first are taken."""
     found = Steps()
     with _recording(device, found, len(prompts)):
-        engine.generate(prompts, sampling, max_new_tokens=_NEW, ignore_eos=True)
+        engine.generate(prompts, sampling, max_new_tokens=new, ignore_eos=True)
     assert len(found.records) > _BEGUN, "too few steps"
     found.records = found.records[_BEGUN:]
     return found

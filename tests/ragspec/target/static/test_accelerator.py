@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from ragspec.drafters.base import DraftContext
 from ragspec.engine.engine import Engine
 from ragspec.sampling.distribution import TokenLaw
 from ragspec.sampling.noise import NoiseStream
@@ -80,6 +81,22 @@ def counted(nodes: int, rows: int, sampling: Any) -> Steps:
         return count_steps(device, engine, prompts(rows), sampling)
 
 
+class Told(Bushes):
+    """Drafts the true next tokens last, behind wrong siblings: to keep them, slots must move."""
+
+    def __init__(self, texts: list[list[int]]) -> None:
+        super().__init__(15, VOCAB)
+        self._texts = texts
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        begun = len(context.tokens)
+        (text,) = (each for each in self._texts if each[:begun] == list(context.tokens))
+        right = text[begun : begun + 3]
+        wrong = [token for token in range(13) if token != right[0]][:12]
+        parents = [-1] * 13 + [12, 13]
+        return DraftTree.build([*wrong, *right], parents[: 12 + len(right)], "test")
+
+
 def hold(steps: Steps, rows: int, nodes: int) -> None:
     """Assert the bars."""
     beside = steps.kernels - of_the_forward(rows, nodes + 1)
@@ -94,6 +111,21 @@ def hold(steps: Steps, rows: int, nodes: int) -> None:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_step_waits_once_and_launches_little(name: str, nodes: int, rows: int) -> None:
     hold(counted(nodes, rows, SETTINGS[name]), rows, nodes)
+
+
+@pytest.mark.parametrize(("name", "rows"), [("greedy", 1), ("all", 16)])
+def test_what_is_kept_moves_without_the_host(name: str, rows: int) -> None:
+    new, sampling = 16, SETTINGS[name]
+    plain = Engine(model(), drafter=None)
+    results = plain.generate(prompts(rows), sampling, max_new_tokens=new, ignore_eos=True)
+    texts = [
+        [*prompt, *result.tokens] for prompt, result in zip(prompts(rows), results, strict=True)
+    ]
+    with Pretend() as device:
+        engine = Engine(pretend(model()), drafter=Told(texts), budget=15, static="eager")
+        steps = count_steps(device, engine, prompts(rows), sampling, new)
+    assert len(steps.records) < new // 2, "too little was kept"
+    hold(steps, rows, 15)
 
 
 def test_rows_of_all_laws_at_once() -> None:

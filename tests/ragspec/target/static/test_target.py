@@ -12,11 +12,17 @@ import torch
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import ModelError
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
 from ragspec.target.causal import CausalTarget
+from ragspec.target.static.arena import Arena
 from ragspec.target.static.open import open_static
+from ragspec.target.static.session import StaticSession
 from ragspec.target.static.shapes import MOST_QUERIES
-from ragspec.target.static.step import StaticStep, StepShape
+from ragspec.target.static.step import FixedStep, StaticStep, StepShape
 from ragspec.target.static.target import StaticTarget
+from ragspec.target.tree_attention import lease
 from ragspec.trees.draft_tree import DraftTree
 from tests.support import tiny
 from tests.support.model_state import state_of
@@ -109,6 +115,33 @@ def test_texts_that_join_a_session_read_the_weights_as_they_are() -> None:
         replace_a_weight(model)
         session.join([7, 8])
         assert not steps
+
+
+def test_a_step_that_is_taken_again_counts_new_tokens_once() -> None:
+    """A capture runs it several times, and so does a retry after memory has ended."""
+    model = own_model()
+    law = TokenLaw(Sampling(frequency_penalty=0.5), NoiseStream(0), 2)
+    with opened(model).open(1, 40) as session, torch.no_grad():
+        assert isinstance(session, StaticSession)
+        session.verify([[1, 2]], [DraftTree.empty()])
+        session.commit([()])
+        for text in ([1, 2, 5], [1, 2, 5, 6], [1, 2, 5, 6, 6]):
+            session.follow([law], [text])
+            session.verify([text[-1:]], [DraftTree.empty()])
+            session.commit([()])
+        (step,) = _with_laws(session._arena)
+        penalties = session._arena.laws[1].laws._penalties
+        assert penalties is not None
+        held = penalties._held[1, 0, 0, :10].clone()
+        assert held.tolist() == [0, 0, 0, 0, 0, 1, 2, 0, 0, 0]
+        with lease(model, session._configs):
+            step()
+        assert torch.equal(penalties._held[1, 0, 0, :10], held)
+
+
+def _with_laws(arena: Arena) -> list[FixedStep]:
+    keys: list[Any] = list(arena.steps)
+    return [arena.steps[key] for key in keys if key[0][0].law is not None]
 
 
 def test_the_steps_of_the_trial_are_not_those_of_texts() -> None:
