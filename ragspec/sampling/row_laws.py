@@ -9,7 +9,7 @@ where survivors of a filter may lie beyond them, a node has no token and the hos
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -43,6 +43,12 @@ class LawShape:
     def greedy(self) -> bool:
         """Whether every row takes the largest score."""
         return not (self.candidates or self.unfiltered)
+
+    def whole(self, vocab_size: int) -> LawShape:
+        """Return the shape of the same filters where they look at the whole vocabulary."""
+        return replace(
+            self, candidates=vocab_size, unfiltered=False, near=self.near or self.far, far=False
+        )
 
     @classmethod
     def of(cls, laws: Sequence[TokenLaw | None], vocab_size: int) -> LawShape:
@@ -138,14 +144,19 @@ class RowLaws:
         indices: torch.Tensor,
         tokens: torch.Tensor,
         see: torch.Tensor,
+        *,
+        whole: bool = False,
     ) -> torch.Tensor:
-        """Return the tokens after all nodes, -1 where the host is to work one out.
+        """Return the tokens after all nodes, -1 where one is not certain.
+
+        whole: whether filters look at the whole vocabulary, which is slower and leaves out nobody;
+        what rows without a filter are given then is not theirs.
 
         Shapes: logits [B, n, V], indices i64 [B, n] (the generated index of the token that follows
         each node), tokens i64 [B, n] (the nodes' own, the root's first), see bool [B, n, n] (each
         node's ancestors, itself among them) -> i64 [B, n].
         """
-        shape = self.shape
+        shape = self.shape.whole(self.size) if whole else self.shape
         if self._penalties is not None and not shape.penalties.nothing:
             logits = self._penalties.apply(logits, shape.penalties, indices, tokens, see)
         best: torch.Tensor = logits.argmax(-1)
@@ -159,11 +170,13 @@ class RowLaws:
             drawn = (scaled - noise).argmax(-1)
             best = torch.where(self._unfiltered, drawn, best)
         if shape.candidates:
-            best = torch.where(self._filtered, self._drawn(logits, scaled, keys, noise), best)
+            drawn = self._drawn(shape, logits, scaled, keys, noise)
+            best = torch.where(self._filtered, drawn, best)
         return best
 
     def _drawn(
         self,
+        shape: LawShape,
         logits: torch.Tensor,
         everything: torch.Tensor | None,
         keys: torch.Tensor,
@@ -174,43 +187,53 @@ class RowLaws:
         everything, noise: scaled scores of the whole vocabulary and what is taken from them, where
         the shape asks for these.
         """
-        values, tokens = best_tokens(logits, self.shape.candidates)
+        values, tokens = best_tokens(logits, shape.candidates)
         scaled = self._scaled(values)
         near = scaled
-        if self.shape.top_k:
-            kth = scaled.gather(-1, self._kth.expand(*scaled.shape[:-1], 1))
+        if shape.top_k:
+            kth = scaled.gather(-1, self._last(shape).expand(*scaled.shape[:-1], 1))
             near = torch.where(scaled < kth, self._never, scaled)
-        kept = torch.where(near < self._floor(near, everything), self._never, near)
+        kept = torch.where(near < self._floor(shape, near, everything), self._never, near)
         own = exponential_of_keys(keys, tokens) if noise is None else noise.gather(-1, tokens)
         best, place = (kept - own).max(-1, keepdim=True)
         settled = best.abs() < torch.inf  # neither nan nor a node without any survivor
-        if self.shape.candidates < self.size:
+        if shape.candidates < self.size:
             last = kept[..., -1:]  # a survivor may lie beyond it, or a tie that weighs
-            if self.shape.top_k:
+            if shape.top_k:
                 last = torch.where(self._top_k[..., None], near[..., -1:], last)
             settled = settled & (last == -torch.inf)
         return torch.where(settled, tokens.gather(-1, place), self._nobody).squeeze(-1)
 
-    def _floor(self, near: torch.Tensor, everything: torch.Tensor | None) -> torch.Tensor:
+    def _last(self, shape: LawShape) -> torch.Tensor:
+        """Return the place of the last candidate that top-k lets survive: i64 [B, 1, 1]."""
+        if shape.candidates == self.shape.candidates:
+            return self._kth
+        return torch.where(self._top_k[..., None], self._kth, shape.candidates - 1)
+
+    def _floor(
+        self, shape: LawShape, near: torch.Tensor, everything: torch.Tensor | None
+    ) -> torch.Tensor:
         """Return the least score f64 [B, n, 1] that top-p and min-p let survive.
 
         near f64 [B, n, K], descending: what top-k left.
         """
         top = near[..., :1]
         floor = top + self._least
-        if not (self.shape.near or self.shape.far):
+        if not (shape.near or shape.far):
             return floor
-        share = (near - (self._mass(near, everything).log() + top)).exp()
+        share = (near - (self._mass(shape, near, everything).log() + top)).exp()
         inside = share.cumsum(-1) - share < self._top_p
         return torch.maximum(floor, torch.where(inside, near, self._ever).amin(-1, keepdim=True))
 
-    def _mass(self, near: torch.Tensor, everything: torch.Tensor | None) -> torch.Tensor:
+    def _mass(
+        self, shape: LawShape, near: torch.Tensor, everything: torch.Tensor | None
+    ) -> torch.Tensor:
         """Return what top-p takes shares of, f64 [B, n, 1], over the exponential of the best."""
         top = near[..., :1]
-        if everything is None or not self.shape.far:
+        if everything is None or not shape.far:
             return _sum(near, top)
         whole = _sum(everything, top)
-        if not self.shape.near:
+        if not shape.near:
             return whole
         return torch.where(self._top_k[..., None], _sum(near, top), whole)
 

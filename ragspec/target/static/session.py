@@ -7,7 +7,8 @@ the shape are rows moved together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -53,6 +54,19 @@ class TakesSteps(Protocol):
 
         given, packet: see `step`; they are the device's, where the step may be under way.
         """
+        ...
+
+    def take_again(
+        self,
+        arena: Arena,
+        shape: StepShape,
+        packet: torch.Tensor,
+        logits: torch.Tensor,
+        *,
+        hidden: bool,
+    ) -> torch.Tensor:
+        """Return the packet of the step that was just taken with its tokens certain, if it can."""
+        ...
 
 
 class StaticSession(TreeSession):
@@ -77,6 +91,7 @@ class StaticSession(TreeSession):
         self._flags: list[list[int]] = []  # of each row whether a query was kept
         self._static = False  # whether the last forward was a step of fixed shape
         self._found: tuple[torch.Tensor | None, torch.Tensor] | None = None  # of what was launched
+        self._again: Callable[[], torch.Tensor] | None = None  # makes its packet certain
         self._watch = Stopwatch(target.device)
 
     def join(self, tokens: Sequence[int], scope: str = "") -> tuple[int, int]:
@@ -121,8 +136,12 @@ class StaticSession(TreeSession):
         """Wait for the packet of the step that was launched; see `base.LaunchesSteps`."""
         assert self._found is not None
         (packet, logits), self._found = self._found, None
+        again, self._again = self._again, None
         if packet is not None:
-            self._settle(packet.tolist(), [tree for _, tree in self._given])
+            read = packet.tolist()
+            if again is not None and any(_ends_unknown(read[at]) for at in self._at):
+                read = again().tolist()
+            self._settle(read, [tree for _, tree in self._given])
         return logits
 
     @property
@@ -174,7 +193,7 @@ class StaticSession(TreeSession):
 
     def abandon(self) -> list[int]:
         """Forget what was not committed; see `TargetSession.abandon`."""
-        self._laws = self._kept = self.chosen = self._found = None
+        self._laws = self._kept = self.chosen = self._found = self._again = None
         return super().abandon()
 
     def _step(
@@ -204,14 +223,18 @@ class StaticSession(TreeSession):
         given[:, 2 * n : 3 * n] = ancestor_bits(given[:, n : 2 * n])
         if told is not None and shape.reads_texts:
             given[:, 3 * n + 2 :] = told.fresh
+        hidden = self._head_inputs is not None
         try:
             packet, logits, states = self._steps.take_step(
-                self._arena, shape, given, self._configs, hidden=self._head_inputs is not None
+                self._arena, shape, given, self._configs, hidden=hidden
             )
         except BaseException:
             if told is not None:
                 told.forget()
             raise
+        if packet is not None:
+            again = self._steps.take_again
+            self._again = partial(again, self._arena, shape, packet, logits, hidden=hidden)
         if states is not None:
             states = states.clone()  # a captured step writes its own again; drafters may keep them
         self.hidden = [] if states is None else [states[None, at] for at in self._at]
@@ -291,6 +314,12 @@ class StaticSession(TreeSession):
         for at, value in zip(self._at, values, strict=True):
             found[at] = value
         return found
+
+
+def _ends_unknown(packet: Sequence[int]) -> bool:
+    """Tell whether the token after a row's accepted path is not certain; nodes follow parents."""
+    n = len(packet) // 2
+    return packet[n + max(query for query in range(n) if packet[query])] < 0
 
 
 def _begins(whole: Sequence[int], part: Sequence[int]) -> bool:

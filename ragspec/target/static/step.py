@@ -3,7 +3,7 @@
     given i64 [B, 3 n + 2]: tokens, parents, ancestors (bits), slot of the last committed token,
         generated index of the root; FRESH columns more where texts matter to laws: see `text_laws`
     packet i64 [B, 2 n]: whether each query was kept, and the target's own token after it, below 0
-        where the host is to work it out
+        where it is not certain: see `again`
 
 What is kept comes to lie first, in order, and the other queries behind that.
 
@@ -135,6 +135,30 @@ class StaticStep:
             if hook is not None:
                 hook.remove()
         return *found, self._states
+
+    def again(self, packet: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Return the packet of a step that was taken, with its tokens certain.
+
+        packet, logits: the step's own. Filters look at the whole vocabulary; the accepted paths go
+        on from where the first ones ended.
+        """
+        assert self._laws is not None
+        n = self.shape.queries
+        layout = lay_out(
+            self.given[:, 2 * n : 3 * n], self.given[:, 3 * n], self._counters, self._columns
+        )
+        tokens, parents = self.given[:, :n], self.given[:, n : 2 * n]
+        before, known = packet[:, :n], packet[:, n:]
+        indices = self.given[:, 3 * n + 1, None] + layout.level
+        found = self._laws.choose(logits, indices, tokens, layout.see, whole=True)
+        chosen = torch.where(known < 0, found, known)
+        if n == 1:
+            return torch.cat([before, chosen], -1)
+        kept = walk(layout, tokens, parents, chosen)
+        lying = kept_first(before).argsort(-1)  # of each query its place among those that were kept
+        source = lying.gather(1, kept_first(kept))
+        compact(self._stacks, layout.columns.gather(1, source), layout.columns)
+        return torch.cat([kept, chosen], -1)
 
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the packet and the logits [B, n, V]; accepted paths are kept in the cache."""

@@ -121,6 +121,32 @@ class StaticTarget(CausalTarget):
         packet, logits, states = self.take(arena, (shape, hidden), make, given, configs)
         return None if shape.law is None else packet, logits, states
 
+    def take_again(
+        self,
+        arena: Arena,
+        shape: StepShape,
+        packet: torch.Tensor,
+        logits: torch.Tensor,
+        *,
+        hidden: bool,
+    ) -> torch.Tensor:
+        """Return the packet of the step that was just taken with its tokens certain.
+
+        See `StaticStep.again`; the packet as it is where there is no memory for that, so that the
+        host looks at nodes one by one.
+        """
+        step = arena.steps[(shape, hidden), self.static]
+        if isinstance(step, CapturedStep):
+            step = step.step
+        assert isinstance(step, StaticStep)
+        try:
+            with torch.no_grad():
+                return step.again(packet, logits)
+        except Exception as error:
+            if out_of_memory(error):
+                return packet
+            raise
+
     def take(
         self,
         arena: Arena,

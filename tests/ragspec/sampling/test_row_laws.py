@@ -114,11 +114,20 @@ class Batch:
         return torch.stack(rows)
 
     def check(self, logits: torch.Tensor) -> torch.Tensor:
-        """Assert the reference's tokens of rows that are not beyond; return which are."""
-        tokens, beyond = self.chosen(self.made(logits.shape[-1]), logits)
+        """Assert the reference's tokens of rows that are not beyond; return which are.
+
+        These have them, too, where the whole vocabulary is looked at.
+        """
+        laws, wanted = self.made(logits.shape[-1]), self.wanted(logits)
+        tokens, beyond = self.chosen(laws, logits)
         known = tokens >= 0
         assert tokens.dtype == torch.int64
-        assert torch.equal(tokens[known], self.wanted(logits)[known])
+        assert torch.equal(tokens[known], wanted[known])
+        if not known.all():
+            whole = laws.choose(logits, self.indices, self.tokens, self.see, whole=True)
+            unfit = known | ((logits.isnan() | (logits == torch.inf)).any(-1) & (whole < 0))
+            unfit |= (logits == -torch.inf).all(-1)
+            assert torch.equal(whole[~unfit], wanted[~unfit])
         return beyond
 
 

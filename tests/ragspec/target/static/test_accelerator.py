@@ -44,6 +44,7 @@ SETTINGS = {
         seed=3,
     ),
 }
+FLAT = Sampling(temperature=1.5, top_k=0, top_p=0.99, repetition_penalty=1.1, seed=3)
 MIXED = [*SETTINGS.values(), Sampling(temperature=0.2, top_k=7, seed=3)]
 KERNELS, BYTES = 120, 64 << 10
 
@@ -97,10 +98,10 @@ class Told(Bushes):
         return DraftTree.build([*wrong, *right], parents[: 12 + len(right)], "test")
 
 
-def hold(steps: Steps, rows: int, nodes: int) -> None:
-    """Assert the bars."""
-    beside = steps.kernels - of_the_forward(rows, nodes + 1)
-    assert steps.waits == 1, f"{steps.waits} waits\n{steps}"
+def hold(steps: Steps, rows: int, nodes: int, looks: int = 1) -> None:
+    """Assert the bars, for each time that tokens are looked for."""
+    beside = (steps.kernels - of_the_forward(rows, nodes + 1)) / looks
+    assert steps.waits == looks, f"{steps.waits} waits\n{steps}"
     assert steps.asynchronous == 1, f"{steps.asynchronous} copies in\n{steps}"
     assert steps.bytes <= BYTES, f"{steps.bytes} bytes\n{steps}"
     assert beside <= KERNELS, f"{beside} kernels beside the forward\n{steps}"
@@ -113,9 +114,16 @@ def test_a_step_waits_once_and_launches_little(name: str, nodes: int, rows: int)
     hold(counted(nodes, rows, SETTINGS[name]), rows, nodes)
 
 
-@pytest.mark.parametrize(("name", "rows"), [("greedy", 1), ("all", 16)])
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("nodes", [0, 15])
+def test_survivors_beyond_the_candidates_take_a_second_look(nodes: int, rows: int) -> None:
+    """Of all rows together, where the logits are."""
+    hold(counted(nodes, rows, FLAT), rows, nodes, looks=2)
+
+
+@pytest.mark.parametrize(("name", "rows"), [("greedy", 1), ("all", 16), ("flat", 3)])
 def test_what_is_kept_moves_without_the_host(name: str, rows: int) -> None:
-    new, sampling = 16, SETTINGS[name]
+    new, sampling = 16, {**SETTINGS, "flat": FLAT}[name]
     plain = Engine(model(), drafter=None)
     results = plain.generate(prompts(rows), sampling, max_new_tokens=new, ignore_eos=True)
     texts = [
@@ -125,7 +133,7 @@ def test_what_is_kept_moves_without_the_host(name: str, rows: int) -> None:
         engine = Engine(pretend(model()), drafter=Told(texts), budget=15, static="eager")
         steps = count_steps(device, engine, prompts(rows), sampling, new)
     assert len(steps.records) < new // 2, "too little was kept"
-    hold(steps, rows, 15)
+    hold(steps, rows, 15, looks=1 + (name == "flat"))
 
 
 def test_rows_of_all_laws_at_once() -> None:

@@ -284,7 +284,7 @@ def test_a_tree_wider_than_any_step_is_verified_as_before() -> None:
         assert one.cache.book.lengths == other.cache.book.lengths
 
 
-def test_hidden_states_are_those_of_the_againession() -> None:
+def test_hidden_states_are_those_of_the_plain_session() -> None:
     plain, static = targets()
     rng = np.random.default_rng(4)
     with plain.open(2, 64) as one, static.open(2, 64) as other, torch.no_grad():
@@ -318,17 +318,18 @@ def test_the_model_is_left_as_it_was_found() -> None:
     assert state_of(found) == before
 
 
+@pytest.mark.parametrize("again", [0, 2, 3, 8])
 @pytest.mark.parametrize("known", [0, 1, 2, 3, 6])
-def test_where_the_device_does_not_know_on_the_host_goes_on(
-    known: int, monkeypatch: pytest.MonkeyPatch
+def test_where_the_device_does_not_know_on_it_looks_again_and_the_host_goes_on(
+    known: int, again: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The device keeps what it knows of a path; the rest is moved when the host has decided."""
+    """The device keeps what it knows of a path, by a second look, too; the host moves the rest."""
     plain, static = targets()
     tree = DraftTree.build([5, 6, 7, 8, 9, 4], [-1, 0, 1, 0, -1, 3], "test")
     wanted = torch.zeros(1, 8, dtype=torch.int64)
 
-    def partly(laws: RowLaws, logits: torch.Tensor, *rest: Any) -> torch.Tensor:
-        return wanted.where(torch.arange(8) < known, -1)
+    def partly(laws: Any, logits: Any, *rest: Any, whole: bool = False) -> torch.Tensor:
+        return wanted.where(torch.arange(8) < max(known, again if whole else 0), -1)
 
     monkeypatch.setattr(RowLaws, "choose", partly)
     with plain.open(1, 64) as one, static.open(1, 64) as other, torch.no_grad():
@@ -341,7 +342,8 @@ def test_where_the_device_does_not_know_on_the_host_goes_on(
             one.verify([[1]], [tree])
             other.follow([law(0)], texts)
             other.verify([[1]], [tree])
-            assert other.chosen == partly(None, wanted)[:, :7].tolist()  # type: ignore[arg-type]
+            looked = known <= max((-1, *path)) + 1
+            assert other.chosen == partly(None, None, whole=looked)[:, :7].tolist()
             one.commit([path])
             other.commit([path])
             for expected, found in zip(slots(one), slots(other), strict=True):
