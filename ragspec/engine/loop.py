@@ -124,13 +124,14 @@ class Loop:
         """
         while self._put_back and len(self.rows) < self._most:
             self._reading.append(self._put_back.pop(0))
-        emissions = self._advance() if self._live else []
-        if self._reading:
-            emissions += self._read()
+        advanced = self._advance() if self._live else []
+        emissions = [*advanced, *(self._read() if self._reading else [])]
         for row in [row for row in self.rows if row.done]:
             self.leave(row)
         if self._launcher.ahead and self._live:
             self._launch_ahead()
+        for emission in advanced:
+            emission.row.report.step(emission.step)
         return emissions
 
     @without_autograd
@@ -254,7 +255,6 @@ class Loop:
         host = 1000 * (time.perf_counter() - committed)
         for emission in emissions:
             emission.step.milliseconds["host"] = host
-            emission.row.report.step(emission.step)
         return emissions
 
     def _judged(
