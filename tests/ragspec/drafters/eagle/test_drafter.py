@@ -56,13 +56,11 @@ def accepted(target: CausalTarget, made: Any, sampling: Sampling, **options: Any
 @pytest.mark.parametrize("settings", SAMPLINGS)
 @pytest.mark.parametrize("form", FORMS)
 def test_the_text_stays_as_it_is(form: str, settings: str, batch: int) -> None:
-    stepped = form in ("coupled", "static") and batch > 1  # the others draft as slowly, no new way
     check_identity(
         drafter(CausalTarget(text_model()), **FORMS[form]),
         settings,
         batch,
         copies=False,
-        statics=("off", "eager") if stepped else ("off",),
     )
 
 
