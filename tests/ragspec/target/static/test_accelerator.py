@@ -121,6 +121,28 @@ def test_survivors_beyond_the_candidates_take_a_second_look(nodes: int, rows: in
     hold(counted(nodes, rows, FLAT), rows, nodes, looks=2)
 
 
+def test_a_second_look_leaves_the_others_their_tokens() -> None:
+    """Rows without a filter, or whose survivors were found, beside one that is looked at again."""
+    samplings = [FLAT, Sampling(temperature=2.0), SETTINGS["greedy"], SETTINGS["all"]]
+    laws = [TokenLaw(each, NoiseStream(row), 9) for row, each in enumerate(samplings)]
+    tree = DraftTree.chain([7, 8, 9], "test")
+    with torch.no_grad():
+        target = open_static(CausalTarget(model()), "eager")
+        with target.open(len(laws), 64) as session:
+            assert isinstance(session, StaticSession)
+            texts = prompts(len(laws))
+            session.verify(texts, [DraftTree.empty()] * len(laws))
+            session.commit([()] * len(laws))
+            texts = [[*text, 1] for text in texts]
+            session.follow(laws, texts)
+            logits = session.verify([[1]] * len(laws), [tree] * len(laws))
+            assert session.chosen is not None
+            for row, (text, own) in enumerate(zip(texts, laws, strict=True)):
+                paths = [[7, 8, 9][:depth] for depth in range(4)]
+                scores = own.process(logits[row, :4], text, paths)
+                assert session.chosen[row] == own.select(scores, [1, 2, 3, 4]).tolist()
+
+
 @pytest.mark.parametrize(("name", "rows"), [("greedy", 1), ("all", 16), ("flat", 3)])
 def test_what_is_kept_moves_without_the_host(name: str, rows: int) -> None:
     new, sampling = 16, {**SETTINGS, "flat": FLAT}[name]

@@ -348,3 +348,22 @@ def test_where_the_device_does_not_know_on_it_looks_again_and_the_host_goes_on(
             other.commit([path])
             for expected, found in zip(slots(one), slots(other), strict=True):
                 assert float((expected - found).abs().max()) < CLOSE
+
+
+def test_what_fills_a_step_up_is_never_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the target's own token is the one that stands in it."""
+    _, static = targets()
+
+    def nought(laws: Any, logits: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return torch.zeros(logits.shape[:2], dtype=torch.int64)
+
+    monkeypatch.setattr(RowLaws, "choose", nought)
+    with static.open(1, 64) as session, torch.no_grad():
+        texts = start(np.random.default_rng(0), 1, session)
+        before = session.cache.book.lengths[0]
+        texts[0].append(1)
+        session.follow([law(0)], texts)
+        session.verify([[1]], [DraftTree.chain([5, 6], "test")])
+        assert session.chosen == [[0, 0, 0]]
+        session.commit([()])
+        assert session.cache.book.lengths[0] == before + 1
