@@ -28,9 +28,9 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
+from harness.data import docqa_documents, gold_questions, holds, read_records
 
 from ragspec.engine.engine import Engine
-from ragspec.pipelines.bench.data import docqa_documents, gold_questions, holds, read_records
 from ragspec.pipelines.console.options import be_quiet
 from ragspec.pipelines.docqa.docqa import Answer, DocQA
 from ragspec.retrievers.search.documents import Document

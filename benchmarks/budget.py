@@ -3,8 +3,8 @@
     python benchmarks/budget.py [--data DIR] [--scenarios quote,free] [--machines quiet]
 
 No wall clock is read and no model runs: known texts play the target (see
-`ragspec.pipelines.bench.replay`), drafters really draft, the policy really decides, and a machine
-(see `ragspec.pipelines.bench.clock`) tells it what that took, with noise, outliers, neighbours
+`harness.replay`), drafters really draft, the policy really decides, and a machine
+(see `harness.clock`) tells it what that took, with noise, outliers, neighbours
 that take half of the time, or a cost curve that was read wrong at start-up. Policies are scored by
 what their decisions take on the quiet machine, against plain decoding. Each starts cold and keeps
 what it learns for all texts of a scenario. "of best" is the free budget over the best of plain
@@ -26,6 +26,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from harness.clock import Guesser, Machine, Priced
+from harness.replay import Known, Replay
 from known import TEXTS, bundled_texts, real_answers, shared_texts
 from machines import FLAT, HOST, LONG, MACHINES, RISING, STEP, Setting
 
@@ -35,8 +37,6 @@ from ragspec.budget.policy import AutoBudget, FixedBudget
 from ragspec.drafters.base import Drafter
 from ragspec.drafters.fuse import Fuse
 from ragspec.models.load import load_model
-from ragspec.pipelines.bench.clock import Guesser, Machine, Priced
-from ragspec.pipelines.bench.replay import Known, Replay
 from ragspec.pipelines.methods import Sources, build_method
 from ragspec.retrievers.methods.context import ContextDrafter
 

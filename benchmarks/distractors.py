@@ -17,10 +17,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from harness.data import long_documents, read_records
+from harness.replay import Known, Replay, Replayed
+from harness.tasks import plain_ids
+
 from ragspec.models.load import load_model
-from ragspec.pipelines.bench.data import long_documents, read_records
-from ragspec.pipelines.bench.replay import Known, Replay, Replayed
-from ragspec.pipelines.bench.tasks import plain_ids
 from ragspec.retrievers import AutoDrafter, CorpusIndex
 
 PROMPT, TEXT, PAGES = 128, 256, 12  # tokens, tokens, pages a manual

@@ -16,12 +16,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from harness.data import docqa_documents, long_documents, read_records
+from harness.replay import Known, Replay
+from harness.tasks import CONTEXT_TOKENS, QUOTATION, plain_ids, quotation
 from text import quote_tasks
 
 from ragspec.models.load import load_model
-from ragspec.pipelines.bench.data import docqa_documents, long_documents, read_records
-from ragspec.pipelines.bench.replay import Known, Replay
-from ragspec.pipelines.bench.tasks import CONTEXT_TOKENS, QUOTATION, plain_ids, quotation
 from ragspec.pipelines.docqa.prompt import render
 from ragspec.pipelines.methods import Sources, build_method
 from ragspec.retrievers.search.fusion import Hit

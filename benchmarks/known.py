@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.data import docqa_documents, long_documents, read_records
+from harness.replay import Known
+from harness.tasks import plain_ids, quotation
 from text import quote_tasks, spread
 
 from ragspec.models.resolve import STARTER
-from ragspec.pipelines.bench.data import docqa_documents, long_documents, read_records
-from ragspec.pipelines.bench.replay import Known
-from ragspec.pipelines.bench.tasks import plain_ids, quotation
 from ragspec.pipelines.docqa.prompt import render
 from ragspec.pipelines.methods import Sources
 from ragspec.retrievers.corpus.index import CorpusIndex

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from harness.image_timing import Drawing, time_ways
+from harness.latent_table import make_latent_rows
+from harness.latent_ways import build_latent_way, parse_latent_ways
 
-from ragspec.pipelines.bench.image_timing import Drawing, time_ways
-from ragspec.pipelines.bench.latent_table import make_latent_rows
-from ragspec.pipelines.bench.latent_ways import build_latent_way, parse_latent_ways
 from ragspec.visual import LatentPipeline
 
 USUAL: dict[str, Any] = {"steps": 16, "floor": 0.1, "window": 12}

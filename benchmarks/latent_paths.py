@@ -4,7 +4,7 @@
         [--ways plain,aligned,horizon@4,path,near@0.1] [--images 2000] [--json FILE]
 
 Of every committed latent the steps (x - mu) / sigma of its denoising path under the target have
-mean square 1 where the rule is lossless, see `ragspec.visual.latents.paths` for what the path of a
+mean square 1 where the rule is lossless, see `harness.latent_moments` for what the path of a
 latent is under which rule. Pictures are drawn side by side, guidance 2; of each way the mean square
 over all steps and of the last one, with their standard errors, and the largest deviation from 1 of
 any step or all, in errors (of 17 figures 3 is no surprise, 4 is). `Ways@N` are those of `ragspec
@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from harness.image_timing import Drawing
+from harness.image_ways import PLAIN
+from harness.latent_paths import path_moments, told
+from harness.latent_ways import parse_latent_ways
 
-from ragspec.pipelines.bench.image_timing import Drawing
-from ragspec.pipelines.bench.image_ways import PLAIN
-from ragspec.pipelines.bench.latent_paths import path_moments, told
-from ragspec.pipelines.bench.latent_ways import parse_latent_ways
 from ragspec.sampling.noise import NoiseStream
 from ragspec.visual import LatentPipeline
 from ragspec.visual.pipeline.request import seeds_of

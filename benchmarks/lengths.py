@@ -19,10 +19,10 @@ from statistics import median
 from typing import Any
 
 import torch
+from harness.token_clock import TokenClock
 
 from ragspec.engine.engine import Engine
 from ragspec.models.load import load_model
-from ragspec.pipelines.bench.modes import TokenClock
 from ragspec.pipelines.console.options import be_quiet
 
 WRITTEN = 33

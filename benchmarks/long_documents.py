@@ -20,10 +20,10 @@ from statistics import median
 from typing import Any
 
 import torch
+from harness.data import long_documents
 
 from ragspec import Engine
 from ragspec.pipelines import LongDocument
-from ragspec.pipelines.bench.data import long_documents
 from ragspec.retrievers import Document
 
 FIRST, NEXT = "What is this text about?", "Who or what is named first, and what happens then?"

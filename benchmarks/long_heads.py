@@ -20,10 +20,10 @@ from statistics import median, quantiles
 from typing import Any
 
 import torch
+from harness.data import long_documents
 
 from ragspec import Engine
 from ragspec.drafters.eagle.drafter import HeadDrafter
-from ragspec.pipelines.bench.data import long_documents
 from ragspec.pipelines.long import LongDocument
 from ragspec.retrievers import Document
 

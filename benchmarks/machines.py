@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from harness.clock import Disturbance
 
 from ragspec.budget.cost_curve import ROWS, CostCurve
-from ragspec.pipelines.bench.clock import Disturbance
 
 PLAIN = 0.005  # seconds of a forward of one row, where the scenario does not say
 HOST = 0.0002

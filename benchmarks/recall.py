@@ -14,7 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ragspec.pipelines.bench.data import read_records
+from harness.data import read_records
+
 from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER, DenseIndex, load_embedder
 from ragspec.retrievers.search.fusion import CANDIDATES, Ranking, fuse_rankings
 from ragspec.retrievers.search.passage_index import fusion_for

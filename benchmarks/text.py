@@ -20,25 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rich.console import Console
-
-from ragspec.engine.engine import Engine
-from ragspec.models.load import load_model
-from ragspec.pipelines.bench.data import docqa_documents, long_documents, read_records
-from ragspec.pipelines.bench.modes import MODES, build_modes
-from ragspec.pipelines.bench.prompts import (
-    DOCQA,
-    FIXED_NEW_TOKENS,
-    FREE,
-    FREE_TEMPERATURE,
-    BenchItem,
-    by_category,
-    docqa_items,
-    free_items,
-    read_items,
-)
-from ragspec.pipelines.bench.table import make_table
-from ragspec.pipelines.bench.tasks import (
+from harness.data import docqa_documents, long_documents, read_records
+from harness.tasks import (
     CODE,
     CONTEXT_TOKENS,
     EDITS,
@@ -49,7 +32,23 @@ from ragspec.pipelines.bench.tasks import (
     library_files,
     quotation_items,
 )
-from ragspec.pipelines.bench.text import run_benchmark, write_json
+from rich.console import Console
+
+from ragspec.engine.engine import Engine
+from ragspec.models.load import load_model
+from ragspec.pipelines.bench.measure import by_category, run_benchmark
+from ragspec.pipelines.bench.prompts import (
+    DOCQA,
+    FIXED_NEW_TOKENS,
+    FREE,
+    FREE_TEMPERATURE,
+    BenchItem,
+    docqa_items,
+    free_items,
+    read_items,
+)
+from ragspec.pipelines.bench.results import make_table, write_json
+from ragspec.pipelines.bench.variants import DEFAULT_VARIANTS, build_variants
 from ragspec.pipelines.docqa.docqa import DocQA
 from ragspec.pipelines.methods import open_sources
 from ragspec.retrievers.search.passage_index import PassageIndex
@@ -155,7 +154,7 @@ def main() -> None:
     parser.add_argument("--history", type=Path, help="a store of the model's own answers")
     parser.add_argument("--temperature", type=float, default=FREE_TEMPERATURE)
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--modes", default=",".join(DEFAULT_VARIANTS))
     parser.add_argument("--categories", default="", help="comma-separated; all without it")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -171,9 +170,9 @@ def main() -> None:
         options.store, options.history, tokenizer=engine.tokenizer, model=engine.model
     )
     names = options.modes.split(",")
-    modes = build_modes(names, engine, draft, lambda: copy.deepcopy(engine.model), sources)
+    modes = build_variants(names, engine, draft, lambda: copy.deepcopy(engine.model), sources)
     result = run_benchmark(
-        items, modes, repeats=options.repeats, progress=lambda line: print(line, flush=True)
+        items, modes, repeats=options.repeats, on_progress=lambda line: print(line, flush=True)
     )
     rows = result.rows("hf-greedy" if "hf-greedy" in modes else names[0])
     Console(width=140).print(make_table(rows, "hf-greedy" if "hf-greedy" in modes else names[0]))

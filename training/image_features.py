@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import benchmark_path  # noqa: F401
 import numpy as np
 import torch
+from evaluation.frechet import FeatureNet, scaled, train_features
 from numpy.typing import NDArray
-
-from ragspec.visual.evaluation.frechet import FeatureNet, scaled, train_features
 
 SETS = {"tiles": "label", "emoji": "subgroup"}
 HELD_OUT = 256

@@ -16,12 +16,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import benchmark_path  # noqa: F401
 import torch
+from evaluation.pictures import sheet
 from image_sheet import PROMPTS, draw, to_images, wanted
 from PIL import Image
 
 from ragspec.errors import InputError
-from ragspec.visual.evaluation.pictures import sheet
 from ragspec.visual.models.llamagen import LlamaGenModel
 from ragspec.visual.models.vq import VQTokenizer
 

@@ -7,12 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import benchmark_path  # noqa: F401
 import torch
+from evaluation.pictures import sheet
 from image_data import CAPTION_LENGTH, SETS, read_pictures
 from PIL import Image
 from torch import Tensor
 
-from ragspec.visual.evaluation.pictures import sheet
 from ragspec.visual.models.captions import CaptionEncoder
 from ragspec.visual.models.vq import VQTokenizer
 

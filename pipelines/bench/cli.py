@@ -1,179 +1,165 @@
-"""The options of `ragspec bench`."""
+"""The commands `ragspec bench text` and `ragspec bench image`."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ragspec.pipelines.bench.image import image
-from ragspec.pipelines.bench.knn import knn
-from ragspec.pipelines.bench.long import long
-from ragspec.pipelines.bench.modes import MODES, PEERS, known
-from ragspec.pipelines.bench.retrieval import retrieval
-from ragspec.pipelines.bench.store import store
-from ragspec.pipelines.console.options import HELP, ScopeOption, be_quiet, checked_output
+from ragspec.pipelines.bench.variants import DEFAULT_VARIANTS, PEERS
+from ragspec.pipelines.console.options import HELP, be_quiet, checked_output
 
-TABLE_WIDTH = 120
+HELP_TEXT = "Measure variants side by side in one run: paired, interleaved, medians of ratios."
+app = typer.Typer(no_args_is_help=True, context_settings=HELP, help=HELP_TEXT)
 
-
-app = typer.Typer(
-    no_args_is_help=True,
-    context_settings=HELP,
-    help="Measure side by side with peers in one run.",
-)
+JsonPath = Annotated[Path | None, typer.Option("--json", help="Write the rows to this JSON file.")]
+PagePath = Annotated[Path | None, typer.Option("--html", help="Write the results to this page.")]
+Dtype = Annotated[
+    str, typer.Option(help="Precision of the weights: float32, bfloat16, float16 or auto.")
+]
+Device = Annotated[str, typer.Option(help="Device of the model: cpu, an accelerator or auto.")]
 
 
 @app.callback()
 def bench() -> None:
-    """Measure side by side with peers in one run."""
-
-
-app.command()(image)
-
-
-app.command()(store)
-
-
-app.command()(retrieval)
-
-
-app.command()(knn)
-
-
-app.command()(long)
-
-
-@dataclass(frozen=True, slots=True)
-class TextBench:
-    """What one `ragspec bench text` was asked for; data None means the bundled prompts."""
-
-    model: str
-    draft_model: str
-    data: Path | None
-    modes: tuple[str, ...]
-    budget: str
-    dtype: str
-    device: str
-    items: int
-    repeats: int
-    store: Path | None = None
-    history: Path | None = None
-    scope: str = "global"
-
-    def facts(self) -> dict[str, Any]:
-        """Return what the JSON file says about the run."""
-        names = ("model", "draft_model", "budget", "dtype", "device", "items", "repeats", "scope")
-        stores = {name: path.name for name in ("store", "history") if (path := getattr(self, name))}
-        return {name: getattr(self, name) for name in names} | stores
+    """Measure variants side by side in one run."""
 
 
 @app.command()
 def text(
-    model: Annotated[str, typer.Option(help="Path or name of the target.")] = "starter",
+    model: Annotated[str, typer.Option(help="Name or folder of the target model.")] = "starter",
     draft_model: Annotated[
-        str, typer.Option(help="Path or name of the draft model; '' for none.")
+        str, typer.Option(help="Name or folder of the draft model; '' for none.")
     ] = "starter-draft",
     data: Annotated[
         Path | None,
-        typer.Option(help="Lines of {id, category, prompt}, or Spec-Bench rows."),
+        typer.Option(
+            help="JSON lines of {id, category, prompt} or Spec-Bench rows. Default: bundled ones."
+        ),
     ] = None,
-    modes: Annotated[
+    variants: Annotated[
         str,
         typer.Option(
-            help=f"Comma-separated, of {', '.join(PEERS)}, plain, `ragspec drafters`' and folders "
-            "of heads; a plus sign joins drafters."
+            help=f"Comma-separated: {', '.join(PEERS)}, plain, names of `ragspec drafters`, "
+            "folders of heads. A plus sign fuses drafters."
         ),
-    ] = ",".join(MODES),
+    ] = ",".join(DEFAULT_VARIANTS),
     store: Annotated[
-        Path | None, typer.Option(help="A store of text to draft from (`ragspec store build`).")
+        Path | None, typer.Option(help="Store of text to draft from (`ragspec store build`).")
     ] = None,
     history: Annotated[
         Path | None,
-        typer.Option(help="A store of the model's own answers (`ragspec store from-answers`)."),
+        typer.Option(help="Store of the model's own answers (`ragspec store from-answers`)."),
     ] = None,
-    scope: ScopeOption = "global",
-    budget: Annotated[str, typer.Option(help="'auto' or a number of draft nodes.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, ...")] = "auto",
-    device: Annotated[str, typer.Option(help="cpu, an accelerator, or auto.")] = "auto",
-    items: Annotated[int, typer.Option(min=1, help="At most so many prompts a category.")] = 64,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of each prompt in each mode.")] = 1,
-    json: Annotated[Path | None, typer.Option("--json", help="Write the rows here.")] = None,
-    spec_bench: Annotated[
-        Path | None, typer.Option(help="Write the last mode's answers in Spec-Bench's format.")
-    ] = None,
+    budget: Annotated[str, typer.Option(help="Draft nodes a step: 'auto' or a number.")] = "auto",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    items: Annotated[int, typer.Option(min=1, help="Most prompts of each category.")] = 64,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each prompt in each variant.")] = 1,
+    json: JsonPath = None,
+    html: PagePath = None,
 ) -> None:
-    """Compare ways of decoding on the same prompts; the bundled ones without --data."""
-    names = tuple(name.strip() for name in modes.split(",") if name.strip())
-    for path in (json, spec_bench):
-        checked_output(path)
-    asked = TextBench(
-        *(model, draft_model, data, names, budget, dtype, device, items, repeats),
-        *(store, history, scope),
-    )
-    measure(asked, json, spec_bench)
-
-
-def measure(asked: TextBench, json: Path | None, spec_bench: Path | None) -> None:
-    """Run the benchmark, print its table, and write the files that were asked for."""
+    """Compare variants of text decoding, transformers' modes among them, on the same prompts."""
     from rich.console import Console
 
     from ragspec.drafters.build import check_draft_model
     from ragspec.engine.engine import Engine
     from ragspec.errors import InputError
     from ragspec.models.load import load_model
-    from ragspec.pipelines.bench.modes import build_modes, check_modes
-    from ragspec.pipelines.bench.prompts import bundled_items, by_category, read_items
-    from ragspec.pipelines.bench.table import make_table
-    from ragspec.pipelines.bench.text import run_benchmark, write_json, write_spec_bench
+    from ragspec.pipelines.bench.measure import by_category, run_benchmark
+    from ragspec.pipelines.bench.prompts import bundled_items, read_items
+    from ragspec.pipelines.bench.results import show_results
+    from ragspec.pipelines.bench.variants import build_variants, check_variants, known_variants
     from ragspec.pipelines.methods import open_sources
 
-    check_modes(asked.modes)
+    names = _split(variants)
+    check_variants(names)
+    for path in (json, html):
+        checked_output(path)
     be_quiet()
-    engine = Engine.from_pretrained(
-        asked.model, "context", None, asked.budget, asked.device, asked.dtype
-    )
+    engine = Engine.from_pretrained(model, "context", None, budget, device, dtype)
     draft = None
-    if asked.draft_model:
-        draft, own = load_model(asked.draft_model, asked.device, asked.dtype)
-        check_draft_model(draft, own, engine.tokenizer, engine.target.vocab_size)
-    if asked.data is None:
-        found = bundled_items(engine)
+    if draft_model:
+        draft, draft_tokenizer = load_model(draft_model, device, dtype)
+        check_draft_model(draft, draft_tokenizer, engine.tokenizer, engine.target.vocab_size)
+    if data is None:
+        prompts = bundled_items(engine)
     else:
-        found = read_items(asked.data, engine.tokenizer, engine.target.max_length)
-    items = [item for group in by_category(found).values() for item in group[: asked.items]]
-    sources = open_sources(
-        *(asked.store, asked.history),
-        tokenizer=engine.tokenizer,
-        model=engine.model,
-        scope=asked.scope,
-    )
-    modes = build_modes(asked.modes, engine, draft, lambda: copy.deepcopy(engine.model), sources)
-    if not modes:
+        prompts = read_items(data, engine.tokenizer, engine.target.max_length)
+    prompts = [prompt for group in by_category(prompts).values() for prompt in group[:items]]
+    sources = open_sources(store, history, tokenizer=engine.tokenizer, model=engine.model)
+    built = build_variants(names, engine, draft, lambda: copy.deepcopy(engine.model), sources)
+    if not built:
         raise InputError(
-            f"no mode is left of {', '.join(asked.modes) or 'none'}; expected some of "
-            f"{', '.join(known())}, those with a model only together with --draft-model"
+            f"Expected --variants among {', '.join(known_variants())}, got {variants!r}. Those "
+            "with a model need --draft-model."
         )
     with Console(stderr=True).status("measuring") as status:
-        result = run_benchmark(items, modes, repeats=asked.repeats, progress=status.update)
-    baseline = "hf-greedy" if "hf-greedy" in modes else next(iter(modes))
-    rows = result.rows(baseline)
-    console = Console()
-    if not console.is_terminal:  # a pipe or a file: rich would cut the table to 80 columns
-        console = Console(width=TABLE_WIDTH)
-    console.print(make_table(rows, baseline))
-    if json is not None:
-        write_json(json, rows, asked.facts() | {"baseline": baseline})
-    if spec_bench is not None:
-        write_spec_bench(spec_bench, result, list(modes)[-1], engine.tokenizer)
+        result = run_benchmark(prompts, built, repeats=repeats, on_progress=status.update)
+    baseline = "hf-greedy" if "hf-greedy" in built else next(iter(built))
+    facts = {
+        **{"model": model, "draft_model": draft_model, "budget": budget, "repeats": repeats},
+        **{"dtype": str(engine.model.dtype), "device": str(engine.model.device), "items": items},
+    }
+    facts |= {name: path.name for name, path in (("store", store), ("history", history)) if path}
+    show_results(result.rows(baseline), baseline, facts, json, html)
+
+
+@app.command()
+def image(
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="Bundled image set or folder of a pipeline.")
+    ] = "tiles",
+    variants: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated RULE[@VALUE][:DRAFTER], of latents also fewer@N; default: "
+            "exact,lantern,lantern++ or, of latents, aligned,near@0.02."
+        ),
+    ] = "",
+    images: Annotated[int, typer.Option(min=1, help="Pictures to draw in each variant.")] = 16,
+    budget: Annotated[str, typer.Option(help="Draft nodes a step: 'auto' or a number.")] = "12",
+    guidance: Annotated[float, typer.Option(min=0.0, help="Scale of classifier-free guidance.")] = (
+        2.0
+    ),
+    temperature: Annotated[float, typer.Option(min=0.0, help="Temperature of sampling.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Random seed of the first picture.")] = 0,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Denoising steps of a latent; default: the model's.")
+    ] = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    json: JsonPath = None,
+    html: PagePath = None,
+) -> None:
+    """Compare variants of drawing on the same seeds: seconds, forwards and relaxation."""
+    from rich.console import Console
+
+    from ragspec.pipelines.bench.images import ImageOptions, build_images
+    from ragspec.pipelines.bench.measure import run_benchmark
+    from ragspec.pipelines.bench.results import show_results
+    from ragspec.pipelines.console.options import budget_of
+
+    for path in (json, html):
+        checked_output(path)
+    be_quiet()
+    options = ImageOptions(budget_of(budget), guidance, temperature, steps, device, dtype)
+    items, built = build_images(model, _split(variants), images, seed, options)
+    with Console(stderr=True).status("drawing") as status:
+        result = run_benchmark(items, built, skip_loops=False, on_progress=status.update)
+    facts = {"model": model, "budget": budget, "images": images, "seed": seed}
+    facts |= {"guidance": guidance, "temperature": temperature, "steps": steps}
+    show_results(result.rows("plain"), "plain", facts, json, html)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command line `ragspec bench ...`; returns the exit code."""
-
+    """Run `ragspec bench ...` and return the exit code."""
     result = app(list(arguments), standalone_mode=False, prog_name="ragspec bench")
     return result if isinstance(result, int) else 0
+
+
+def _split(names: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in names.split(",") if name.strip())

@@ -8,7 +8,7 @@ free text that goes on from a beginning ("free", a fixed number of new tokens).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,11 +145,3 @@ def turn_ids(tokenizer: Any, text: str) -> list[int]:
         return list(tokenizer(text)["input_ids"])
     message = [{"role": "user", "content": text}]
     return list(tokenizer.apply_chat_template(message, add_generation_prompt=True)["input_ids"])
-
-
-def by_category(items: Sequence[BenchItem]) -> dict[str, list[BenchItem]]:
-    """Return the items grouped, categories in the order in which they first appear."""
-    groups: dict[str, list[BenchItem]] = {}
-    for item in items:
-        groups.setdefault(item.category, []).append(item)
-    return groups

@@ -1,122 +1,120 @@
-"""`ragspec draw`: images from a prompt or a class, plain or speculative."""
+"""`ragspec draw`: images from a prompt or a class, with or without speculation."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 from ragspec.errors import InputError
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.image_options import (
-    BandOption,
-    ClassOption,
-    CountOption,
-    DeltaOption,
-    DrawCompareOption,
-    DrawSeedOption,
-    FiguresOption,
-    FloorOption,
-    FolderOption,
-    GainOption,
-    GuidanceOption,
-    HeatOption,
-    HorizonOption,
-    ImageDrafterOption,
-    ImageOption,
-    IterationsOption,
-    KeepOption,
-    LamOption,
-    MaskOption,
-    NeighboursOption,
-    OutOption,
-    PromptArgument,
-    RadiusOption,
-    RuleOption,
-    RulesOption,
-    SetOption,
-    SheetOption,
-    StepsOption,
-    TVBudgetOption,
-)
+
+NUMBERS = {"neighbours": int, "partition": int, "s": int, "steps": int, "iterations": int}
 
 
 def draw(
-    prompt: PromptArgument = None,
-    classes: ClassOption = None,
-    image_set: SetOption = None,
-    model: FolderOption = None,
-    drafter: ImageDrafterOption = "auto",
-    rule: RuleOption = None,
-    neighbours: NeighboursOption = None,
-    delta: DeltaOption = None,
-    lam: LamOption = None,
-    band: BandOption = None,
-    tv_budget: TVBudgetOption = None,
-    least_gain: GainOption = None,
-    r: RadiusOption = None,
-    s: HorizonOption = None,
-    iterations: IterationsOption = None,
-    steps: StepsOption = None,
-    floor: FloorOption = None,
+    prompt: Annotated[
+        list[str] | None, typer.Argument(help="Prompts to draw, such as 'red heart'.")
+    ] = None,
+    classes: Annotated[
+        list[str] | None,
+        typer.Option("--class", "-c", help="Class to draw by number or name; repeatable."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="Folder of a pipeline, or a bundled set: emoji, latent-emoji (prompts), tiles, "
+            "latent-tiles, masked-tiles (classes). Default: emoji for prompts, tiles for classes.",
+        ),
+    ] = None,
+    rule: Annotated[
+        str | None,
+        typer.Option(
+            help="Acceptance rule: exact, lantern, lantern++, gsd, rejection; of latents near, "
+            "aligned, horizon, path, cspd-paper. Default: exact, of latents aligned."
+        ),
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--setting",
+            "-s",
+            help="NAME=NUMBER of the rule (delta, lam, neighbours, tv_budget, least_gain, r, s) or "
+            "of denoising (steps, floor, iterations); repeatable.",
+        ),
+    ] = None,
+    drafter: Annotated[
+        str,
+        typer.Option(help="auto, starter, head, jacobi, a folder, several joined by +, or none."),
+    ] = "auto",
     budget: o.BudgetOption = "12",
-    n: CountOption = 1,
-    seed: DrawSeedOption = None,
-    guidance: GuidanceOption = 2.0,
-    temperature: HeatOption = 1.0,
-    top_k: KeepOption = 0,
-    image: ImageOption = None,
-    mask: MaskOption = None,
-    out: OutOption = None,
-    compare: DrawCompareOption = False,
-    sheet: SheetOption = None,
-    rules: RulesOption = None,
-    json: FiguresOption = None,
+    n: Annotated[int, typer.Option("--n", "-n", min=1, help="Images of each prompt or class.")] = 1,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", help="Random seed. Chosen at random and printed if omitted."),
+    ] = None,
+    guidance: Annotated[
+        float, typer.Option(min=0.0, help="Scale of classifier-free guidance; 1 for none.")
+    ] = 2.0,
+    temperature: Annotated[
+        float, typer.Option("--temperature", "-t", help="Temperature; 0 takes the likeliest code.")
+    ] = 1.0,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Folder for the images, default: images.", file_okay=False
+        ),
+    ] = None,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Also draw without speculation; compare time and images."),
+    ] = False,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write figures to this file.", dir_okay=False)
+    ] = None,
     device: o.DeviceOption = "auto",
     dtype: o.DtypeOption = "auto",
 ) -> None:
     """Draw images from a prompt or a class, with or without speculation."""
-    from ragspec.pipelines.cli.draw_run import draw_images
-    from ragspec.pipelines.cli.draw_sheet import draw_sheet
-    from ragspec.pipelines.cli.drawn import Asked
+    from ragspec.pipelines.cli.draw_run import DrawOptions, draw_images
     from ragspec.pipelines.console.terminal import Terminal
 
-    asked = Asked(
+    options = DrawOptions(
         prompts=tuple(o.checked_text(each) for each in prompt or ()),
         classes=tuple(classes or ()),
-        image_set=image_set,
-        model=model,
-        drafter=() if drafter == "none" else tuple(drafter.split("+")),
+        model=model or ("tiles" if classes else "emoji"),
         rule=rule,
-        settings=dict(
-            neighbours=neighbours,
-            delta=delta,
-            lam=lam,
-            band=band,
-            tv_budget=tv_budget,
-            least_gain=least_gain,
-            r=r,
-            s=s,
-        ),
+        settings=parse_settings(setting or ()),
+        drafter=() if drafter == "none" else tuple(drafter.split("+")),
         budget=o.budget_of(budget),
         count=n,
         seed=seed,
         guidance=guidance,
         temperature=temperature,
-        top_k=top_k,
         device=device,
         dtype=dtype,
-        rules=tuple(name.strip() for name in (rules or "").split(",") if name.strip()),
-        image=image,
-        mask=mask,
-        denoising=dict(iterations=iterations, steps=steps, floor=floor),
     )
-    if sheet is None and rules is not None:
-        raise InputError("got --rules without --sheet; expected --sheet FILE.png with it.")
-    if sheet is None:
-        draw_images(asked, out or Path("drawn"), json, compare, Terminal())
-    elif compare or out or json:
-        raise InputError(
-            "got --sheet and --compare, --out or --json; expected --sheet alone: plain drawing is "
-            "its first column, and its JSON file lies beside it."
-        )
-    else:
-        draw_sheet(asked, sheet, Terminal())
+    draw_images(options, out or Path("images"), json, compare, Terminal())
+
+
+def parse_settings(texts: list[str] | tuple[str, ...]) -> dict[str, Any]:
+    """Return the settings of NAME=NUMBER texts by name.
+
+    Raises:
+        InputError: A text has another form.
+    """
+    settings: dict[str, Any] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        name = name.strip().replace("-", "_").replace("lambda", "lam")
+        try:
+            settings[name] = NUMBERS.get(name, float)(value)
+        except ValueError as error:
+            kind = "whole number" if NUMBERS.get(name) is int else "number"
+            raise InputError(
+                f"Expected --setting NAME=NUMBER, got {text!r}. Give a {kind}, such as delta=0.3."
+            ) from error
+    return settings

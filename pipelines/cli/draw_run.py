@@ -1,127 +1,404 @@
-"""What `ragspec draw` does: load, draw, compare with plain decoding, write pictures and figures."""
+"""What `ragspec draw` does: load, draw, compare with plain drawing, write pictures and figures.
+
+Every PNG holds, as text under the key "ragspec", what it is a function of. A file that was drawn
+otherwise is never overwritten.
+"""
 
 from __future__ import annotations
 
 import json as json_text
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
 
 from ragspec.errors import InputError
-from ragspec.pipelines.cli.draw_compare import (
-    MOST_ROWS,
-    comparison_picture,
-    denoised,
-    distance_told,
-    draw_both,
-    parted_places,
-    parted_told,
-)
-from ragspec.pipelines.cli.drawn import Asked, Drawn, draw_once, generator
-from ragspec.pipelines.cli.drawn_files import check_free, records, save, stem_of
 from ragspec.pipelines.console.options import be_quiet, checked_output
 
 if TYPE_CHECKING:
     from ragspec.pipelines.console.terminal import Terminal
-    from ragspec.visual.pipeline.pipeline import ImagePipeline
+
+KEY = "ragspec"
+NAME_LETTERS = 40  # of the subject in a file name, and of the rule
+DENOISING = ("steps", "floor", "iterations")
+LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1  # of a torch generator
 
 
-def load_pipeline(asked: Asked) -> ImagePipeline:
-    """Return the pipeline that was asked for; raises what `ImagePipeline` does."""
+@dataclass(frozen=True, slots=True)
+class DrawOptions:
+    """What to draw and how.
+
+    settings: of the rule and of denoising, by name. drafter: names or folders; empty draws plainly.
+    rule: None until the kind of the model is known. count: images of each subject.
+    """
+
+    prompts: tuple[str, ...]
+    classes: tuple[str, ...]
+    model: str
+    rule: str | None
+    settings: Mapping[str, Any]
+    drafter: tuple[str, ...]
+    budget: str | int
+    count: int
+    seed: int | None
+    guidance: float
+    temperature: float
+    device: str
+    dtype: str
+
+    def check(self) -> None:
+        """Check values and their combination before any model is loaded.
+
+        Raises:
+            InputError: Options contradict each other or are out of range.
+        """
+        if bool(self.prompts) == bool(self.classes):
+            got = "both" if self.prompts else "neither"
+            raise InputError(
+                f"Expected a prompt or --class, got {got}. Give a prompt such as 'red heart', or "
+                "--class 3."
+            )
+        if self.seed is not None and not LEAST_SEED <= self.seed <= MOST_SEED:
+            raise InputError(
+                f"Expected --seed of 64 bits, {LEAST_SEED} to {MOST_SEED}, got {self.seed}."
+            )
+        if {"", "none"} & set(self.drafter):
+            raise InputError(
+                f"Expected --drafter auto, starter, head, jacobi or a folder, several joined by +, "
+                f"or none by itself, got {'+'.join(self.drafter)!r}."
+            )
+
+    @property
+    def subjects(self) -> list[str]:
+        """The prompts, or the classes in words."""
+        if self.prompts:
+            return list(self.prompts)
+        return [f"class {name}" if name.strip().isdecimal() else name for name in self.classes]
+
+    @property
+    def denoising(self) -> dict[str, Any]:
+        """The settings of denoising."""
+        return {name: value for name, value in self.settings.items() if name in DENOISING}
+
+    @property
+    def relaxation(self) -> dict[str, Any]:
+        """The settings of the rule."""
+        return {name: value for name, value in self.settings.items() if name not in DENOISING}
+
+    def arguments(self, subject: int | None = None) -> dict[str, Any]:
+        """Return a pipeline's call arguments for all images, or for one of a subject's number."""
+        name, every = ("prompt", self.prompts) if self.prompts else ("class_labels", self.classes)
+        return {
+            name: list(every if subject is None else every[subject : subject + 1]),
+            "guidance_scale": self.guidance,
+            "temperature": self.temperature,
+            "num_images_per_prompt": self.count if subject is None else 1,
+        }
+
+
+def load_pipeline(options: DrawOptions) -> Any:
+    """Load the pipeline of a folder or set, whatever kind of model it holds.
+
+    Raises:
+        InputError: A setting does not fit the kind of model.
+    """
     from ragspec.visual.pipeline.folder import find_folder, of_latents, of_masked
     from ragspec.visual.pipeline.latents import LatentPipeline
     from ragspec.visual.pipeline.pipeline import ImagePipeline
 
-    source = asked.source()
     be_quiet()
-    target = find_folder(source).target
+    target = find_folder(options.model).target
     if of_masked(target):
-        from ragspec.pipelines.cli.draw_masked import load_masked_pipeline
-
-        return cast("ImagePipeline", load_masked_pipeline(asked))
-    latents = of_latents(target)
-    made = LatentPipeline if latents else ImagePipeline
-    return made.from_pretrained(
-        source,
-        asked.drafter,
-        asked.rule or ("aligned" if latents else "exact"),
-        device=asked.device,
-        dtype=asked.dtype,
-        budget=asked.budget,
-        **asked.given(),
-        **_denoising(asked, latents),
+        return _load_masked(options)
+    latents, denoising = of_latents(target), options.denoising
+    if "iterations" in denoising or (denoising and not latents):
+        raise InputError(
+            f"Expected no setting {', '.join(denoising)} for {options.model}. They are for models "
+            "of continuous latents, iterations for masked ones alone. Leave them out."
+        )
+    return (LatentPipeline if latents else ImagePipeline).from_pretrained(
+        options.model,
+        options.drafter,
+        options.rule or ("aligned" if latents else "exact"),
+        device=options.device,
+        dtype=options.dtype,
+        budget=options.budget,
+        **options.settings,
     )
 
 
-def _denoising(asked: Asked, latents: bool) -> dict[str, Any]:
-    """Return how latents are denoised; raises InputError where there are none, or iterations."""
-    given = {name: value for name, value in asked.denoising.items() if value is not None}
-    if "iterations" in given or (given and not latents):
-        raise InputError(
-            f"got --{' and --'.join(given)} for {asked.source()}; expected them for models of "
-            "continuous latents, --iterations for masked ones alone. Leave them out."
-        )
-    return given
+def _load_masked(options: DrawOptions) -> Any:
+    """Load a masked model: plain, as published, unless a rule or a drafter is named."""
+    from ragspec.visual.masked.schedule import FLOOR
+    from ragspec.visual.pipeline.masked import MaskedLatentPipeline
+    from ragspec.visual.pipeline.masked_drafts import window_of
+
+    settings = dict(options.settings)
+    drafter = tuple("jacobi" if name == "auto" else name for name in options.drafter)
+    if options.drafter == ("auto",) and options.rule is None:
+        drafter = ()
+    if drafter:  # rules compare densities, which need noise in the last step
+        settings = {"floor": FLOOR, "window": window_of(options.budget), **settings}
+    return MaskedLatentPipeline.from_pretrained(
+        options.model,
+        drafter=drafter or None,
+        rule=options.rule or "aligned",
+        device=options.device,
+        dtype="float32" if options.dtype == "auto" else options.dtype,
+        **settings,
+    )
 
 
 def draw_images(
-    asked: Asked, out: Path, json: Path | None, compare: bool, terminal: Terminal
+    options: DrawOptions, out: Path, json: Path | None, compare: bool, terminal: Terminal
 ) -> None:
-    """Draw, write the pictures into the folder and the figures into the JSON file."""
-    asked.check()
-    with _made(out):
-        checked_output(json)  # which may lie in the folder that was just made
-        _draw_into(out, asked, json, compare, terminal)
+    """Draw, and write the pictures to the folder and the figures to the JSON file.
+
+    Raises:
+        InputError: Options are wrong, or a file exists that was drawn otherwise.
+    """
+    options.check()
+    with _output_folder(out):
+        checked_output(json)  # it may lie in the folder that was just created
+        _draw_into(out, options, json, compare, terminal)
 
 
 def _draw_into(
-    out: Path, asked: Asked, json: Path | None, compare: bool, terminal: Terminal
+    out: Path, options: DrawOptions, json: Path | None, compare: bool, terminal: Terminal
 ) -> None:
+    import torch
+
     from ragspec.sampling.noise import fresh_seed
 
     with terminal.working("loading"):
-        pipe = load_pipeline(asked)
-    asked = replace(resolved(asked, pipe), rule=asked.rule or pipe.rule_name)
+        pipe = load_pipeline(options)
+    options = _resolve(options, pipe)
     pipe.set_progress_bar_config(disable=not terminal.err.is_terminal, leave=False)
-    seed = fresh_seed() if asked.seed is None else asked.seed
-    stem = stem_of(asked, seed)
-    told = records(asked, seed, _dtype(pipe))
-    paths = [out / f"{stem}-{number}.png" for number in range(len(told))]
-    check_free(paths, told)
-    plain = None
+    seed = fresh_seed() if options.seed is None else options.seed
+    described = describe_images(options, seed, _dtype(pipe))
+    paths = [out / name for name in file_names(options, seed, len(described))]
+    check_paths(paths, described)
+    plain: list[Any] | None = None
     if compare:
-        drawn, plain = draw_both(pipe, asked, seed)
+        outputs, plain = draw_both(pipe, options, seed)
     else:
-        drawn = Drawn([draw_once(pipe, asked, generator(seed))])
-    for image, path, record in zip(drawn.images, paths, told, strict=True):
-        save(image, path, record)
-    _write_sheets(asked, drawn, plain, seed, out / stem)
-    found = figures(asked, drawn, plain, seed, paths) | _used(asked, pipe)
+        outputs = [pipe(**options.arguments(), generator=torch.Generator().manual_seed(seed))]
+    images = [image for output in outputs for image in output.images]
+    for image, path, description in zip(images, paths, described, strict=True):
+        save_image(image, path, description)
+    figures = summarise_images(outputs, plain)
+    figures |= {"images": [str(path) for path in paths], "seed": seed, **described[0]}
     if json is not None:
-        json.write_text(json_text.dumps(found, indent=1) + "\n", encoding="utf-8")
-    _tell(found, drawn, out, terminal)
+        json.write_text(json_text.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    _print_figures(figures, out, terminal)
 
 
-def resolved(asked: Asked, pipe: ImagePipeline) -> Asked:
-    """Return the same with classes by name and the codes that are kept; raises InputError."""
-    from ragspec.pipelines.cli.kept_codes import kept_codes
+def _resolve(options: DrawOptions, pipe: Any) -> DrawOptions:
+    """Return the options with the rule in use and classes by name.
 
-    asked.check_kind(pipe.trunk.config.condition == "class")
+    Raises:
+        InputError: The model draws classes and got a prompt, or the reverse.
+    """
+    by_class = pipe.trunk.config.condition == "class"
+    if by_class and not options.classes:
+        raise InputError(
+            f"Expected --class, got the prompt {options.prompts[0]!r}: {options.model} draws "
+            "classes. Give a number or a name, or use --model emoji."
+        )
+    if options.classes and not by_class:
+        raise InputError(
+            f"Expected a prompt, got --class {options.classes[0]}: {options.model} reads prompts. "
+            "Give one such as 'red heart', or use --model tiles."
+        )
     if pipe.class_names:
-        asked = asked.named(pipe.class_names, pipe.label_of)
-    if asked.image is None or asked.mask is None:
-        return asked
-    return replace(asked, kept=kept_codes(asked.image, asked.mask, pipe))
+        names = tuple(pipe.class_names[pipe.label_of(each)] for each in options.classes)
+        options = replace(options, classes=names)
+    return replace(options, rule=options.rule or pipe.rule_name)
+
+
+def draw_both(pipe: Any, options: DrawOptions, seed: int) -> tuple[list[Any], list[Any]]:
+    """Draw every image with and without speculation, one at a time and in turns."""
+    import torch
+
+    plain = _without_drafts(pipe)
+    plain.set_progress_bar_config(disable=True)
+    pipes = (pipe, plain)
+    for each in pipes:  # warm up
+        each(**options.arguments(0), generator=torch.Generator().manual_seed(0))
+    generators = [torch.Generator().manual_seed(seed) for _ in pipes]
+    outputs: tuple[list[Any], list[Any]] = ([], [])
+    for subject in range(len(options.subjects)):
+        for number in range(options.count):
+            for turn in (0, 1) if number % 2 == 0 else (1, 0):
+                arguments = options.arguments(subject)
+                outputs[turn].append(pipes[turn](**arguments, generator=generators[turn]))
+    return outputs
+
+
+def _without_drafts(pipe: Any) -> Any:
+    """Return a pipeline that draws plainly from the distribution that the rule preserves."""
+    if hasattr(pipe, "drafts"):
+        return pipe.bare()
+    schedule = getattr(pipe, "schedule", None)
+    denoising = {} if schedule is None else {"steps": schedule.steps, "floor": schedule.floor}
+    return type(pipe)(pipe.model, pipe.tokenizer, None, folder=pipe.folder, **denoising)
+
+
+def summarise_images(outputs: Sequence[Any], plain: Sequence[Any] | None) -> dict[str, Any]:
+    """Return the figures of all images; those of a comparison are None without one."""
+    from ragspec.visual.pipeline.output import weakest
+
+    stats = [output.stats for output in outputs]
+    images = sum(len(output.images) for output in outputs)
+    figures: dict[str, Any] = {
+        "label": weakest([output.label for output in outputs]),
+        "forwards": sum(each.forwards for each in stats),
+        "seconds": float(sum(each.seconds for each in stats)),
+        "codes_per_forward": fmean(each.codes_per_forward for each in stats),
+        "tv_excess": _mean_of(stats, "tv_excess"),
+        "surprise": _mean_of(stats, "surprise"),
+        "distance_mean": _mean_of(stats, "distance_mean"),
+        "repeatable": all(each.repeatable for each in stats),
+        "seeds": [seed for each in stats for seed in each.seeds],
+        **dict.fromkeys(("forwards_plain", "seconds_plain", "ratio", "equal", "equal_images")),
+    }
+    if plain is not None:
+        pairs = list(zip(outputs, plain, strict=True))
+        equal = sum(_equal(*pair) for pair in pairs)
+        figures |= {
+            "forwards_plain": sum(output.stats.forwards for output in plain),
+            "seconds_plain": float(sum(output.stats.seconds for output in plain)),
+            "ratio": median(b.stats.seconds / max(1e-9, a.stats.seconds) for a, b in pairs),
+            "equal": equal == images,
+            "equal_images": equal,
+        }
+    return figures
+
+
+def _mean_of(stats: Sequence[Any], name: str) -> float | None:
+    """Return the mean of a figure; None where a call did not measure it."""
+    values = [getattr(each, name, None) for each in stats]
+    return None if None in values else fmean(values)
+
+
+def _equal(output: Any, plain: Any) -> bool:
+    """Return whether two pictures have equal codes, or latents equal up to rounding."""
+    if getattr(output, "latents", None) is not None:
+        return bool(((output.latents - plain.latents).abs() < 1e-3).all())
+    return bool((output.codes == plain.codes).all())
+
+
+def _print_figures(figures: Mapping[str, Any], out: Path, terminal: Terminal) -> None:
+    count = len(figures["images"])
+    line = (
+        f"{count} image{'s' * (count > 1)} in {out}: {figures['forwards']} forwards, "
+        f"{figures['seconds']:.2f} s, {figures['codes_per_forward']:.2f} codes a forward, label "
+        f"{figures['label']}, seed {figures['seed']}"
+    )
+    for name in ("tv_excess", "surprise", "distance_mean"):
+        if figures[name] is not None and not figures["label"].startswith("exact"):
+            line += f", {name} {figures[name]:.4f}"
+    terminal.line(line)
+    if figures["ratio"] is not None:
+        terminal.line(
+            f"plain: {figures['forwards_plain']} forwards, {figures['seconds_plain']:.2f} s; "
+            f"{figures['ratio']:.2f} times as fast, {figures['equal_images']} of {count} equal"
+        )
+
+
+def describe_images(options: DrawOptions, seed: int, dtype: str) -> list[dict[str, Any]]:
+    """Return for each image what it is a function of, as JSON types."""
+    common: dict[str, Any] = {
+        "model": options.model,
+        "seed": seed,
+        "rule": options.rule,
+        "settings": options.relaxation,
+        "denoising": options.denoising,
+        "guidance": options.guidance,
+        "temperature": options.temperature,
+        "dtype": dtype,
+    }
+    if options.rule != "exact":  # drafts change the picture
+        common |= {"drafter": "+".join(options.drafter), "budget": options.budget}
+    count = len(options.subjects) * options.count
+    return [
+        {"subject": options.subjects[number // options.count], "number": number, **common}
+        for number in range(count)
+    ]
+
+
+def file_names(options: DrawOptions, seed: int, count: int) -> list[str]:
+    """Return the names of the pictures: subject, seed, rule with settings, and number."""
+    rule = ", ".join(
+        [str(options.rule), *(f"{name} {value:g}" for name, value in options.relaxation.items())]
+    )
+    subject = _slug(", ".join(options.subjects))
+    stem = f"{subject}-{seed}-{_slug(rule.replace('++', '-plus'))}"
+    return [f"{stem}-{number}.png" for number in range(count)]
+
+
+def check_paths(paths: Sequence[Path], described: Sequence[Mapping[str, Any]]) -> None:
+    """Check that no file would be overwritten that was drawn otherwise.
+
+    Raises:
+        InputError: There is such a file.
+    """
+    for path, description in zip(paths, described, strict=True):
+        if path.exists() and (difference := _difference(_read_description(path), description)):
+            raise InputError(
+                f"Expected a free name, got {path}, {difference}. Name another folder with --out, "
+                "or move the file."
+            )
+
+
+def save_image(image: Any, path: Path, description: Mapping[str, Any]) -> None:
+    """Write a PNG with what it is a function of."""
+    from PIL.PngImagePlugin import PngInfo
+
+    info = PngInfo()
+    info.add_text(KEY, json_text.dumps(description, sort_keys=True))
+    image.save(path, pnginfo=info)
+
+
+def _read_description(path: Path) -> dict[str, Any] | None:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            description = json_text.loads(str(image.info.get(KEY, "")))
+    except (OSError, ValueError, SyntaxError):
+        return None
+    return description if isinstance(description, dict) else None
+
+
+def _difference(existing: dict[str, Any] | None, description: Mapping[str, Any]) -> str:
+    """Return in words how two pictures were drawn differently; empty if they were not."""
+    if existing is None:
+        return "which is no picture of this command"
+    for name in {**description, **existing}:
+        if existing.get(name) != description.get(name):
+            return f"drawn with {name} {existing.get(name)}, not {description.get(name)}"
+    return ""
+
+
+def _slug(text: str) -> str:
+    """Return a text as part of a file name: letters and digits of any script, and hyphens."""
+    return re.sub(r"[\W_]+", "-", text.lower()).strip("-")[:NAME_LETTERS].strip("-") or "image"
+
+
+def _dtype(pipe: Any) -> str:
+    return str(pipe.model.dtype).removeprefix("torch.")
 
 
 @contextmanager
-def _made(out: Path) -> Iterator[None]:
-    """Make a folder that can be written to; empty ones are taken away if the work in it fails."""
+def _output_folder(out: Path) -> Iterator[None]:
+    """Create a writable folder; remove empty new ones if the work in it fails."""
     if out.exists() and not out.is_dir():
-        raise InputError(f"--out {out} is a file; expected a folder, made if it is not there.")
+        raise InputError(f"Expected a folder in --out, got the file {out}.")
     new = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -129,7 +406,7 @@ def _made(out: Path) -> Iterator[None]:
             pass
     except OSError as error:
         raise InputError(
-            f"--out {out} cannot be written to ({error}); name another folder."
+            f"Expected a writable folder in --out, got {out} ({error}). Name another one."
         ) from error
     try:
         yield
@@ -138,109 +415,3 @@ def _made(out: Path) -> Iterator[None]:
             for folder in new:
                 folder.rmdir()
         raise
-
-
-def figures(
-    asked: Asked, drawn: Drawn, plain: Drawn | None, seed: int, written: Sequence[Path]
-) -> dict[str, Any]:
-    """Return what the JSON file holds; what only a comparison knows is None without one."""
-    same = None if plain is None else drawn.equal(plain)
-    mean, most = drawn.distance or (None, None)
-    return {
-        "label": drawn.label,
-        "forwards": drawn.forwards,
-        "forwards_plain": None if plain is None else plain.forwards,
-        "seconds": drawn.seconds,
-        "seconds_plain": None if plain is None else plain.seconds,
-        "ratio": None if plain is None else drawn.ratio(plain),
-        "equal": None if same is None else all(same),
-        "equal_images": None if same is None else sum(same),
-        "psnr": None if plain is None else drawn.psnr(plain),
-        "parted": None if plain is None else parted_places(drawn, plain),
-        "tv_excess": drawn.tv_excess,
-        "surprise": None if drawn.surprise is None else drawn.surprise[0],
-        "surprise_error": None if drawn.surprise is None else drawn.surprise[1],
-        "repeatable": all(output.stats.repeatable for output in drawn.outputs),
-        "distance_mean": mean,
-        "distance_most": most,
-        "codes_per_forward": drawn.codes_per_forward,
-        "images": [str(path) for path in written],
-        "subject": asked.subject,
-        "rule": asked.rule,
-        "settings": asked.given(),
-        "drafter": "+".join(asked.drafter) or None,
-        "guidance": asked.guidance,
-        "image": None if asked.image is None else str(asked.image),
-        "mask": None if asked.mask is None else str(asked.mask),
-        "kept_codes": 0 if asked.kept is None else int(asked.kept.places.sum()),
-        "seed": seed,
-        "seeds": drawn.seeds,
-    }
-
-
-def _used(asked: Asked, pipe: ImagePipeline) -> dict[str, Any]:
-    """Return what the images were drawn with, as far as it is not what was typed."""
-    from ragspec.visual.pipeline.drafter_choice import source_name
-
-    masked = hasattr(pipe, "drafts")
-    return {
-        "model": asked.source(),
-        "drafter_used": pipe.drafter_name if masked else source_name(pipe.source),
-        "denoising": denoised(pipe),
-        "device": str(pipe.model.device),
-        "dtype": _dtype(pipe),
-        "budget": asked.budget,
-        "temperature": asked.temperature,
-        "top_k": asked.top_k,
-    }
-
-
-def _dtype(pipe: ImagePipeline) -> str:
-    return str(pipe.model.dtype).removeprefix("torch.")
-
-
-def _write_sheets(asked: Asked, drawn: Drawn, plain: Drawn | None, seed: int, stem: Path) -> None:
-    """Write a sheet of all images, with what was kept before them, and the comparison."""
-    from ragspec.visual.evaluation import pictures
-
-    told = dict.fromkeys((asked.subject, f"seed {seed}", asked.rule_told(), drawn.label))
-    title = " · ".join(told)
-    images, captions = drawn.images, list[str]()
-    if asked.kept is not None:
-        captions = ["given", "kept", *(f"image {number}" for number in range(len(images)))]
-        images = [asked.kept.picture, asked.kept.shown(), *images]
-    pictures.sheet(images, captions, title=title).save(f"{stem}-sheet.png")
-    if plain is not None:
-        comparison_picture(asked, drawn, plain, seed).save(f"{stem}-compare.png")
-
-
-def _tell(found: Mapping[str, Any], drawn: Drawn, out: Path, terminal: Terminal) -> None:
-    count = len(found["images"])
-    line = f"{count} image{'s' * (count > 1)} in {out}: {drawn.told}, "
-    what = "codes" if drawn.latents is None else "latents"
-    line += f"{found['codes_per_forward']:.2f} {what} a forward, label {found['label']}"
-    if found["tv_excess"] is not None and not drawn.label.startswith("exact"):
-        line += f", tv_excess {found['tv_excess']:.4f} a position"
-        if found["surprise"] is not None:
-            line += f", surprise {found['surprise']:+.3f} +- {found['surprise_error']:.3f} a code"
-    if drawn.distance is not None:
-        line += f", {distance_told(drawn.distance)}"
-    terminal.line(line)
-    if found["seconds_plain"] is not None:
-        terminal.line(
-            f"plain: {found['forwards_plain']} forwards, {found['seconds_plain']:.2f} s; "
-            f"{found['ratio']:.2f} times as fast, {found['equal_images']} of {count} the same"
-            + (f", {found['psnr']:.1f} dB to plain" if found["psnr"] is not None else "")
-        )
-        _tell_parted(found["parted"], drawn.shape, terminal)
-
-
-def _tell_parted(
-    parted: Sequence[tuple[int, int] | None], shape: Sequence[int], terminal: Terminal
-) -> None:
-    """Say where images part from the plain ones, of the first few."""
-    places = {number: place for number, place in enumerate(parted) if place is not None}
-    for number, place in list(places.items())[:MOST_ROWS]:
-        terminal.line(f"image {number} {parted_told(place, shape)}")
-    if len(places) > MOST_ROWS:
-        terminal.line(f"and {len(places) - MOST_ROWS} more; --json tells all")

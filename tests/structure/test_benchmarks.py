@@ -161,7 +161,7 @@ def test_text_categories(folder: Path, tmp_path: Path) -> None:
     )
     rows = json.loads(out.read_text())["rows"]
     expected = [(c, m) for c in ("quotation", "code") for m in ("plain", "context")]
-    assert [(row["category"], row["mode"]) for row in rows] == expected
+    assert [(row["category"], row["variant"]) for row in rows] == expected
     assert all(row["equal_to_plain"] == 1.0 for row in rows)
     assert "quotation" in printed
 

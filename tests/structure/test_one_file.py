@@ -15,8 +15,8 @@ from ragspec.bridge import Speculation
 from ragspec.drafters.method import Sources, describe
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
-from ragspec.pipelines.bench.image_ways import parse_way
-from ragspec.pipelines.bench.modes import known
+from ragspec.pipelines.bench.images import parse_variant
+from ragspec.pipelines.bench.variants import known_variants
 from ragspec.pipelines.methods import build_method, compose, method_rows, method_table
 from ragspec.pipelines.page.palette import slots_of
 from ragspec.visual.acceptance.by_name import make_rule, relaxed
@@ -75,7 +75,7 @@ def test_a_drafter_drafts_by_its_name_and_is_listed_everywhere() -> None:
     assert found.report.drafted_by_source["toy"] > 0
     assert describe("toy").paper == "nobody's"
     assert compose("toy", Sources()).name == build_method("toy", Sources()).name == "toy"  # type: ignore[union-attr]
-    assert "toy" in known()
+    assert "toy" in known_variants()
     assert "| `toy` | the last token, again and again | nobody's |" in method_rows()
     with Console(width=120) as console, console.capture() as shown:
         console.print(method_table())
@@ -88,7 +88,7 @@ def test_a_rule_is_made_by_its_name_with_its_own_settings() -> None:
     rule: Any = make_rule("nearly", codebook(64), slack=2.0)
     assert (rule.name, rule.slack) == ("nearly", 2.0)
     assert relaxed()["nearly"] == "slack"
-    assert parse_way("nearly@0.5").settings == {"slack": 0.5}
+    assert parse_variant("nearly@0.5") == ("nearly@0.5", "nearly", 0.5, None)
     with pytest.raises(InputError, match="'nearly' has no delta; it takes slack"):
         make_rule("nearly", codebook(64), delta=0.1)
 

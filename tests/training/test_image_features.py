@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-
-from ragspec.visual.evaluation.frechet import FeatureNet
+from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,5 +34,5 @@ def test_a_network_is_written_for_each_set(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "on held-out pictures" in done.stdout
     for kind, classes in (("tiles", 3), ("emoji", 5)):
-        net = FeatureNet.load(tmp_path / "out" / kind / "features.safetensors")
-        assert net.head.out_features == classes
+        weights = load_file(tmp_path / "out" / kind / "features.safetensors")
+        assert len(weights["head.weight"]) == classes

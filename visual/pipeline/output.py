@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ragspec.engine.output import Generation
+from ragspec.errors import InputError
 from ragspec.reports.label import kind_of_label
 from ragspec.reports.report import Report
 from ragspec.visual.acceptance.tv_budget import position_excess
-from ragspec.visual.evaluation.pictures import maps_of
 from ragspec.visual.models.raster import Raster
 
 LABELS = (  # from the strongest to the weakest
@@ -154,3 +155,20 @@ def weakest(labels: Sequence[str]) -> str:
         return (LABELS.index(kind) if kind in LABELS else len(LABELS), label)
 
     return max(labels, key=rank)
+
+
+def maps_of(lengths: Sequence[int], shape: tuple[int, int]) -> NDArray[np.int64]:
+    """Return the acceptance map i64 [h, w]: for each code how many came with its forward.
+
+    Args:
+        lengths: Codes of each forward, in order.
+        shape: Height and width in codes; places without a code hold 0.
+
+    Raises:
+        InputError: There are more codes than places.
+    """
+    together = list(chain.from_iterable([n] * n for n in lengths))
+    places = shape[0] * shape[1]
+    if len(together) > places:
+        raise InputError(f"Expected at most {places} codes for {shape}, got {len(together)}.")
+    return np.asarray(together + [0] * (places - len(together)), dtype=np.int64).reshape(shape)

@@ -1,4 +1,4 @@
-"""`ragspec bench text` from end to end, on a tiny model in a folder."""
+"""`ragspec bench text` and `bench image` from end to end, on tiny models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typer import BadParameter
 
 from ragspec.errors import DocumentError, InputError, UnknownNameError
 from ragspec.pipelines.bench.cli import main
-from tests.support import tiny
+from tests.support import tiny, tiny_images, tiny_latents, tiny_masked
 
 
 @pytest.fixture(scope="module")
@@ -32,34 +32,86 @@ def bench(folder: Path, *more: str) -> int:
 def test_a_run_prints_a_table_and_writes_both_files(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    written, answers = tmp_path / "rows.json", tmp_path / "answers.jsonl"
+    written, page = tmp_path / "rows.json", tmp_path / "page.html"
     code = bench(
         folder,
-        *("--modes", "hf-greedy,plain,context,fused", "--items", "2"),
-        *("--json", str(written), "--spec-bench", str(answers)),
+        *("--variants", "hf-greedy,plain,context,fused", "--items", "2"),
+        *("--json", str(written), "--html", str(page)),
     )
     assert code == 0
     assert "hf-greedy" in capsys.readouterr().out
     document = json.loads(written.read_text(encoding="utf-8"))
     assert document["baseline"] == "hf-greedy"
-    assert [row["mode"] for row in document["rows"]] == ["hf-greedy", "plain", "context"]
+    assert [row["variant"] for row in document["rows"]] == ["hf-greedy", "plain", "context"]
     assert all(row["items"] == 2 and row["equal_to_plain"] == 1.0 for row in document["rows"])
-    lines = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
-    assert [line["model_id"] for line in lines] == ["context"] * 2  # the last that was run
+    assert "hf-greedy" in page.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("arguments", [["-h"], ["text", "-h"], ["store", "-h"]])
+@pytest.mark.parametrize(
+    ("kind", "variants", "labels"),
+    [
+        ("codes", "exact,lantern@0.2", ["exact", "exact", "approximate"]),
+        ("latents", "near@0.02,fewer@2", ["exact", "approximate", "exact"]),
+        ("masked", "aligned,fewer@4", ["exact", "exact-for", "exact"]),
+    ],
+)
+def test_images_are_drawn_in_every_variant_on_the_same_seeds(
+    tmp_path: Path, kind: str, variants: str, labels: list[str]
+) -> None:
+    written, page = tmp_path / "rows.json", tmp_path / "page.html"
+    steps = [] if kind == "codes" else ["--steps", "4"]
+    code = main(
+        [
+            *("image", "--model", str(image_folder(kind, tmp_path)), "--images", "3", *steps),
+            *("--variants", variants, "--json", str(written), "--html", str(page)),
+        ]
+    )
+    assert code == 0
+    rows = json.loads(written.read_text(encoding="utf-8"))["rows"]
+    assert [row["variant"] for row in rows] == ["plain", *variants.split(",")]
+    assert [row["label"].split("(")[0] for row in rows] == labels
+    assert rows[0]["equal_to_plain"] == rows[0]["ratio"] == 1.0
+    if kind == "codes":
+        assert rows[1]["equal_to_plain"] == 1.0 and rows[1]["forwards"] <= rows[0]["forwards"]
+        assert rows[2]["tv_excess"] >= 0.0
+    assert "Times as fast" in page.read_text(encoding="utf-8")
+
+
+def image_folder(kind: str, tmp_path: Path) -> Path:
+    if kind == "codes":
+        return tiny_images.save(tmp_path / kind)
+    if kind == "latents":
+        return tiny_latents.save(tmp_path / kind)
+    return tiny_masked.save(tmp_path / kind)
+
+
+@pytest.mark.parametrize(
+    ("variant", "error", "message"),
+    [
+        ("lantrn", UnknownNameError, "lantern"),
+        ("exact@0.3", InputError, "without a value"),
+        ("Exact!", InputError, "RULE"),
+    ],
+)
+def test_unreadable_variants_of_images_are_refused(
+    variant: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        main(["image", "--model", "tiles", "--variants", variant])
+
+
+@pytest.mark.parametrize("arguments", [["-h"], ["text", "-h"], ["image", "-h"]])
 def test_help_has_a_short_name(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0
     assert "Usage: ragspec bench" in capsys.readouterr().out
 
 
-def test_bad_data_and_unknown_modes_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_bad_data_and_unknown_variants_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="contxt"):
-        bench(folder, "--modes", "contxt")
+        bench(folder, "--variants", "contxt")
     for nothing in ("", "fused", "model,fused"):
-        with pytest.raises(InputError, match="no mode is left"):
-            bench(folder, "--modes", nothing)
+        with pytest.raises(InputError, match="Expected --variants"):
+            bench(folder, "--variants", nothing)
     with pytest.raises(InputError, match="there is no folder"):
         bench(folder, "--json", str(tmp_path / "no" / "rows.json"))
     for option in ("--items", "--repeats"):

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from ragspec.errors import DocumentError
+from ragspec.pipelines.bench.measure import by_category
 from ragspec.pipelines.bench.prompts import (
     FIXED_NEW_TOKENS,
     BenchItem,
-    by_category,
     free_items,
     read_items,
 )

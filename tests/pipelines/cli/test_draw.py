@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from ragspec.pipelines.cli.app import main
-from tests.support import tiny_images
+from ragspec.pipelines.cli.draw_run import _slug
+from tests.support import tiny_images, tiny_latents, tiny_masked
 
 Capture = pytest.CaptureFixture[str]
 
@@ -23,7 +25,7 @@ def test_draw_writes_images_and_figures(folder: str, tmp_path: Path, capsys: Cap
     code = main(
         [
             *("draw", "--class", "green/leaf", "--model", folder, "--n", "2", "--seed", "1"),
-            *("--rule", "lantern", "--delta", "0.2", "--neighbours", "5", "--budget", "6"),
+            *("--rule", "lantern", "-s", "delta=0.2", "-s", "neighbours=5", "--budget", "6"),
             *("--out", str(tmp_path / "out"), "--json", str(figures), "--compare"),
         ]
     )
@@ -39,23 +41,23 @@ def test_draw_writes_images_and_figures(folder: str, tmp_path: Path, capsys: Cap
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ([], 2, "neither a prompt nor --class"),
+        ([], 2, "Expected a prompt or --class, got neither"),
         (["cat", "--class", "1"], 2, "got both"),
         (["--class", "7"], 2, "expected a whole number from 0 to 2"),
         (["--class", "violet"], 2, "expected one of red, green/leaf, blue"),
-        (["cat"], 2, "expected --class with a number or a name, or --set emoji"),
+        (["cat"], 2, "Expected --class, got the prompt 'cat'"),
         (["--class", "1", "--seed", "99999999999999999999999"], 2, "64 bits"),
-        (["--class", "1", "--drafter", ""], 2, "got --drafter ''; expected auto, starter"),
-        (["--class", "1", "--drafter", "starter+"], 2, "got --drafter 'starter+'"),
-        (["--class", "1", "--drafter", "none+starter"], 2, "or none by itself"),
+        (["--class", "1", "--drafter", ""], 2, "Expected --drafter auto"),
+        (["--class", "1", "--drafter", "starter+"], 2, "got 'starter+'"),
+        (["--class", "1", "--drafter", "none+starter"], 2, "none by itself"),
         (["--class", "1", "--drafter", "jaccobi"], 2, "Did you mean 'jacobi'"),
         (["--class", "1", "--drafter", "head"], 5, "nothing of that kind lies with"),
         (["--class", "1", "--rule", "lantrn"], 2, "Did you mean 'lantern'"),
-        (["--class", "1", "--rule", "exact", "--delta", "0.1"], 2, "rule 'exact' has no delta"),
-        (["--class", "1", "--rule", "nope"], 2, "Known: block, cool, even, exact, gsd"),
-        (["--class", "1", "--rule", "even", "--band", "-1"], 2, "--band"),
-        (["--class", "1", "--rule", "lantern", "--band", "1"], 2, "lantern' has no band"),
-        (["--class", "1", "--rule", "lantern", "--delta", "7"], 2, "delta"),
+        (["--class", "1", "--rule", "exact", "-s", "delta=0.1"], 2, "rule 'exact' has no delta"),
+        (["--class", "1", "--rule", "lantern", "-s", "delta=7"], 2, "delta"),
+        (["--class", "1", "--rule", "lantern", "-s", "delta"], 2, "NAME=NUMBER"),
+        (["--class", "1", "--rule", "lantern", "-s", "neighbours=1.5"], 2, "whole number"),
+        (["--class", "1", "-s", "iterations=4"], 2, "for masked ones alone"),
         (["--class", "1", "--n", "0"], 2, "n"),
         (["--class", "1", "--budget", "many"], 2, "budget"),
         (["--class", "1", "--json", "no/such/folder.json"], 2, "there is no folder"),
@@ -74,8 +76,8 @@ def test_errors_are_one_message_and_a_code(
 
 def test_a_class_for_a_set_of_prompts_is_refused(tmp_path: Path, capsys: Capture) -> None:
     out = str(tmp_path / "out")
-    assert main(["draw", "--class", "3", "--set", "emoji", "--out", out]) == 2
-    assert "got --class 3, but emoji reads prompts" in capsys.readouterr().err
+    assert main(["draw", "--class", "3", "--model", "emoji", "--out", out]) == 2
+    assert "got --class 3: emoji reads prompts" in capsys.readouterr().err
 
 
 def test_figures_may_lie_in_the_folder_that_drawing_makes(
@@ -93,6 +95,91 @@ def test_a_missing_model_has_its_code(tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_an_empty_prompt_is_named_as_such(tmp_path: Path, capsys: Capture) -> None:
-    assert main(["draw", "", "--set", "emoji", "--out", str(tmp_path / "out")]) == 2
+    assert main(["draw", "", "--model", "emoji", "--out", str(tmp_path / "out")]) == 2
     assert "got the prompt ''" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def draw(*arguments: object) -> dict[str, object]:
+    """Draw, and return the figures."""
+    out = Path(str(arguments[-1]))
+    figures = out.with_suffix(".json")
+    words = ["draw", *map(str, arguments[:-1]), "--out", str(out), "--json", str(figures)]
+    assert main(words) == 0
+    return dict(json.loads(figures.read_text(encoding="utf-8")))
+
+
+def test_a_comparison_draws_the_images_that_one_batch_draws(folder: str, tmp_path: Path) -> None:
+    common = ("--class", "red", "--class", "2", "--model", folder, "--n", 2, "--seed", 3)
+    both = draw(*common, "--compare", tmp_path / "both")
+    alone = draw(*common, tmp_path / "alone")
+    assert both["label"] == alone["label"] == "exact"
+    assert both["equal"] is True and both["equal_images"] == 4 and both["tv_excess"] == 0.0
+    assert both["forwards"] < both["forwards_plain"] == 4 * tiny_images.SIDE**2  # type: ignore[operator]
+    assert alone["forwards_plain"] is None and alone["equal"] is None
+    assert both["seeds"] == alone["seeds"]
+    names = sorted(path.name for path in (tmp_path / "both").glob("*.png"))
+    assert names == sorted(path.name for path in (tmp_path / "alone").glob("*.png"))
+    for name in names:
+        pictures = [(tmp_path / each / name).read_bytes() for each in ("both", "alone")]
+        assert pictures[0] == pictures[1]
+
+
+@pytest.mark.parametrize(("kind", "rule"), list(product(("latents", "masked"), (None, "near"))))
+def test_latents_are_drawn_and_compared(tmp_path: Path, kind: str, rule: str | None) -> None:
+    saved = (tiny_latents if kind == "latents" else tiny_masked).save(tmp_path / kind)
+    more = () if rule is None else ("--rule", rule, "-s", "r=0")
+    subject = ("--class", "1", "--model", saved, "-s", "steps=4", *more)
+    found = draw(*subject, "--seed", 1, "--compare", tmp_path / "out")
+    assert found["denoising"] == {"steps": 4}
+    assert found["forwards"] > 0 and found["ratio"] > 0  # type: ignore[operator]
+    if kind == "latents" and rule == "near":  # r = 0 keeps the plain picture
+        assert found["equal"] is True
+    if kind == "masked" and rule is None:  # drawn as published, without drafts
+        assert found["label"] == "exact"
+
+
+def test_the_same_request_may_be_repeated_and_another_is_refused(
+    folder: str, tmp_path: Path, capsys: Capture
+) -> None:
+    common = ("--class", "red", "--model", folder, "--seed", "1", "--rule", "lantern")
+    draw(*common, "--budget", "4", tmp_path / "out")
+    draw(*common, "--budget", "4", tmp_path / "out")
+    words = ["draw", *common, "--budget", "5", "--out", str(tmp_path / "out")]
+    assert main(words) == 2
+    assert "drawn with budget 4, not 5" in capsys.readouterr().err
+    (tmp_path / "foreign").mkdir()
+    draw("--class", "red", "--model", folder, "--seed", "1", tmp_path / "foreign")
+    (picture,) = (tmp_path / "foreign").glob("*.png")
+    picture.write_bytes(b"no picture")
+    assert main(["draw", *common[:6], "--out", str(tmp_path / "foreign")]) == 2
+    assert picture.read_bytes() == b"no picture"
+
+
+def test_rules_have_files_of_their_own(tmp_path: Path) -> None:
+    saved = tiny_images.save(tmp_path / "classes")
+    for rule in ("lantern", "lantern++"):
+        subject = ("--class", "green/leaf", "--model", saved, "--seed", "1")
+        draw(*subject, "--rule", rule, tmp_path / "out")
+    names = sorted(path.name for path in (tmp_path / "out").glob("*.png"))
+    assert names == ["green-leaf-1-lantern-0.png", "green-leaf-1-lantern-plus-0.png"]
+
+
+def test_without_a_seed_one_is_chosen_and_printed(
+    folder: str, tmp_path: Path, capsys: Capture
+) -> None:
+    found = draw("--class", "1", "--model", folder, tmp_path / "out")
+    assert f"seed {found['seed']}" in capsys.readouterr().out
+
+
+def test_folders_of_a_failed_run_are_removed(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    assert main(["draw", "--class", "1", "--model", folder, "--out", str(tmp_path / "file")]) == 2
+    new = tmp_path / "a" / "b"
+    assert main(["draw", "--class", "9", "--model", folder, "--out", str(new)]) == 2
+    assert not (tmp_path / "a").exists()
+
+
+def test_file_names_keep_letters_of_every_script() -> None:
+    assert _slug("Große Katze, 猫!") == "große-katze-猫"
+    assert _slug("!?") == "image"

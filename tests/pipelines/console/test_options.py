@@ -7,7 +7,6 @@ import pytest
 
 from ragspec.drafters.combined import within
 from ragspec.errors import InputError, ModelError, SamplingError
-from ragspec.pipelines.bench.cli import main as bench_main
 from ragspec.pipelines.cli.app import main as cli_main
 from ragspec.pipelines.console.options import (
     EngineOptions,
@@ -105,8 +104,6 @@ def test_a_scope_is_drafted_from_and_needs_a_store(
     for command in (["generate", "ab"], ["ask", "ab?", "--docs", str(tmp_path / "a.txt")]):
         assert cli_main([*command, *common, "--scope", "tenant"]) == 2
         assert "got scope 'tenant' and no store" in capsys.readouterr().err
-    with pytest.raises(InputError, match="got scope 'tenant' and no store"):
-        bench_main(["text", *common, "--draft-model", "", "--scope", "tenant"])
     asked = EngineOptions(str(folder), None, "rest", "8", "cpu", "auto", store, scope="tenant")
     drafter = asked.engine().drafter
     assert drafter is not None

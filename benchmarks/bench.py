@@ -1,0 +1,20 @@
+"""Benchmarks of one part each: images, long documents, retrieval, stores and kNN language models.
+
+`python benchmarks/bench.py COMMAND --help` lists the options of one.
+"""
+
+from __future__ import annotations
+
+import typer
+from harness.image_cli import image
+from harness.knn import knn
+from harness.long import long
+from harness.retrieval import retrieval
+from harness.store import store
+
+app = typer.Typer(no_args_is_help=True, help=__doc__)
+for command in (image, knn, long, retrieval, store):
+    app.command()(command)
+
+if __name__ == "__main__":
+    app()

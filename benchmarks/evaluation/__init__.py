@@ -1,0 +1,1 @@
+"""Pictures, curves, distances and pages of measurements."""

@@ -1,0 +1,22 @@
+"""The pages of the benchmarks: templates of this folder over the base of the library's pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from ragspec.pipelines.page.page import TEMPLATES
+
+
+def render_template(name: str, **values: Any) -> str:
+    """Return a template, filled; every value is escaped."""
+    environment = Environment(
+        loader=FileSystemLoader([Path(__file__).parent, TEMPLATES]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(name).render(**values)

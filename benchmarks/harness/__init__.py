@@ -1,0 +1,1 @@
+"""What the benchmarks share, and those with several files."""

@@ -1,0 +1,109 @@
+"""The ways of drawing continuous latents that `ragspec bench image` compares, by short names.
+
+A way is `RULE[@VALUE][:DRAFTER]` as for codes: `near@0.02:jacobi`, `horizon@4`, `path:model`. VALUE
+is r of near and s of horizon; without a drafter it is "auto". `fewer@N` is the target alone with N
+denoising steps, what speculation has to beat; `plain` the target alone with its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from harness.image_ways import FORM, PLAIN, Way
+from ragspec.errors import InputError
+
+if TYPE_CHECKING:
+    from ragspec.visual.pipeline.latents import LatentPipeline
+
+FEWER = "fewer"
+USUAL = ("near@0.02", "near@0.1", "aligned", "horizon@2", "horizon@4", "path", "fewer@8", "fewer@4")
+_VALUES: Mapping[str, tuple[str, type]] = MappingProxyType(
+    {"near": ("r", float), "horizon": ("s", int), FEWER: ("steps", int)}
+)
+
+
+def parse_latent_way(text: str, fewer: str = "steps") -> Way:
+    """Return the way that a short name stands for; fewer: what `fewer@N` has N of.
+
+    Raises InputError, UnknownNameError.
+    """
+    from ragspec.visual.latents.rules import make_latent_rule
+
+    name = text.strip()
+    if name == PLAIN:
+        return Way(name, "near", None, {"r": 0.0})
+    found = FORM.fullmatch(name)
+    if found is None or found["mode"]:
+        raise InputError(
+            f"got the way {name!r}; expected RULE[@VALUE][:DRAFTER] such as near@0.02 or "
+            "path:jacobi, or fewer@8."
+        )
+    rule = found["rule"]
+    if rule != FEWER:
+        make_latent_rule(rule)  # for its errors, here and below
+    settings = _settings(name, rule, found["setting"], fewer)
+    if rule == FEWER:
+        if found["drafter"] or settings.get(fewer, 0) < 1:
+            raise InputError(
+                f"got the way {name!r}; expected fewer@N with N {fewer} of the target alone."
+            )
+        return Way(name, FEWER, None, settings)
+    make_latent_rule(rule, **settings)
+    return Way(name, rule, found["drafter"] or "auto", settings)
+
+
+def _settings(name: str, rule: str, value: str | None, fewer: str) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if rule not in _VALUES:
+        raise InputError(f"got the way {name!r}; {rule} takes no value, leave @{value} out.")
+    setting, kind = _VALUES[rule]
+    setting = fewer if rule == FEWER else setting
+    try:
+        return {setting: kind(value)}
+    except ValueError as error:
+        wanted = "a whole number" if kind is int else "a number"
+        raise InputError(
+            f"got the way {name!r}; {value!r} is no {setting}, expected {wanted}."
+        ) from error
+
+
+def parse_latent_ways(texts: Sequence[str], fewer: str = "steps") -> list[Way]:
+    """Return the ways of several names, plain first, each once; see `parse_latent_way`."""
+    ways = [parse_latent_way(each, fewer) for each in (PLAIN, *texts) if each.strip()]
+    return list({way.name: way for way in ways}.values())
+
+
+def build_latent_way(
+    way: Way,
+    base: LatentPipeline,
+    budget: Any,
+    batch_size: int,
+    made: type[LatentPipeline] | None = None,
+) -> LatentPipeline:
+    """Return the pipeline of a way, over the models of `base`; raises what `LatentPipeline` does.
+
+    budget: draft nodes, as many as the window of "jacobi" has. made: a class of pipeline, None for
+    `LatentPipeline`.
+    """
+    from ragspec.visual.pipeline.latents import LatentPipeline
+
+    settings, rule, steps = dict(way.settings), way.rule, base.schedule.steps
+    if rule == FEWER:
+        steps, rule, settings = settings.pop("steps"), "near", {"r": 0.0}
+    pipe = (made or LatentPipeline)(
+        base.model,
+        base.tokenizer,
+        way.drafter,
+        rule,
+        steps=steps,
+        floor=base.schedule.floor,
+        budget=budget,
+        folder=base.folder,
+        batch_size=batch_size,
+        **settings,
+    )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe

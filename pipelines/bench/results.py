@@ -1,0 +1,112 @@
+"""The results of a benchmark for people and programs: a table, a JSON file and a page."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ragspec.pipelines.bench.measure import Row
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+TABLE_WIDTH = 140  # columns of a table that goes to a pipe or a file
+NO_VALUE = "-"
+HEADINGS = (
+    *("category", "variant", "items", "tokens/forward", "ratio", "95 %"),
+    *("end to end", "to plain", "loops", "equal", "label"),
+)
+
+
+def cells(row: Row) -> list[str]:
+    """Return a row for people, in the order of `HEADINGS` and its further figures."""
+    return [
+        row.category,
+        row.setting,
+        f"{row.timed}/{row.items}",
+        f"{row.tokens_per_forward:.2f}",
+        _number(row.ratio),
+        f"{row.ratio_low:.2f}-{row.ratio_high:.2f}" if row.timed else NO_VALUE,
+        _number(row.ratio_end_to_end),
+        _number(row.ratio_to_plain),
+        f"{row.loop_share:.2f}",
+        NO_VALUE if math.isnan(row.equal_to_plain) else f"{row.equal_to_plain:.0%}",
+        row.label or NO_VALUE,
+        *(_number(value, 4) for value in row.figures.values()),
+    ]
+
+
+def headings(rows: Sequence[Row]) -> list[str]:
+    """Return the headings of the rows' cells."""
+    return [*HEADINGS, *(rows[0].figures if rows else ())]
+
+
+def make_table(rows: Sequence[Row], baseline: str) -> Table:
+    """Return the table that is printed."""
+    from rich.table import Table
+
+    table = Table(title=f"decode seconds against {baseline}, medians of paired ratios")
+    for name in headings(rows):
+        table.add_column(name)
+    for row in rows:
+        table.add_row(*cells(row))
+    return table
+
+
+def show_results(
+    rows: Sequence[Row],
+    baseline: str,
+    facts: dict[str, Any],
+    json_path: Path | None = None,
+    page: Path | None = None,
+) -> None:
+    """Print the table and write the JSON file and the page that were requested.
+
+    Raises:
+        InputError: A file cannot be written.
+    """
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:  # rich would cut the table to 80 columns
+        console = Console(width=TABLE_WIDTH)
+    console.print(make_table(rows, baseline))
+    facts = {"date": datetime.now(UTC).date().isoformat(), "baseline": baseline} | facts
+    if json_path is not None:
+        write_json(json_path, rows, facts)
+    if page is not None:
+        write_page(page, rows, facts)
+
+
+def write_json(path: Path, rows: Sequence[Row], facts: dict[str, Any]) -> None:
+    """Write the facts of a run and its rows."""
+    document = {**facts, "rows": [row.to_dict() for row in rows]}
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def write_page(path: Path, rows: Sequence[Row], facts: dict[str, Any]) -> None:
+    """Write a self-contained page: a bar of each ratio with its interval, and the table."""
+    from ragspec.pipelines.page.page import render_template, save
+
+    most = max((row.ratio_high for row in rows if row.timed), default=1.0)
+    bars = [
+        {
+            "name": f"{row.category}, {row.setting}",
+            "ratio": _number(row.ratio),
+            "width": 100.0 * row.ratio / most,
+            "low": 100.0 * row.ratio_low / most,
+            "span": 100.0 * (row.ratio_high - row.ratio_low) / most,
+        }
+        for row in rows
+        if row.timed
+    ]
+    values = {"bars": bars, "one": 100.0 / most, "headings": headings(rows), "facts": facts}
+    save(render_template("bench.html.j2", **values, rows=[cells(row) for row in rows]), path)
+
+
+def _number(value: float, digits: int = 2) -> str:
+    return NO_VALUE if math.isnan(value) else f"{value:.{digits}f}"

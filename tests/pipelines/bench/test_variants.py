@@ -1,0 +1,161 @@
+"""The ways of decoding that are compared: same tokens, honest counts, peers left alone."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.drafters.fuse import Fuse
+from ragspec.engine.engine import Engine
+from ragspec.errors import UnknownNameError
+from ragspec.pipelines.bench.prompts import BenchItem
+from ragspec.pipelines.bench.variants import (
+    DEFAULT_VARIANTS,
+    DRAFT_LENGTHS,
+    NGRAMS,
+    EngineVariant,
+    TransformersVariant,
+    Variant,
+    build_variants,
+)
+from tests.support import heads, tiny
+
+PROMPT = (5, 6, 7, 8, 9, 5, 6, 7)
+ITEM = BenchItem("1", "free", PROMPT, 12, fixed=True)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine(tiny.model("llama"), tiny.tokenizer(), "context", budget=6)
+
+
+@pytest.fixture(scope="module")
+def variants(engine: Engine) -> dict[str, list[Variant]]:
+    draft = tiny.model("llama", num_hidden_layers=1)
+    return build_variants(DEFAULT_VARIANTS, engine, draft, lambda: copy.deepcopy(engine.model))
+
+
+def test_every_variant_writes_the_same_tokens(variants: dict[str, list[Variant]]) -> None:
+    assert list(variants) == list(DEFAULT_VARIANTS)
+    plain = variants["plain"][0].run(ITEM, 12)
+    assert len(plain.tokens) == 12
+    for name, settings in variants.items():
+        found = settings[0].run(ITEM, 12)
+        assert found.tokens == plain.tokens, name
+        assert 0 < found.forwards <= 12, name
+        assert found.seconds > 0
+        assert sum(found.step_tokens) == 12, name
+        assert len(found.step_tokens) <= found.forwards, name
+
+
+def test_steps_show_what_drafts_saved(engine: Engine) -> None:
+    names = ("plain", "hf-greedy", "model", "hf-assistant")
+    found = build_variants(names, engine, engine.model, lambda: copy.deepcopy(engine.model))
+    plain, greedy, ours, theirs = (found[name][0].run(ITEM, 12).step_tokens for name in names)
+    assert plain == greedy == [1] * 12
+    assert theirs == [1 + DRAFT_LENGTHS[0]] * 2
+    assert sum(ours) == 12 and max(ours) > 1
+
+
+def test_forwards_of_the_prompt_count_for_all_alike(variants: dict[str, list[Variant]]) -> None:
+    for name in ("plain", "hf-greedy"):
+        assert variants[name][0].run(ITEM, 12).forwards == 12
+        assert variants[name][0].run(ITEM, 1).forwards == 1
+
+
+def test_end_tokens_count_only_where_the_length_is_not_fixed(engine: Engine) -> None:
+    peer, own = (copy.deepcopy(engine.model) for _ in range(2))
+    theirs = TransformersVariant("hf-greedy", peer)
+    whole = theirs.run(ITEM, 12).tokens
+    peer.generation_config.eos_token_id = own.generation_config.eos_token_id = whole[3]
+    ending = BenchItem("1", "docqa", PROMPT, 12)
+    ours = build_variants(["plain"], Engine(own, drafter=None), None, lambda: None)["plain"][0]
+    short = whole[: whole.index(whole[3]) + 1]
+    for variant in (theirs, ours):
+        assert variant.run(ending, 12).tokens == short
+        assert variant.run(ITEM, 12).tokens == whole
+    assert peer.generation_config.eos_token_id == whole[3]
+
+
+def test_the_peers_have_a_copy_and_a_grid(
+    engine: Engine, variants: dict[str, list[Variant]]
+) -> None:
+    peer = variants["hf-greedy"][0]
+    assert isinstance(peer, TransformersVariant)
+    assert peer.model is not engine.model
+    assert len(variants["hf-lookup"]) == len(DRAFT_LENGTHS) * len(NGRAMS)
+    grid = set()
+    for variant in variants["hf-assistant"]:
+        assert isinstance(variant, TransformersVariant)
+        config = variant.arguments["assistant_model"].generation_config
+        grid.add((config.num_assistant_tokens, config.assistant_confidence_threshold))
+    assert grid == set(itertools.product((5, 10, 20), (0.0, 0.4)))
+    assert len(variants["hf-assistant"]) == len(grid)
+    assert len({variant.name for settings in variants.values() for variant in settings}) == 17
+
+
+def test_a_forward_of_the_peers_runs_the_counter_of_one_mode(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = copy.deepcopy(engine.model)
+    variants = [
+        TransformersVariant("greedy", peer),
+        TransformersVariant("lookup", peer, prompt_lookup_num_tokens=5),
+    ]
+    assert not peer._forward_pre_hooks
+    seen: list[int] = []
+    forward = peer.forward
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        seen.append(len(peer._forward_pre_hooks))
+        return forward(*arguments, **options)
+
+    monkeypatch.setattr(peer, "forward", watched)
+    for variant in (*variants, *variants):
+        seen.clear()
+        found = variant.run(ITEM, 12)
+        assert seen == [1] * found.forwards
+        assert sum(found.step_tokens) == 12
+    monkeypatch.setattr(peer, "forward", None)
+    with pytest.raises(TypeError):
+        variants[0].run(ITEM, 12)
+    assert not peer._forward_pre_hooks
+
+
+def test_variants_that_need_a_draft_model_are_left_out_without_one(engine: Engine) -> None:
+    calls: list[Any] = []
+    found = build_variants(["plain", "model", "fused", "hf-assistant"], engine, None, calls.clear)
+    assert list(found) == ["plain"]
+
+
+@pytest.mark.parametrize("name", ["hf-greedi", "contxt"])
+def test_unknown_modes_are_refused(name: str, engine: Engine) -> None:
+    with pytest.raises(UnknownNameError, match=name):
+        build_variants([name], engine, None, lambda: copy.deepcopy(engine.model))
+
+
+def test_heads_and_methods_can_be_joined(tmp_path: Path) -> None:
+    folder = str(tmp_path / "head")
+    heads.trained().save(folder)
+    engine = Engine(heads.model(torch.float32), drafter=None)
+    names = [folder, f"context+{folder}", "context"]
+    variants = build_variants(names, engine, None, lambda: None)
+    item = replace(ITEM, prompt=tuple(tiny.prompt(20, vocab_size=heads.VOCAB)))
+    found = {name: variant.run(item, 24) for name, (variant,) in variants.items()}
+    assert len({tuple(outcome.tokens) for outcome in found.values()}) == 1
+    fused = [
+        variant.engine.drafter
+        for (variant,) in variants.values()
+        if isinstance(variant, EngineVariant)
+    ]
+    sources = [[each.name for each in one.drafters] for one in fused if isinstance(one, Fuse)]
+    assert sources == [["head"], ["context", "head"], ["context"]]
+    for wrong in ("context+nothing", "context+hf-greedy", "context+plain", "context+", ""):
+        with pytest.raises(UnknownNameError, match="variant"):
+            build_variants([wrong], engine, None, lambda: None)
