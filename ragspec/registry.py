@@ -72,10 +72,6 @@ NAMES: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "lantern": "ragspec.visual.acceptance.lantern:Lantern",
                 "lantern++": "ragspec.visual.acceptance.lantern:LanternPlus",
                 "gsd": "ragspec.visual.acceptance.lantern:GSD",
-                "even": "ragspec.visual.acceptance.even:Even",
-                "cool": "ragspec.visual.acceptance.cool_sd:Cool",
-                "lantern-rejection": "ragspec.visual.acceptance:LanternRejection",
-                "lantern++-rejection": "ragspec.visual.acceptance:LanternPlusRejection",
             }
         ),
     }

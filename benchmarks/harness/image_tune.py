@@ -28,7 +28,6 @@ MOST_SURPRISE = 0.02  # nats a code, error included
 GRIDS: dict[str, dict[str, Sequence[float]]] = {
     "lantern": {"neighbours": (10, 40, 160), "delta": (0.1, 0.2, 0.3, 0.4, 0.5)},
     "lantern++": {"neighbours": (5, 10), "lam": (1.5, 2.0, 3.0, 5.0)},
-    "even": {"neighbours": (10, 40, 160, 640), "band": (2.0, 4.0, 8.0)},
 }
 
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from baselines import BASELINES, make_baseline
+
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import unknown
 from ragspec.trees.draft_tree import DraftKind
@@ -74,7 +76,7 @@ def parse_way(text: str) -> Way:
             f"got the way {name!r}; {rule} takes neither a value nor a drafter, leave "
             f"{name.removeprefix(rule)} out."
         )
-    rules = (*EXACT_RULES, *relaxed())
+    rules = (*EXACT_RULES, *_relaxed())
     if rule not in rules:
         raise UnknownNameError(unknown("way", rule, [PLAIN, DRAFT_ONLY, *ALIASES, *rules]))
     return Way(
@@ -82,12 +84,17 @@ def parse_way(text: str) -> Way:
     )
 
 
+def _relaxed() -> dict[str, str]:
+    """Return the relaxed rules and the published ones, each with the setting of its value."""
+    return relaxed() | {name: rule.relaxed_by for name, rule in BASELINES.items()}
+
+
 def _settings(name: str, rule: str, found: re.Match[str]) -> dict[str, Any]:
     """Return the settings of a rule that stand in a name; raises InputError."""
     setting = found["setting"]
     if setting is None:
         return {}
-    values = relaxed()
+    values = _relaxed()
     if rule not in values:
         raise InputError(f"got the way {name!r}; {rule} takes no value, leave @{setting} out.")
     kinds = {"value": int if rule == "gsd" else float, "near": int, "gain": float}
@@ -154,17 +161,20 @@ def build_way(
             _loaded("model", base, drafts) if name in ("starter", "model") and has_draft else name
             for name in names
         ]
+        rule, settings = way.rule, dict(way.settings)
+        if rule in BASELINES:
+            rule, settings = make_baseline(rule, base.tokenizer.codebook, **settings), {}
         made = ImagePipeline(
             base.model,
             base.tokenizer,
             drafter,
-            way.rule,
+            rule,
             budget=budget,
             draft_mode=way.mode,
             draft_worth=worth,
             folder=base.folder,
             batch_size=batch_size,
-            **way.settings,
+            **settings,
         )
     made.set_progress_bar_config(disable=True)
     return made

@@ -20,7 +20,6 @@ from ragspec.engine.kept import KeptContext
 from ragspec.engine.options import refuse_unknown
 from ragspec.engine.prefixes import PrefixCache
 from ragspec.errors import InputError, PromptTooLongError
-from ragspec.models.memory import Memory, expect_room
 from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer, answer_of, drain
 from ragspec.pipelines.docqa.prompt import Prompt, laid_out, led_by, placed, plain_ids
 from ragspec.pipelines.docqa.wording import Wording, suited, wording
@@ -324,14 +323,6 @@ def _check_room(engine: Engine, prefix: Prompt, part: Part | None) -> None:
             f"which question and answer need; {fits:,} fit: read a part of it (part=({first}, "
             f"{first + fits}), --part {first}:{first + fits}), or ask DocQA, which searches it."
         )
-    config, dtype = engine.model.config, engine.target.dtype
-    needed = COPIES * length * slot_bytes(config, dtype)
-    if needs_hidden([engine.drafter]):
-        width = engine.target.copies * config.get_text_config().hidden_size
-        needed += length * width * dtype.itemsize
-    keys = Memory({f"keys and values of {length:,} tokens": needed})
-    advice = "read a part of the document (part=), or load the model in a smaller type."
-    expect_room(keys, engine.target.device, "the document", advice, MOST_SHARE)
 
 
 def _document_tokens(prefix: Prompt) -> int:

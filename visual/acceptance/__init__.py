@@ -10,27 +10,17 @@ if TYPE_CHECKING:
     from ragspec.visual.acceptance.by_name import make_rule as make_rule
     from ragspec.visual.acceptance.codebook import CodeNeighbours as CodeNeighbours
     from ragspec.visual.acceptance.codebook import CodePartition as CodePartition
-    from ragspec.visual.acceptance.cool_sd import Cool as Cool
-    from ragspec.visual.acceptance.even import Even as Even
     from ragspec.visual.acceptance.lantern import GSD as GSD
     from ragspec.visual.acceptance.lantern import Lantern as Lantern
     from ragspec.visual.acceptance.lantern import LanternPlus as LanternPlus
-    from ragspec.visual.acceptance.lantern_published import (
-        LanternPlusRejection as LanternPlusRejection,
-    )
-    from ragspec.visual.acceptance.lantern_published import LanternRejection as LanternRejection
     from ragspec.visual.acceptance.tv_budget import TVBudget as TVBudget
 
 _WHERE = {
     "CodeNeighbours": "ragspec.visual.acceptance.codebook",
     "CodePartition": "ragspec.visual.acceptance.codebook",
-    "Cool": "ragspec.visual.acceptance.cool_sd",
-    "Even": "ragspec.visual.acceptance.even",
     "GSD": "ragspec.visual.acceptance.lantern",
     "Lantern": "ragspec.visual.acceptance.lantern",
     "LanternPlus": "ragspec.visual.acceptance.lantern",
-    "LanternPlusRejection": "ragspec.visual.acceptance.lantern_published",
-    "LanternRejection": "ragspec.visual.acceptance.lantern_published",
     "TVBudget": "ragspec.visual.acceptance.tv_budget",
     "make_rule": "ragspec.visual.acceptance.by_name",
 }

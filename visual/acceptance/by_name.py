@@ -8,7 +8,6 @@ at 256 codes delta 0.1 accepts nearly every draft. The defaults for V codes are
                delta = 0.1 sqrt(V / 16384) (0.1; 0.025; 0.0125)
     lantern++  k = V / 25, at most 10;  lam = 1 + 4 (V / 16384)^(1/4) (5; 3; 2.4)
     gsd        V / 8 clusters (2,048; 128; 32)
-    even       k = V / 6 (2,731; 171; 43), of which the balance picks;  band = 4 nats
 
 They are where to start: what a setting costs is measured in every run (`tv_excess`), and a budget
 keeps it.
@@ -23,9 +22,8 @@ from typing import Any
 from ragspec.acceptance.base import Rule
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import names, resolve, unknown
-from ragspec.visual.acceptance.codebook import CodeNeighbours, CodePartition, building_bytes
+from ragspec.visual.acceptance.codebook import CodeNeighbours, CodePartition
 from ragspec.visual.acceptance.tv_budget import TVBudget
-from ragspec.visual.checks import whole
 
 PUBLISHED_CODES = 16_384
 EXACT = "exact"  # what the walk is called where images are drawn
@@ -46,8 +44,8 @@ def settings_of(rule: Any) -> set[str]:
 
 
 def default_neighbours(codes: int, rule: str = "lantern") -> int:
-    """Return k for a code-book of so many codes; LANTERN++ looks at 10 at most, `even` at V / 6."""
-    k = max(1, min(codes - 1, round(codes / (6 if rule == "even" else 25))))
+    """Return k for a code-book of so many codes; LANTERN++ looks at 10 at most."""
+    k = max(1, min(codes - 1, round(codes / 25)))
     return min(k, 10) if rule.startswith("lantern++") else k
 
 
@@ -115,16 +113,6 @@ def make_rule(
         raise InputError(f"got tv_budget={tv_budget!r}; expected a number, a TVBudget or None.")
     rule: Rule = made(**given)
     return rule
-
-
-def table_bytes(name: str, codes: int, wanted: int | CodeNeighbours | None = None) -> int:
-    """Return the bytes of the table that a rule by this name builds for so many codes."""
-    if name == EXACT or name not in names("rule") or isinstance(wanted, CodeNeighbours):
-        return 0
-    if "neighbours" not in settings_of(resolve("rule", name)):
-        return 0
-    k = default_neighbours(codes, name) if wanted is None else whole(wanted) or 0
-    return building_bytes(codes, k)
 
 
 def _table(

@@ -16,11 +16,9 @@ from typing import Any
 import torch
 
 from ragspec.errors import ModelError, ModelNotFoundError
-from ragspec.models.memory import Memory, expect_room
 
 Tensors = dict[str, torch.Tensor]
 
-_ADVICE = "read it where there is more, and save_pretrained what was read: folders take it once."
 PLACES = ("model", "module", "state_dict", "ema")
 _PREFIXES = ("_orig_mod.", "module.")  # of torch.compile and of wrappers
 _REFUSED = re.compile(r"GLOBAL (\S+) (?:was not an allowed global|whose module)")
@@ -33,15 +31,12 @@ def read_checkpoint(
 
     allow_namespace: also open files of training scripts, which hold their settings as an
     argparse.Namespace (plain data, no code). places: where weights may lie, the first that is there
-    is taken; else the top. Raises ModelNotFoundError, InputError for a file that the free memory
-    does not hold twice, and ModelError for files that cannot be read
-    or hold other objects.
+    is taken; else the top. Raises ModelNotFoundError, and
+    ModelError for files that cannot be read or hold other objects.
     """
     file = Path(path)
     if not file.is_file():
         raise ModelNotFoundError(f"got {path}, which is no file; expected a .pt or .safetensors.")
-    parts = {"the file": file.stat().st_size, "the model": file.stat().st_size}
-    expect_room(Memory(parts), torch.device("cpu"), file.name, _ADVICE)
     content = _open_safetensors(file) if file.suffix == ".safetensors" else None
     content = _open_pickle(file, allow_namespace) if content is None else content
     if not isinstance(content, Mapping):

@@ -22,11 +22,10 @@ from ragspec.errors import (
     UnsupportedModelError,
 )
 from ragspec.models.device import pick_device, pick_dtype
-from ragspec.models.memory import Memory, expect_room, weight_bytes
 from ragspec.models.resolve import STARTER, resolve_model
 from ragspec.registry import did_you_mean
-from ragspec.visual.pipeline.model_index import INDEX
 from ragspec.visual.pipeline.relaxation import FILE
+from ragspec.visual.pipeline.saved_setup import SETUP
 
 if TYPE_CHECKING:
     from ragspec.visual.latents.model import LatentModel
@@ -50,7 +49,6 @@ _TARGETS = {
     "chameleon": "ChameleonTarget",
     "imagegpt": "ImageGPTTarget",
 }
-SMALLER = "load it in smaller numbers (dtype=torch.bfloat16), or where there is room (device=)."
 _UNNAMED = "LABEL_"  # what transformers calls classes that nobody named
 
 
@@ -88,7 +86,7 @@ def find_folder(name: str | Path, offline: bool = False) -> ImageFolder:
         draft=_if_model(root / "draft"),
         head=_if_model(root / "head"),
         relaxation=root / FILE if (root / FILE).is_file() else None,
-        index=root / INDEX if (root / INDEX).is_file() else None,
+        index=root / SETUP if (root / SETUP).is_file() else None,
     )
 
 
@@ -136,8 +134,6 @@ def _loaded(
         raise ModelNotFoundError(f"{folder} holds no {_CONFIG}; expected a saved {name}.")
     _expect_ours(folder, kind, name)
     place = pick_device(device)
-    needed = Memory({"weights": weight_bytes(folder, pick_dtype(dtype, place))})
-    expect_room(needed, place, f"{folder.name} of {folder.parent}", SMALLER)
     try:
         model, info = made.from_pretrained(
             folder,

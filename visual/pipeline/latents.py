@@ -47,7 +47,7 @@ class LatentPipeline(ImagePipeline):
     model: a `LatentModel`. tokenizer: whose latents, before the look-up, these are. drafter: "auto"
     or "jacobi" (what the target's last forward drew), "model" (the smaller one that lies with it),
     a smaller `LatentModel` or its folder, None for plain drawing, or a drafter of numbers. rule: a
-    Rule or a name: "near" (r), "aligned", "horizon" (s), "path", "cspd-paper", "cspd-repo". steps,
+    Rule or a name: "near" (r), "aligned", "horizon" (s), "path", "cspd-paper". steps,
     floor: of the denoising, None for the model's own; a draft model draws in the same. budget:
     draft nodes. Raises InputError, UnknownNameError, UnsupportedModelError, ModelNotFoundError,
     TokenizerMismatchError.

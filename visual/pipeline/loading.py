@@ -25,7 +25,7 @@ _REFUSED = {
     "token": f"{_CACHE}; log in with `hf auth login`, or set HF_TOKEN",
     "custom_pipeline": "the class that is called is the pipeline",
     "custom_revision": "the class that is called is the pipeline",
-    "trust_remote_code": "no code of a folder is run; DiffusionPipeline.from_pretrained needs it",
+    "trust_remote_code": "no code of a folder is run",
     "quantization_config": "image models are not quantised; dtype=torch.bfloat16 halves them",
     "max_memory": "image models are not spread over several devices",
     "offload_folder": "image models are not spread over several devices",

@@ -49,7 +49,6 @@ from ragspec.visual.pipeline.masked_parts import (
 )
 from ragspec.visual.pipeline.masked_run import Batch, DrawnLatents, joined
 from ragspec.visual.pipeline.masked_stats import MaskedStats, placed
-from ragspec.visual.pipeline.model_index import masked_as_saved, write_index
 from ragspec.visual.pipeline.output import label_for
 from ragspec.visual.pipeline.request import (
     check_output_type,
@@ -57,6 +56,7 @@ from ragspec.visual.pipeline.request import (
     seeds_of,
     some,
 )
+from ragspec.visual.pipeline.saved_setup import masked_as_saved, write_setup
 
 TENSORS = ("latents",)  # what a callback may ask for
 PLAIN = "plain"  # the name of drawing without drafts
@@ -215,9 +215,7 @@ class MaskedLatentPipeline(Manners):
             self.draft.save_pretrained(root / "draft", **saving(kwargs))
         part = "vae" if isinstance(self.autoencoder, KLAutoencoder) else "tokenizer"
         self.autoencoder.save_pretrained(root / part, dtype=torch.float32)
-        parts = {"target": "MaskedModel", part: type(self.autoencoder.model).__name__}
-        parts |= {} if self.draft is None else {"draft": "MaskedModel"}
-        write_index(root, "SavedMaskedPipeline", parts, masked_told(self))
+        write_setup(root, self, masked_told(self))
 
     @frees
     def __call__(

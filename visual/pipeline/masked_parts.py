@@ -10,7 +10,7 @@ from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.schedule import masked_counts
 from ragspec.visual.models.kl import KLAutoencoder
 from ragspec.visual.models.vq import VQTokenizer
-from ragspec.visual.pipeline.model_index import rule_told
+from ragspec.visual.pipeline.saved_setup import rule_told
 
 Autoencoder = VQTokenizer | KLAutoencoder
 ITERATIONS = 64  # where nothing is said, and there are as many latents

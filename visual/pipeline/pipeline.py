@@ -18,8 +18,7 @@ from diffusers.image_processor import VaeImageProcessor
 from ragspec.acceptance.base import Rule
 from ragspec.budget.policy import make_budget
 from ragspec.errors import InputError
-from ragspec.models.device import pick_device, pick_dtype
-from ragspec.models.memory import Memory, expect_room
+from ragspec.models.device import pick_device
 from ragspec.sampling.settings import Sampling
 from ragspec.visual.checks import checked_count, class_number
 from ragspec.visual.models.raster import Raster, codes_along
@@ -39,8 +38,6 @@ from ragspec.visual.pipeline.folder import (
 )
 from ragspec.visual.pipeline.loading import check_loading, saving
 from ragspec.visual.pipeline.manners import frees
-from ragspec.visual.pipeline.memory import ADVICE, drawing_memory
-from ragspec.visual.pipeline.model_index import as_saved, told_of, write_index
 from ragspec.visual.pipeline.request import (
     TENSORS,
     check_output_type,
@@ -51,6 +48,7 @@ from ragspec.visual.pipeline.request import (
     seeds_of,
     some,
 )
+from ragspec.visual.pipeline.saved_setup import as_saved, told_of, write_setup
 
 
 class ImagePipeline(CodePipeline):
@@ -137,8 +135,6 @@ class ImagePipeline(CodePipeline):
         folder = find_folder(name, offline)
         drafter, rule, settings = as_saved(folder.index, cls._default_rule, drafter, rule, settings)
         place = pick_device(device)
-        needed = cls._needed(folder, pick_dtype(dtype, place), drafter, rule, settings)
-        expect_room(needed, place, f"drawing with {folder.name}", ADVICE)
         model = cls._load(folder.target, place, dtype)
         if tokenizer is None:
             tokenizer = load_tokenizer(folder, place)
@@ -146,33 +142,6 @@ class ImagePipeline(CodePipeline):
             tokenizer = VQTokenizer.from_pretrained(tokenizer)
             tokenizer.model.to(place)
         return cls(model, tokenizer, drafter, rule, folder=folder, **settings)
-
-    @classmethod
-    def memory(
-        cls,
-        name: str | Path = "tiles",
-        drafter: Any = "auto",
-        rule: str | Rule = "auto",
-        *,
-        device: str | torch.device = "auto",
-        dtype: str | torch.dtype = "auto",
-        **settings: Any,
-    ) -> Memory:
-        """Return what `from_pretrained` with these arguments will take, without loading anything.
-
-        Weights, the keys and values of batch_size pictures, the table of neighbours: see
-        `drawing_memory`. More than is free is refused there (InputError).
-        """
-        folder, place = find_folder(name), pick_device(device)
-        drafter, rule, settings = as_saved(folder.index, cls._default_rule, drafter, rule, settings)
-        return cls._needed(folder, pick_dtype(dtype, place), drafter, rule, settings)
-
-    @staticmethod
-    def _needed(
-        folder: ImageFolder, dtype: Any, drafter: Any, rule: Any, settings: dict[str, Any]
-    ) -> Memory:
-        told = {key: settings[key] for key in ("batch_size", "neighbours") if key in settings}
-        return drawing_memory(folder, dtype, drafter=drafter, rule=rule, **told)
 
     @staticmethod
     def _load(folder: Path, device: torch.device, dtype: str | torch.dtype) -> Any:
@@ -203,16 +172,7 @@ class ImagePipeline(CodePipeline):
             kept = getattr(self.folder, name, None)
             if kept is not None and not (root / name).exists():
                 shutil.copytree(kept, root / name)
-        self._write_index(root)
-
-    def _write_index(self, root: Path) -> None:
-        """Write what diffusers reads of the folder."""
-        kind = type(self.model).__name__
-        drafts = {"draft": kind if self.draft is not None else None}
-        drafts["head"] = "HeadFolder" if getattr(self.source, "head", None) is not None else None
-        parts = {"target": kind, "tokenizer": "VQModel"}
-        parts |= {part: name for part, name in drafts.items() if name is not None}
-        write_index(root, self._saved_as, parts, self._told())
+        write_setup(root, self, self._told())
 
     def _told(self) -> dict[str, Any]:
         """Return what a loader must be told so that the same is drawn."""

@@ -29,7 +29,6 @@ from ragspec.visual.pipeline.base import NODES, CodePipeline, chosen_rule
 from ragspec.visual.pipeline.drafter_choice import source_name
 from ragspec.visual.pipeline.loading import check_loading, saving
 from ragspec.visual.pipeline.manners import frees
-from ragspec.visual.pipeline.model_index import SETUP, as_saved, write_setup
 from ragspec.visual.pipeline.prompt_parts import expect_kind, load_part, load_processor
 from ragspec.visual.pipeline.prompt_source import (
     Drafting,
@@ -47,6 +46,7 @@ from ragspec.visual.pipeline.request import (
     seeds_of,
     some,
 )
+from ragspec.visual.pipeline.saved_setup import SETUP, as_saved, told_of, write_setup
 
 BATCH = 4  # these models are large
 
@@ -168,7 +168,8 @@ class PromptPipeline(CodePipeline):
             self.draft.save_pretrained(root / "draft", **saving(kwargs))
         if self.vq is not None:
             self.vq.save_pretrained(root / "vq", safe_serialization=True)
-        write_setup(root, self, source_name(self.source), prompt_template=self.prompt_template)
+        values = told_of(self, source_name(self.source))
+        write_setup(root, self, values | {"prompt_template": self.prompt_template})
         if self.folder is None or self.folder.resolve() == root.resolve():
             return
         if (self.folder / FILE).is_file():

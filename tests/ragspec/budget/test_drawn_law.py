@@ -38,10 +38,7 @@ from ragspec.target.rotary_tables import RotaryTables
 from ragspec.trees import operations
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import limit_depth
-from ragspec.visual.acceptance.cool_sd import Cool
-from ragspec.visual.acceptance.lantern_published import LanternRejection, RelaxedRejection
 from tests.support import tiny
-from tests.support.codes import neighbours
 from tests.support.enumeration import Tokens, enumerate_outcomes
 from tests.support.laws import Laws, LawTarget, deviation, emitted
 
@@ -165,11 +162,6 @@ def draft(
     return PathSession(target, 1).admit(tree)
 
 
-def unrelaxed() -> RelaxedRejection:
-    """Return the published form of LANTERN where no code stands for another."""
-    return LanternRejection(neighbours(3, 1), k=0)
-
-
 def taught(policy: BudgetPolicy, drafter: Drawn, cost: CostCurve) -> BudgetSession:
     """Return a row of the policy in which the last draw was right and the first hardly ever."""
     session = policy.open(cost)
@@ -221,15 +213,12 @@ LAWS = Laws(3, 25, alike=0.0)
 RULES: list[tuple[Rule, DraftKind, tuple[int, ...]]] = [
     (ChainRejection(), INDEPENDENT, (1, 1)),
     (Block(), INDEPENDENT, (1, 1)),
-    (Cool(delta=0.2), INDEPENDENT, (1, 1)),
     (MultiStep(), INDEPENDENT, (2,)),
     (MultiStep(), INDEPENDENT, (2, 1)),
     (KSeq(), INDEPENDENT, (2,)),
     (KSeq(), INDEPENDENT, (2, 1)),
-    (unrelaxed(), INDEPENDENT, (2,)),
     (WithoutReplacement(), DISTINCT, (2,)),
     (WithoutReplacement(), DISTINCT, (2, 1)),
-    (unrelaxed(), DISTINCT, (2,)),
 ]
 POLICIES = [
     ("0", "flat"),

@@ -15,11 +15,11 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.visual.drafting import LatentDrafter
 from ragspec.visual.latents import Horizon, LatentTarget, Near
-from ragspec.visual.latents.rules import Aligned, CspdPaper, CspdRepo, Path
+from ragspec.visual.latents.rules import Aligned, CspdPaper, Path
 from tests.support import tiny_latents as models
 
 CODES = models.SIDE**2
-RULES = (Near(0.3), Aligned(), Horizon(3), Path(), CspdPaper(), CspdRepo())
+RULES = (Near(0.3), Aligned(), Horizon(3), Path(), CspdPaper())
 
 
 def smaller(seed: int = 7, dtype: torch.dtype = torch.float64, **changes: Any) -> Any:

@@ -13,11 +13,11 @@ from ragspec.errors import InputError, RuleError
 from ragspec.sampling.settings import Sampling
 from ragspec.visual.drafting import JacobiDrafter
 from ragspec.visual.latents import LatentConfig, LatentModel
-from ragspec.visual.latents.mixture import MixtureHead, MixtureSampler, MixtureTarget
-from ragspec.visual.latents.rules import MixtureRule
 from ragspec.visual.latents.target import LatentView
 from tests.support import tiny_latents as models
 from tests.support.latent_laws import Pair, differs, emitted, pair, plain
+from tests.support.latent_mixture import MixtureHead, MixtureSampler, MixtureTarget
+from tests.support.mixture_rule import MixtureRule
 
 SAMPLES = 600
 

@@ -11,13 +11,13 @@ from ragspec.errors import InputError
 from ragspec.sampling.noise import NoiseStream
 from ragspec.visual.drafting import LatentDrafter, MaskedJacobiDrafter
 from ragspec.visual.latents import Horizon, Near
-from ragspec.visual.latents.rules import Aligned, CspdPaper, CspdRepo, Path
+from ragspec.visual.latents.rules import Aligned, CspdPaper, Path
 from ragspec.visual.masked import LearnedSchedule, MaskedModel
 from ragspec.visual.masked.target import MaskedTarget
 from tests.support import plain_mar, tiny_masked
 from tests.support.masked_laws import FLOOR, SCALE, STEPS, drawn, kept, model, plain
 
-RULES = (Near(0.3), Aligned(), Horizon(2), Path(), CspdPaper(), CspdRepo())
+RULES = (Near(0.3), Aligned(), Horizon(2), Path(), CspdPaper())
 
 
 @torch.no_grad()

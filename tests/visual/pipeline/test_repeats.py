@@ -18,9 +18,6 @@ SETTINGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "mixed": (["jacobi", "starter"], {"rule": "lantern", **RELAXED}),
     "mixed, least gain": (["jacobi", "starter"], {"rule": "lantern", "least_gain": 0.4, **RELAXED}),
     "gsd": ("jacobi", {"rule": "gsd"}),
-    "even": (["jacobi", "starter"], {"rule": "even", "neighbours": 20}),
-    "published": ("starter", {"rule": "lantern-rejection", "neighbours": 5, "delta": 0.6}),
-    "cool-sd": ("starter", {"rule": "cool"}),
     "rejection": ("starter", {"rule": "rejection"}),
 }
 

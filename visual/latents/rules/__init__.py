@@ -11,18 +11,14 @@ if TYPE_CHECKING:
     from ragspec.visual.latents.rules.by_name import latent_rule as latent_rule
     from ragspec.visual.latents.rules.by_name import make_latent_rule as make_latent_rule
     from ragspec.visual.latents.rules.cspd_paper import CspdPaper as CspdPaper
-    from ragspec.visual.latents.rules.cspd_repo import CspdRepo as CspdRepo
     from ragspec.visual.latents.rules.horizon import Horizon as Horizon
-    from ragspec.visual.latents.rules.mixture import MixtureRule as MixtureRule
     from ragspec.visual.latents.rules.near import Near as Near
     from ragspec.visual.latents.rules.path import Path as Path
 
 _WHERE = {
     "Aligned": "ragspec.visual.latents.rules.aligned",
     "CspdPaper": "ragspec.visual.latents.rules.cspd_paper",
-    "CspdRepo": "ragspec.visual.latents.rules.cspd_repo",
     "Horizon": "ragspec.visual.latents.rules.horizon",
-    "MixtureRule": "ragspec.visual.latents.rules.mixture",
     "Near": "ragspec.visual.latents.rules.near",
     "Path": "ragspec.visual.latents.rules.path",
     "latent_rule": "ragspec.visual.latents.rules.by_name",

@@ -10,7 +10,6 @@ from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import unknown
 from ragspec.visual.latents.rules.aligned import Aligned
 from ragspec.visual.latents.rules.cspd_paper import CspdPaper
-from ragspec.visual.latents.rules.cspd_repo import CspdRepo
 from ragspec.visual.latents.rules.horizon import Horizon
 from ragspec.visual.latents.rules.near import Near
 from ragspec.visual.latents.rules.path import Path
@@ -21,7 +20,6 @@ RULES: dict[str, tuple[Callable[..., Rule], frozenset[str]]] = {
     "horizon": (Horizon, frozenset({"s"})),
     "path": (Path, frozenset()),
     "cspd-paper": (CspdPaper, frozenset()),
-    "cspd-repo": (CspdRepo, frozenset()),
 }
 
 

@@ -15,13 +15,13 @@ from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.visual.drafting import JacobiDrafter
 from ragspec.visual.latents import Horizon, Near
-from ragspec.visual.latents.rules import Aligned, CspdPaper, CspdRepo, Path, make_latent_rule
+from ragspec.visual.latents.rules import Aligned, CspdPaper, Path, make_latent_rule
 from tests.support import tiny
 from tests.support import tiny_latents as models
 from tests.support.latent_laws import view_of
 
 CODES = models.SIDE**2
-RULES = (Near(0.3), Aligned(), Horizon(3), Path(), CspdPaper(), CspdRepo())
+RULES = (Near(0.3), Aligned(), Horizon(3), Path(), CspdPaper())
 
 
 def generate(rule: Any, drafter: Any, rows: int = 3, seed: int = 4, **given: Any) -> Any:
@@ -84,7 +84,7 @@ def test_what_no_forward_drew_for_its_index_is_no_draft() -> None:
     number = before.token(-1)
     target.table.indices[number] = 5  # drawn for another place
     tree = DraftTree.chain([number], "jacobi", kind=DraftKind.COUPLED)
-    for rule in (Near(10.0), Aligned(), Path(), CspdRepo()):
+    for rule in (Near(10.0), Aligned(), Path()):
         view = view_of(target, p, tree, 1)
         assert rule.judge(tree, view).token == view.token(-1)
 

@@ -1,9 +1,4 @@
-"""`model_index.json`: what diffusers reads of a saved pipeline, and how it was set up to draw.
-
-`DiffusionPipeline.from_pretrained(folder, trust_remote_code=True)` is diffusers' way to pipelines
-of other packages: it imports the classes from a file that lies in the folder. That file names
-classes of this package and does nothing else; our own loaders never run it.
-"""
+"""`ragspec.json`: how a saved image pipeline draws: its rule, drafter, budget and batch size."""
 
 from __future__ import annotations
 
@@ -16,13 +11,7 @@ from typing import Any
 from ragspec.budget.policy import AutoBudget, FixedBudget
 from ragspec.errors import ModelError
 
-INDEX = "model_index.json"
-SETUP = "ragspec.json"  # the same beside a model of transformers, which diffusers does not load
-PARTS = "ragspec_parts"  # the module beside it; one text everywhere, as diffusers caches by name
-_MODULE = '''"""Where diffusers finds the classes of this folder; written by ragspec."""
-
-from ragspec.visual.pipeline.from_diffusers import *
-'''
+SETUP = "ragspec.json"
 _NAMED = ("model", "head", "jacobi")  # drafters that can be told by a word
 _DRAFTING: dict[str, str] = {"draft_mode": "mode", "draft_worth": "worth"}  # names of a source's
 _PLAIN = (bool, int, float, str, type(None))
@@ -44,27 +33,11 @@ class Setup:
     more: dict[str, Any]
 
 
-def write_index(root: Path, kind: str, parts: dict[str, str], told: dict[str, Any]) -> None:
-    """Write the index of a pipeline of class `kind` whose folders hold parts of these classes."""
-    import diffusers
-
-    index: dict[str, Any] = {
-        "_class_name": [PARTS, kind],
-        "_diffusers_version": diffusers.__version__,
-        **{part: [PARTS, name] for part, name in parts.items()},
-        **told,
-    }
-    for place in (root, *(root / part for part in parts)):
-        (place / f"{PARTS}.py").write_text(_MODULE, encoding="utf-8")
-    text = json.dumps(index, indent=2, sort_keys=True) + "\n"
-    (root / INDEX).write_text(text, encoding="utf-8")
-
-
-def write_setup(root: Path, pipe: Any, drafter: str | None, **more: Any) -> None:
-    """Write how a pipeline over a model of transformers draws; more: what it alone knows."""
-    known = {key: value for key, value in more.items() if value is not None}
-    told = {"_class_name": [PARTS, type(pipe).__name__], **told_of(pipe, drafter), **known}
-    (root / SETUP).write_text(json.dumps(told, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+def write_setup(root: Path, pipe: Any, values: dict[str, Any]) -> None:
+    """Write how a pipeline draws; values of None are left out."""
+    known = {key: value for key, value in values.items() if value is not None}
+    setup = {"pipeline": type(pipe).__name__, **known}
+    (root / SETUP).write_text(json.dumps(setup, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def told_of(pipe: Any, drafter: str | None) -> dict[str, Any]:
@@ -115,7 +88,7 @@ def masked_as_saved(path: Path | None, settings: dict[str, Any]) -> dict[str, An
 
 
 def read_setup(path: Path | None) -> Setup | None:
-    """Return how the pipeline that an index is of draws; None where there is no index of ours.
+    """Return how a saved pipeline draws; None without a file.
 
     Raises ModelError for one that cannot be read.
     """
@@ -123,11 +96,8 @@ def read_setup(path: Path | None) -> Setup | None:
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        if found["_class_name"][0] != PARTS:
-            return None  # of a pipeline of diffusers
-        told = {key: value for key, value in found.items() if not key.startswith("_")}
-        told = {key: value for key, value in told.items() if not isinstance(value, list)}
-        return setup_of(told)
+        found.pop("pipeline")
+        return setup_of(found)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise ModelError(
             f"{path} cannot be read ({error!r}); expected what save_pretrained wrote. Save the "
@@ -137,7 +107,6 @@ def read_setup(path: Path | None) -> Setup | None:
 
 def setup_of(told: dict[str, Any]) -> Setup:
     """Return the setup that an index tells."""
-    told = dict(told)
     rule = dict(told.pop("rule", None) or {"name": ""})
     drafting = {key: told.pop(key) for key in _DRAFTING if key in told}
     drafter = told.pop("drafter", AUTO)

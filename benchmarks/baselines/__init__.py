@@ -1,0 +1,36 @@
+"""Published forms of relaxed rules, kept for comparison: biased, or weaker than ours."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+from baselines.cool_sd import Cool
+from baselines.even import Even
+from baselines.lantern_published import LanternPlusRejection, LanternRejection
+from ragspec.visual.acceptance.by_name import default_delta, default_lam, default_neighbours
+from ragspec.visual.acceptance.codebook import CodeNeighbours
+
+BASELINES = MappingProxyType(
+    {rule.name: rule for rule in (Cool, Even, LanternRejection, LanternPlusRejection)}
+)
+
+
+def make_baseline(name: str, codebook: Any, **settings: Any) -> Any:
+    """Return a published rule with defaults that fit a code-book [V, d].
+
+    Args:
+        name: A name of `BASELINES`.
+        codebook: Of the target's codes.
+        settings: Of the rule; `neighbours` is a number of near codes.
+    """
+    size = len(codebook)
+    if name != Cool.name:
+        fewest = max(1, size // 6) if name == Even.name else default_neighbours(size, name)
+        near = int(settings.pop("neighbours", fewest))
+        settings["neighbours"] = CodeNeighbours.build(codebook, near, True)
+    if name == LanternRejection.name:
+        settings.setdefault("delta", default_delta(size))
+    if name == LanternPlusRejection.name:
+        settings.setdefault("lam", default_lam(size))
+    return BASELINES[name](**settings)
