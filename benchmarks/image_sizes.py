@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import tempfile
 import time
 import tracemalloc
 from pathlib import Path
@@ -22,7 +21,6 @@ from typing import Any
 import torch
 
 from ragspec.models.device import pick_device, pick_dtype
-from ragspec.models.memory import Memory
 from ragspec.visual.acceptance.by_name import default_neighbours
 from ragspec.visual.acceptance.codebook import CodeNeighbours, building_bytes
 from ragspec.visual.models.llamagen import LlamaGenConfig, LlamaGenModel
@@ -158,16 +156,6 @@ def config_like(config: LlamaGenConfig, layers: int) -> LlamaGenConfig:
     return LlamaGenConfig(**{**config.to_dict(), "num_hidden_layers": layers})
 
 
-def stated(model: Any, tokenizer: VQTokenizer, dtype: torch.dtype, batch: int) -> Memory:
-    """Return what `ImagePipeline.memory` says of the folder of a model, none of it loaded."""
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(Path(folder) / "target")
-        tokenizer.save_pretrained(Path(folder) / "tokenizer", dtype=torch.float32)
-        return ImagePipeline.memory(
-            folder, "jacobi", "lantern", dtype=dtype, batch_size=batch, neighbours=batch_k(model)
-        )
-
-
 def batch_k(model: Any) -> int:
     """Return LANTERN's k for a model's codes: 1,000 of 16,384 as published."""
     codes = int(model.config.vocab_size)
@@ -181,7 +169,6 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="a toy size, to try the script")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--batch", type=int, default=16, help="pictures side by side, for memory")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--draw", action="store_true", help="also draw a whole picture, four ways")
     parser.add_argument("--json", type=Path)
@@ -192,14 +179,12 @@ def main() -> None:
     assert isinstance(dtype, torch.dtype), "name a dtype, not auto"
     model = make_model(config_of(size), dtype, device)
     tokenizer = make_tokenizer(model.config)
-    memory = stated(model, tokenizer, dtype, options.batch)
     found: dict[str, Any] = {
         "label": LABEL,
         "size": size,
         "dtype": str(dtype),
         "device": str(device),
         "parameters": sum(p.numel() for p in model.parameters()),
-        "memory_MB": {name: count / MEGABYTE for name, count in memory.parts.items()},
         "table": table_figures(tokenizer.codebook(), batch_k(model)),
         "forwards": forward_figures(model, options.repeats),
         "pictures": draw_figures(model, tokenizer, batch_k(model)) if options.draw else [],

@@ -4,12 +4,15 @@
 """
 
 import ragspec
-from ragspec.acceptance import RowView, Walk
-from ragspec.drafters import DraftContext, DraftRequest
+from ragspec.acceptance.target_view import RowView
+from ragspec.acceptance.walk import Walk
+from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.retrievers import ContextDrafter
-from ragspec.sampling import NoiseStream, StopRule, TokenLaw
-from ragspec.target import open_target
-from ragspec.trees import DraftTree
+from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.stopping import StopRule
+from ragspec.target.open import open_target
+from ragspec.trees.draft_tree import DraftTree
 
 model, tokenizer = ragspec.load_model("starter")
 target = open_target(model)  # probed: a tree gives the logits of its paths, one by one

@@ -7,16 +7,25 @@ from __future__ import annotations
 
 import difflib
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from importlib import import_module
+from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
 
+import lazy_loader
+
 from ragspec.errors import MissingExtraError, UnknownNameError
 
-# The extra that brings a package which not everybody needs.
+# The extra that brings a package which not every user needs.
 EXTRAS = MappingProxyType(
     {
+        "sentence_transformers": "rag",
+        "bm25s": "rag",
+        "pypdf": "rag",
+        "faiss": "rag",
         "diffusers": "images",
         "PIL": "images",
         "datasets": "data",
@@ -24,7 +33,6 @@ EXTRAS = MappingProxyType(
         "gguf": "gguf",
         "peft": "adapters",
         "torchao": "int8",
-        "faiss": "cpu",
         "fastapi": "serve",
         "uvicorn": "serve",
         "prometheus_client": "serve",
@@ -74,28 +82,76 @@ NAMES: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "gsd": "ragspec.visual.acceptance.lantern:GSD",
             }
         ),
+        "family": MappingProxyType(
+            {
+                "codes": "ragspec.visual.pipeline.pipeline:ImagePipeline",
+                "latents": "ragspec.visual.pipeline.latents:LatentPipeline",
+                "masked": "ragspec.visual.pipeline.masked:MaskedLatentPipeline",
+                "llamagen": "ragspec.visual.pipeline.llamagen:LlamaGenPipeline",
+                "janus": "ragspec.visual.pipeline.janus:JanusPipeline",
+                "emu3": "ragspec.visual.pipeline.emu3:Emu3Pipeline",
+                "chameleon": "ragspec.visual.pipeline.chameleon:ChameleonPipeline",
+            }
+        ),
     }
 )
 
 
+GROUPS = MappingProxyType(
+    {"drafter": "ragspec.drafters", "rule": "ragspec.rules", "family": "ragspec.families"}
+)
+
+
 def names(kind: str) -> Mapping[str, str]:
-    """Return the names of a kind ("drafter", "rule") and where each leads; UnknownNameError."""
+    """Return the names of a kind and where each leads, as "module:attribute".
+
+    Other packages add names by entry points in the groups `ragspec.drafters`, `ragspec.rules` and
+    `ragspec.families`. A name of ours wins over one of theirs, with a warning.
+
+    Args:
+        kind: "drafter", "rule" or "family".
+
+    Raises:
+        UnknownNameError: There is no such kind.
+    """
     if kind not in NAMES:
         raise UnknownNameError(unknown("kind of name", kind, NAMES))
-    return NAMES[kind]
+    outside = dict(_entry_points(GROUPS[kind], tuple(sys.path)))
+    for name in sorted(outside.keys() & NAMES[kind].keys()):
+        warnings.warn(
+            f"Expected a new name in the entry points {GROUPS[kind]}, got {name!r}, which ragspec "
+            f"has: {outside[name]} is ignored. Rename it.",
+            stacklevel=2,
+        )
+    return {**outside, **NAMES[kind]} if outside else NAMES[kind]
+
+
+@lru_cache(maxsize=8)
+def _entry_points(group: str, path: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Return the entry points of a group, for a search path."""
+    return tuple((point.name, point.value) for point in entry_points(group=group))
 
 
 def resolve(kind: str, name: str) -> Any:
-    """Return what `name` stands for among the names of a kind ("drafter", "rule"): a class, mostly.
+    """Return the object of a name, a class for the most part.
 
-    Raises UnknownNameError, with the nearest names, when nothing answers to it.
+    Args:
+        kind: "drafter", "rule" or "family".
+        name: One of `names(kind)`.
+
+    Raises:
+        UnknownNameError: There is no such name; the message has the nearest ones.
+        MissingExtraError: The object needs a package that is not installed.
     """
     table = names(kind)
     where = table.get(name)
     if where is None:
         raise UnknownNameError(unknown(kind, name, table))
     module, _, attribute = where.partition(":")
-    return getattr(import_module(module), attribute)
+    try:
+        return getattr(import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        raise for_extra(error) from error
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
@@ -123,26 +179,20 @@ def for_extra(error: ModuleNotFoundError) -> ImportError:
     )
 
 
-def door(
-    package: str, where: Mapping[str, str]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package whose public names are imported on first use.
+def lazy_exports(
+    package: str, file: str
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` of a package with a stub beside it.
 
-    where: for each public name the module that has it. What the table above names in a folder
-    is public there too, so that a new method needs one line there and none at the door.
+    The stub (`__init__.pyi`) is the one list of public names: type checkers read it, and each name
+    is imported on first use.
     """
-    held = vars(sys.modules[package])
-    entries = (line.partition(":") for table in NAMES.values() for line in table.values())
-    named = {what: module for module, _, what in entries if module.startswith(f"{package}.")}
-    places = {**named, **where} if "." in package else where
+    attach, listing, exported = lazy_loader.attach_stub(package, file)
 
     def get(name: str) -> Any:
-        if name not in places:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
-            held[name] = getattr(import_module(places[name]), name)
+            return attach(name)
         except ModuleNotFoundError as error:
             raise for_extra(error) from error
-        return held[name]
 
-    return get, lambda: sorted({*held, *places})
+    return get, listing, exported

@@ -33,7 +33,7 @@ from ragspec.drafters.eagle.training import HeadTrainer, HeadTraining
 from ragspec.engine.kept import KeptContext
 from ragspec.pipelines.cli.train_head_run import Course
 from ragspec.pipelines.console.terminal import Terminal
-from ragspec.pipelines.long import LongDocument
+from ragspec.pipelines.long.document import LongDocument
 from ragspec.retrievers.search.documents import Document
 from ragspec.target.base import ReadsStates
 from ragspec.target.causal import CausalTarget

@@ -29,7 +29,7 @@ def parse_latent_way(text: str, fewer: str = "steps") -> Way:
 
     Raises InputError, UnknownNameError.
     """
-    from ragspec.visual.latents.rules import make_latent_rule
+    from ragspec.visual.latents.rules.by_name import make_latent_rule
 
     name = text.strip()
     if name == PLAIN:

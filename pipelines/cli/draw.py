@@ -30,6 +30,10 @@ def draw(
             "latent-tiles, masked-tiles (classes). Default: emoji for prompts, tiles for classes.",
         ),
     ] = None,
+    family: Annotated[
+        str | None,
+        typer.Option(help="Image family by name, default: what the folder holds; else see docs."),
+    ] = None,
     rule: Annotated[
         str | None,
         typer.Option(
@@ -86,6 +90,7 @@ def draw(
         prompts=tuple(o.checked_text(each) for each in prompt or ()),
         classes=tuple(classes or ()),
         model=model or ("tiles" if classes else "emoji"),
+        family=family,
         rule=rule,
         settings=parse_settings(setting or ()),
         drafter=() if drafter == "none" else tuple(drafter.split("+")),

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ragspec.errors import InputError
 from ragspec.pipelines.console.options import be_quiet, checked_output
+from ragspec.registry import resolve
 
 if TYPE_CHECKING:
     from ragspec.pipelines.console.terminal import Terminal
@@ -39,6 +40,7 @@ class DrawOptions:
     prompts: tuple[str, ...]
     classes: tuple[str, ...]
     model: str
+    family: str | None
     rule: str | None
     settings: Mapping[str, Any]
     drafter: tuple[str, ...]
@@ -111,6 +113,16 @@ def load_pipeline(options: DrawOptions) -> Any:
     from ragspec.visual.pipeline.pipeline import ImagePipeline
 
     be_quiet()
+    if options.family is not None:
+        return resolve("family", options.family).from_pretrained(
+            options.model,
+            drafter=options.drafter or None,
+            rule=options.rule or "exact",
+            device=options.device,
+            dtype=options.dtype,
+            budget=options.budget,
+            **options.settings,
+        )
     target = find_folder(options.model).target
     if of_masked(target):
         return _load_masked(options)

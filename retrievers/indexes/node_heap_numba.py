@@ -30,7 +30,9 @@ def load_numba() -> Any:
             reason = "numba is not installed"
         else:
             reason = f"numba is installed but cannot be imported ({error})"
-        raise MissingExtraError(f'{reason}; run: pip install "ragspec[fast]"') from error
+        raise MissingExtraError(
+            f"{reason}; reinstall numba: pip install --force-reinstall numba"
+        ) from error
 
 
 def compiled(function: Function) -> Function:

@@ -17,10 +17,11 @@ from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
 from ragspec.pipelines.bench.images import parse_variant
 from ragspec.pipelines.bench.variants import known_variants
+from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.methods import build_method, compose, method_rows, method_table
 from ragspec.pipelines.page.palette import slots_of
 from ragspec.visual.acceptance.by_name import make_rule, relaxed
-from tests.support import tiny
+from tests.support import tiny, tiny_images
 from tests.support.codes import codebook
 
 DRAFTER = """
@@ -57,7 +58,7 @@ class Nearly(Walk):
 def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file of each, and its line in the registry."""
     lines = {"drafter": ("toy", DRAFTER, "Toy"), "rule": ("nearly", RULE, "Nearly")}
-    tables = {}
+    tables = dict(registry.NAMES)
     for kind, (name, code, what) in lines.items():
         (tmp_path / f"{name}_of_a_user.py").write_text(code, encoding="utf-8")
         monkeypatch.delitem(sys.modules, f"{name}_of_a_user", raising=False)
@@ -93,16 +94,42 @@ def test_a_rule_is_made_by_its_name_with_its_own_settings() -> None:
         make_rule("nearly", codebook(64), delta=0.1)
 
 
-def test_a_door_shows_what_the_registry_names_in_its_folder(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    import toy_of_a_user  # type: ignore[import-not-found]
+FAMILY = """
+from ragspec.visual.pipeline.pipeline import ImagePipeline
 
-    place = "ragspec.retrievers.methods.toy"
-    monkeypatch.setitem(sys.modules, place, toy_of_a_user)
-    tables = {"drafter": {"toy": f"{place}:Toy"}}
-    monkeypatch.setattr(registry, "NAMES", MappingProxyType(tables))
-    get, listed = registry.door("ragspec.retrievers.methods", {})
-    assert "Toy" in listed()
-    assert get("Toy") is toy_of_a_user.Toy
-    monkeypatch.delattr(sys.modules["ragspec.retrievers.methods"], "Toy")
+class ToyFamily(ImagePipeline):
+    pass
+"""
+
+
+def test_another_package_adds_names_by_entry_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tiny installed package brings a drafter, a rule and an image family."""
+    site = tmp_path / "site"
+    info = site / "toy_ragspec-1.0.dist-info"
+    info.mkdir(parents=True)
+    module = DRAFTER.replace('"toy"', '"outside"') + RULE + FAMILY
+    (site / "toy_ragspec.py").write_text(module, encoding="utf-8")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-ragspec\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[ragspec.drafters]\noutside = toy_ragspec:Toy\ncontext = toy_ragspec:Toy\n"
+        "[ragspec.rules]\noutside-rule = toy_ragspec:Nearly\n"
+        "[ragspec.families]\noutside-family = toy_ragspec:ToyFamily\n"
+    )
+    monkeypatch.syspath_prepend(str(site))
+    model = tiny.model("llama")
+    with pytest.warns(UserWarning, match="got 'context', which ragspec has"):
+        engine = Engine(model, drafter="outside", budget=4)
+        result = engine.generate([5, 6, 7], max_new_tokens=12, ignore_eos=True)
+        assert "outside" in known_variants()
+        assert registry.resolve("drafter", "context").__name__ == "ContextDrafter"
+    assert result.report.drafted_by_source["outside"] > 0
+    rule: Any = make_rule("outside-rule", codebook(64), slack=2.0)
+    assert rule.slack == 2.0
+    family = registry.resolve("family", "outside-family")
+    out = tmp_path / "out"
+    words = ["draw", "--class", "1", "--family", "outside-family", "--seed", "1"]
+    folder = tiny_images.save(tmp_path / "images")
+    assert main([*words, "--model", str(folder), "--out", str(out)]) == 0
+    assert list(out.glob("*.png")) and family.__name__ == "ToyFamily"

@@ -6,6 +6,7 @@ reason when the wheel lacks a file, holds a foreign one, or does not do the main
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,12 +116,143 @@ def check_answer(answer: dict[str, Any]) -> None:
             sys.exit(f"the citation {citation} of {text!r} is not verbatim")
 
 
+USES = {
+    "": """
+import ragspec
+from ragspec.bridge import Speculation, speculative
+engine = ragspec.Engine.from_pretrained("starter")
+text = engine.generate("A draft tree is", max_new_tokens=8)
+ids = engine.tokenizer("A draft tree is", return_tensors="pt")
+out = engine.model.generate(
+    **ids, custom_generate=speculative, speculation=Speculation(), max_new_tokens=8
+)
+assert out[0, ids["input_ids"].shape[1] :].tolist() == text.tokens
+""",
+    "rag": """
+from ragspec.pipelines import DocQA
+assert DocQA.from_documents("notes").ask("Who built the lighthouse at Grey Point?").text
+""",
+    "serve": """
+import threading, time, urllib.request, uvicorn
+from ragspec import Engine
+from ragspec.pipelines.server.app import build_app
+from ragspec.pipelines.server.serving import Serving
+from ragspec.pipelines.server.settings import ServerSettings
+app = build_app(Serving(Engine.from_pretrained("starter"), "starter"), ServerSettings())
+server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+thread = threading.Thread(target=server.run)
+thread.start()
+while not server.started:
+    time.sleep(0.05)
+port = server.servers[0].sockets[0].getsockname()[1]
+assert urllib.request.urlopen(f"http://127.0.0.1:{port}/health").status == 200
+server.should_exit = True
+thread.join()
+""",
+    "images": """
+from ragspec.visual import ImagePipeline
+out = ImagePipeline.from_pretrained("tiles")(class_labels=[24])
+assert out.images and out.label == "exact"
+""",
+    "data": """
+import datasets
+datasets.Dataset.from_dict({"text": ["A draft tree is checked."]}).save_to_disk("set")
+from ragspec.pipelines.cli.app import main
+assert main(["store", "build", "set", "--model", "starter", "--out", "set.store"]) == 0
+""",
+    "gguf": "import gguf, ragspec.models.load",
+    "adapters": "import peft, ragspec.models.variants",
+    "langchain": "import ragspec.adapters.langchain",
+    "llamaindex": "import ragspec.adapters.llamaindex",
+    "haystack": "import ragspec.adapters.haystack",
+    "lm-eval": "import ragspec.adapters.lm_eval",
+}
+ALWAYS = ("", "rag", "serve", "images")  # the others take `--all`
+HIDE = """
+import os, sys
+from importlib.machinery import PathFinder
+HIDDEN = set(os.environ["HIDDEN"].split(","))
+class Finder(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        hidden = name.split(".")[0] in HIDDEN
+        return None if hidden else super().find_spec(name, path, target)
+sys.meta_path[sys.meta_path.index(PathFinder)] = Finder
+"""
+
+
+def requirements(wheel: Path) -> list[str]:
+    """Return the requirements of a wheel, as its metadata states them."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        text = archive.read(name).decode("utf-8")
+    return re.findall(r"^Requires-Dist: (.*)$", text, re.MULTILINE)
+
+
+def needed(wanted: Iterable[str], own: Sequence[str], extra: str) -> set[str]:
+    """Return the distributions that ragspec with an extra brings, by canonical name."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    names: set[str] = set()
+    queue = [(text, extra) for text in wanted]
+    while queue:
+        text, of_extra = queue.pop()
+        requirement = Requirement(text)
+        if requirement.marker and not requirement.marker.evaluate({"extra": of_extra}):
+            continue
+        name = canonicalize_name(requirement.name)
+        if name == "ragspec":
+            queue += [(each, inner) for inner in requirement.extras for each in own]
+            continue
+        if name in names and not requirement.extras:
+            continue
+        names.add(name)
+        try:
+            below = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        queue += [(each, inner) for inner in ("", *requirement.extras) for each in below]
+    return names
+
+
+def check_extra(python: Path, wheel: Path, desk: Path, extra: str) -> None:
+    """Run the shortest use of an extra with every distribution hidden that it does not bring."""
+    from packaging.utils import canonicalize_name
+
+    own = requirements(wheel)
+    brought = needed(own, own, extra) | {"ragspec", "setuptools", "pip"}
+    hidden = [
+        top
+        for top, names in importlib.metadata.packages_distributions().items()
+        if not {canonicalize_name(name) for name in names} & brought
+    ]
+    environment = {**os.environ, "HIDDEN": ",".join(hidden), "HF_HUB_OFFLINE": "1"}
+    command = [str(python), "-P", "-c", HIDE + USES[extra]]
+    done = subprocess.run(
+        command, cwd=desk, env=environment, capture_output=True, encoding="utf-8", check=False
+    )
+    if done.returncode:
+        sys.exit(f"ragspec[{extra}] alone fails:\n{done.stdout}\n{done.stderr}")
+    print(f"ragspec[{extra}] alone works", flush=True)
+
+
+def check_size(wheel: Path) -> None:
+    """End the run where the wheel without weights and documents of the starter is too large."""
+    with zipfile.ZipFile(wheel) as archive:
+        size = sum(i.compress_size for i in archive.infolist() if "/starter/" not in i.filename)
+    print(f"{size / 1e6:.2f} MB without the starter models")
+    if size > 3e6:
+        sys.exit(f"{size} bytes without the starter models; expected at most 3 MB")
+
+
 def main() -> None:
-    """Build, install, ask; print one line for each."""
+    """Build, install, ask, and use each extra alone; print one line for each."""
     with tempfile.TemporaryDirectory(prefix="ragspec-wheel-") as name:
         folder = Path(name).resolve()
         wheel = build(folder / "dist")
         print(f"built {wheel.name}, {wheel.stat().st_size / 1e6:.1f} MB", flush=True)
+        check_size(wheel)
         bin_folder = install(wheel, folder / "env")
         desk = folder / "desk"
         lay_out(desk)
@@ -130,6 +263,8 @@ def main() -> None:
         answer = json.loads(run(*command, cwd=desk))
         check_answer(answer)
         print(f"{question} {answer['answer'].strip()!r} ({answer['label']})")
+        for extra in USES if "--all" in sys.argv else ALWAYS:
+            check_extra(python, wheel, desk, extra)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,11 @@ from ragspec.engine.engine import Engine
 from ragspec.engine.output import Generation
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
-from ragspec.visual.drafting import LatentDrafter, MaskedJacobiDrafter
-from ragspec.visual.masked import LearnedSchedule, MaskedConfig, MaskedModel, MaskedSampler
+from ragspec.visual.drafting.latent_model import LatentDrafter
+from ragspec.visual.drafting.masked_jacobi import MaskedJacobiDrafter
+from ragspec.visual.masked.model import MaskedConfig, MaskedModel
+from ragspec.visual.masked.sampler import MaskedSampler
+from ragspec.visual.masked.schedule import LearnedSchedule
 from ragspec.visual.masked.target import MaskedTarget
 from ragspec.visual.pipeline.masked_drafts import latents_of
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
-from ragspec.visual.latents import LatentConfig, LatentModel, LatentTarget, Schedule
+from ragspec.visual.latents.model import LatentConfig, LatentModel
+from ragspec.visual.latents.schedule import Schedule
 from ragspec.visual.latents.table import LatentTable
+from ragspec.visual.latents.target import LatentTarget
 from ragspec.visual.models.target import ConditionTable
 from tests.support import tiny_images
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ragspec.visual.masked import MaskedConfig, MaskedModel, load_mar
+from ragspec.visual.masked.checkpoint import load_mar
+from ragspec.visual.masked.model import MaskedConfig, MaskedModel
 from tests.support import plain_mar, plain_vq, tiny_images
 
 DIM = plain_mar.WIDTH

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from ragspec.visual import MaskedLatentPipeline
-from ragspec.visual.masked import LearnedSchedule, MaskedConfig, MaskedModel
+from ragspec.visual.masked.model import MaskedConfig, MaskedModel
+from ragspec.visual.masked.schedule import LearnedSchedule
 from ragspec.visual.models.vq import VQTokenizer
 from tests.support import plain_mar
 

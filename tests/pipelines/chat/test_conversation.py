@@ -10,7 +10,7 @@ import torch
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError
-from ragspec.pipelines.chat import Conversation
+from ragspec.pipelines.chat.conversation import Conversation
 from ragspec.pipelines.docqa.docqa import DocQA
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import PassageIndex

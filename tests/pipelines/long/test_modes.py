@@ -14,10 +14,9 @@ import torch
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, TokenizerMismatchError, UnknownNameError
 from ragspec.pipelines import LongDocument
-from ragspec.pipelines.long import ChunkSearch
-from ragspec.pipelines.long.chunks import Chunks
+from ragspec.pipelines.long.chunks import Chunks, ChunkSearch
 from ragspec.retrievers import Document
-from ragspec.retrievers.rapid import Steering
+from ragspec.retrievers.rapid.steering import Steering
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny
 

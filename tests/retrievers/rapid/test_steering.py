@@ -10,7 +10,7 @@ import torch
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, UnknownNameError, UnsupportedModelError
 from ragspec.retrievers import ContextDrafter, Rapid
-from ragspec.retrievers.rapid import Steering
+from ragspec.retrievers.rapid.steering import Steering
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny

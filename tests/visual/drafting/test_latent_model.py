@@ -13,9 +13,13 @@ from ragspec.errors import InputError
 from ragspec.sampling.distribution import TokenLaw
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
-from ragspec.visual.drafting import LatentDrafter
-from ragspec.visual.latents import Horizon, LatentTarget, Near
-from ragspec.visual.latents.rules import Aligned, CspdPaper, Path
+from ragspec.visual.drafting.latent_model import LatentDrafter
+from ragspec.visual.latents.rules.aligned import Aligned
+from ragspec.visual.latents.rules.cspd_paper import CspdPaper
+from ragspec.visual.latents.rules.horizon import Horizon
+from ragspec.visual.latents.rules.near import Near
+from ragspec.visual.latents.rules.path import Path
+from ragspec.visual.latents.target import LatentTarget
 from tests.support import tiny_latents as models
 
 CODES = models.SIDE**2

@@ -11,8 +11,8 @@ import torch
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, RuleError
 from ragspec.sampling.settings import Sampling
-from ragspec.visual.drafting import JacobiDrafter
-from ragspec.visual.latents import LatentConfig, LatentModel
+from ragspec.visual.drafting.jacobi import JacobiDrafter
+from ragspec.visual.latents.model import LatentConfig, LatentModel
 from ragspec.visual.latents.target import LatentView
 from tests.support import tiny_latents as models
 from tests.support.latent_laws import Pair, differs, emitted, pair, plain

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from ragspec.errors import InputError, ModelError, ModelNotFoundError
-from ragspec.visual.masked import MaskedConfig, MaskedModel, load_mar
+from ragspec.visual.masked.checkpoint import load_mar
+from ragspec.visual.masked.model import MaskedConfig, MaskedModel
 from tests.support import plain_mar, tiny_masked
 from tests.support.plain_mar import Weights, published
 

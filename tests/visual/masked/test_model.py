@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ragspec.errors import InputError
-from ragspec.visual.masked import MaskedConfig, MaskedModel
+from ragspec.visual.masked.model import MaskedConfig, MaskedModel
 from tests.support import plain_mar, tiny_masked
 
 PLACES = plain_mar.PLACES

@@ -9,10 +9,15 @@ import torch
 
 from ragspec.errors import InputError
 from ragspec.sampling.noise import NoiseStream
-from ragspec.visual.drafting import LatentDrafter, MaskedJacobiDrafter
-from ragspec.visual.latents import Horizon, Near
-from ragspec.visual.latents.rules import Aligned, CspdPaper, Path
-from ragspec.visual.masked import LearnedSchedule, MaskedModel
+from ragspec.visual.drafting.latent_model import LatentDrafter
+from ragspec.visual.drafting.masked_jacobi import MaskedJacobiDrafter
+from ragspec.visual.latents.rules.aligned import Aligned
+from ragspec.visual.latents.rules.cspd_paper import CspdPaper
+from ragspec.visual.latents.rules.horizon import Horizon
+from ragspec.visual.latents.rules.near import Near
+from ragspec.visual.latents.rules.path import Path
+from ragspec.visual.masked.model import MaskedModel
+from ragspec.visual.masked.schedule import LearnedSchedule
 from ragspec.visual.masked.target import MaskedTarget
 from tests.support import plain_mar, tiny_masked
 from tests.support.masked_laws import FLOOR, SCALE, STEPS, drawn, kept, model, plain

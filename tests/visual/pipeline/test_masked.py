@@ -17,7 +17,7 @@ from ragspec.errors import (
 )
 from ragspec.sampling.noise import NoiseStream
 from ragspec.visual import KLAutoencoder, LatentPipeline, MaskedLatentPipeline
-from ragspec.visual.masked import MaskedConfig, MaskedModel
+from ragspec.visual.masked.model import MaskedConfig, MaskedModel
 from ragspec.visual.masked.sampler import order_of
 from tests.support import plain_mar, tiny_images, tiny_masked
 

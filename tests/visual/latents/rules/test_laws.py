@@ -10,10 +10,13 @@ import torch
 from ragspec.engine.engine import Engine
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
-from ragspec.visual.drafting import JacobiDrafter, LatentDrafter
-from ragspec.visual.latents import Horizon, LatentTarget
-from ragspec.visual.latents.rules import Aligned, CspdPaper, Path
-from ragspec.visual.latents.target import LatentView
+from ragspec.visual.drafting.jacobi import JacobiDrafter
+from ragspec.visual.drafting.latent_model import LatentDrafter
+from ragspec.visual.latents.rules.aligned import Aligned
+from ragspec.visual.latents.rules.cspd_paper import CspdPaper
+from ragspec.visual.latents.rules.horizon import Horizon
+from ragspec.visual.latents.rules.path import Path
+from ragspec.visual.latents.target import LatentTarget, LatentView
 from tests.support import tiny_latents as models
 from tests.support.latent_laws import differs, emitted, pair, plain
 

@@ -13,9 +13,13 @@ from ragspec.errors import InputError, RuleError
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
-from ragspec.visual.drafting import JacobiDrafter
-from ragspec.visual.latents import Horizon, Near
-from ragspec.visual.latents.rules import Aligned, CspdPaper, Path, make_latent_rule
+from ragspec.visual.drafting.jacobi import JacobiDrafter
+from ragspec.visual.latents.rules.aligned import Aligned
+from ragspec.visual.latents.rules.by_name import make_latent_rule
+from ragspec.visual.latents.rules.cspd_paper import CspdPaper
+from ragspec.visual.latents.rules.horizon import Horizon
+from ragspec.visual.latents.rules.near import Near
+from ragspec.visual.latents.rules.path import Path
 from tests.support import tiny
 from tests.support import tiny_latents as models
 from tests.support.latent_laws import view_of

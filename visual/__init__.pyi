@@ -1,0 +1,24 @@
+# The public names of this package, for type checkers and for lazy loading.
+from .acceptance.codebook import CodeNeighbours as CodeNeighbours
+from .acceptance.codebook import CodePartition as CodePartition
+from .drafting.jacobi import JacobiDrafter as JacobiDrafter
+from .masked.checkpoint import load_mar as load_mar
+from .models.kl import KLAutoencoder as KLAutoencoder
+from .models.llamagen import LlamaGenConfig as LlamaGenConfig
+from .models.llamagen import LlamaGenModel as LlamaGenModel
+from .models.llamagen_checkpoint import load_llamagen as load_llamagen
+from .models.target import ConditionTable as ConditionTable
+from .models.target import ImageTarget as ImageTarget
+from .models.transformers_targets import ChameleonTarget as ChameleonTarget
+from .models.transformers_targets import Emu3Target as Emu3Target
+from .models.transformers_targets import ImageGPTTarget as ImageGPTTarget
+from .models.transformers_targets import JanusTarget as JanusTarget
+from .models.vq import VQTokenizer as VQTokenizer
+from .pipeline.base import ImageOutput as ImageOutput
+from .pipeline.chameleon import ChameleonPipeline as ChameleonPipeline
+from .pipeline.emu3 import Emu3Pipeline as Emu3Pipeline
+from .pipeline.janus import JanusPipeline as JanusPipeline
+from .pipeline.latents import LatentPipeline as LatentPipeline
+from .pipeline.llamagen import LlamaGenPipeline as LlamaGenPipeline
+from .pipeline.masked import MaskedLatentPipeline as MaskedLatentPipeline
+from .pipeline.pipeline import ImagePipeline as ImagePipeline
