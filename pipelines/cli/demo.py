@@ -140,11 +140,11 @@ def chosen_model(model: str | None, fetch: bool, terminal: Terminal) -> str:
     fetch: get it where it is not. Without it the bundled starter stands in, and is said to.
     """
     from ragspec.models.fetch import fetch as get
-    from ragspec.models.published import kept
+    from ragspec.models.resolve import fetched_folder, is_model
 
     if model is not None:
         return model
-    if (kept(REAL) / "config.json").is_file():
+    if is_model(fetched_folder(REAL)):
         return REAL
     missing = f"{REAL} is not here; `ragspec models get {REAL}` fetches it"
     if fetch:
