@@ -25,7 +25,7 @@ from ragspec.pipelines.docqa.wording import Wording, suited, wording
 from ragspec.pipelines.iterative.prompts import StridePrompts
 from ragspec.pipelines.iterative.shown import Shown
 from ragspec.pipelines.iterative.writers import RoundWriter, Stride, Writer, tokens_of
-from ragspec.reports.join import joined
+from ragspec.reports.report import joined
 from ragspec.retrievers.search.fusion import (
     Retriever,
     SearchFunction,
