@@ -14,9 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragspec.engine.kept import KeptContext
+from ragspec.engine.kept import KeptContext, PrefixCache
 from ragspec.engine.options import refuse_unknown
-from ragspec.engine.prefixes import PrefixCache
 from ragspec.errors import InputError
 from ragspec.pipelines.docqa.citations import cite
 from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer, DocQA

@@ -9,11 +9,11 @@ from ragspec.registry import door
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine as Engine
     from ragspec.engine.kept import KeptContext as KeptContext
+    from ragspec.engine.kept import PrefixCache as PrefixCache
     from ragspec.engine.loop import decode as decode
     from ragspec.engine.options import Options as Options
     from ragspec.engine.output import Generation as Generation
     from ragspec.engine.pool import Pool as Pool
-    from ragspec.engine.prefixes import PrefixCache as PrefixCache
     from ragspec.engine.rows import Row as Row
     from ragspec.engine.step import Emission as Emission
     from ragspec.engine.stream import Stream as Stream
@@ -26,7 +26,7 @@ _WHERE = {
     "KeptContext": "ragspec.engine.kept",
     "Options": "ragspec.engine.options",
     "Pool": "ragspec.engine.pool",
-    "PrefixCache": "ragspec.engine.prefixes",
+    "PrefixCache": "ragspec.engine.kept",
     "Row": "ragspec.engine.rows",
     "Stream": "ragspec.engine.stream",
     "Ticket": "ragspec.engine.ticket",
