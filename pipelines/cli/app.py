@@ -413,9 +413,6 @@ def demo(
     docs: Annotated[
         Path | None, typer.Option("--docs", "-d", help="Your documents, not the bundled guide.")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page.", dir_okay=False)] = Path(
-        "demo_report.html"
-    ),
     questions: Annotated[int, typer.Option(min=1, help="How many to ask.")] = 10,
     model: Annotated[
         str | None,
@@ -429,7 +426,7 @@ def demo(
     """Answer questions over bundled documents, plain and speculative side by side."""
     from ragspec.pipelines.cli.demo import run_demo
 
-    run_demo(docs, out, questions, model, Terminal(quiet=json), json, fetch=fetch)
+    run_demo(docs, questions, model, Terminal(quiet=json), json, fetch=fetch)
 
 
 if __name__ == "__main__":

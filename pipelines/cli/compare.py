@@ -67,11 +67,6 @@ class Comparison:
         )
 
 
-def ratio_text(ratio: float | None) -> str:
-    """Return a ratio for people, a dash where there is none."""
-    return "-" if ratio is None else f"{ratio:.2f}"
-
-
 def plain_engine(engine: Engine) -> Engine:
     """Return an engine over the same model and tokenizer that decodes without speculation."""
     from ragspec.engine.engine import Engine as AnyEngine
@@ -88,9 +83,8 @@ def compare(
     engine: Engine, speculative: Generation, plain: Generation, sampling: Sampling
 ) -> Comparison:
     """Compare two generations of one prompt; runs the model once where they differ."""
-    seconds, seconds_plain = speculative.report.seconds, plain.report.seconds
+    one, other = plain.report, speculative.report
     index = first_difference(plain.tokens, speculative.tokens)
-    alike = len(plain.tokens) == len(speculative.tokens)
     divergence = None
     if index is not None:
         divergence = Divergence(
@@ -99,22 +93,10 @@ def compare(
             speculative=speculative.tokens[index] if index < len(speculative.tokens) else None,
             margin=margin_at(engine, plain, index, same_seed(sampling, speculative)),
         )
-    return Comparison(
-        seconds_plain=seconds_plain,
-        seconds=seconds,
-        ratio=_ratio(seconds_plain, seconds) if alike else None,
-        decode_ratio=(
-            _ratio(plain.report.decode_seconds, speculative.report.decode_seconds)
-            if alike
-            else None
-        ),
-        equal=index is None,
-        first_divergence=divergence,
-    )
-
-
-def _ratio(plain: float, ours: float) -> float:
-    return plain / ours if ours > 0 else 0.0
+    alike = len(plain.tokens) == len(speculative.tokens)
+    times = (one.seconds, other.seconds), (one.decode_seconds, other.decode_seconds)
+    ratios = [a / b if b > 0 else 0.0 for a, b in times] if alike else [None, None]
+    return Comparison(one.seconds, other.seconds, *ratios, index is None, divergence)
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:

@@ -1,15 +1,14 @@
 """The demonstration: questions over documents, each answered plainly and with speculation.
 
-Both runs use one model in float32, so their texts must be equal; the two take turns in going
-first, and both are warmed up before anything is timed.
+Both runs use one model in float32, so their texts must be equal. They take turns in going first,
+and both are warmed up before anything is timed.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +20,10 @@ if TYPE_CHECKING:
     from ragspec.pipelines.console.terminal import Terminal
     from ragspec.pipelines.docqa.docqa import Answer, DocQA
 
-REAL = "smollm2"
+MODEL = "smollm2"
 QUESTIONS = "questions.jsonl"
 WARM_UP_TOKENS = 8
-LOOPING = 0.2  # share of tokens inside loops from which on an answer counts as looping
+LOOPING = 0.2  # share of tokens inside loops above which an answer is left out of the median
 
 
 class UnequalTextError(RagspecError):
@@ -33,73 +32,28 @@ class UnequalTextError(RagspecError):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One question, its speculative answer, and how the two runs compare."""
+    """One question, its speculative answer, and the comparison with plain decoding."""
 
     question: str
     answer: Answer
     compared: Comparison
 
-    @property
-    def loops(self) -> bool:
-        """Whether a good part of the answer repeats itself."""
-        return self.answer.report.loop_share > LOOPING
-
     def to_dict(self) -> dict[str, Any]:
         """Return the item as JSON types."""
+        report = self.answer.report
         return {
             "question": self.question,
             "answer": self.answer.text,
             "citations": [asdict(citation) for citation in self.answer.citations],
-            "tokens": self.answer.report.tokens,
-            "forwards": self.answer.report.forward_passes,
-            "loop_share": self.answer.report.loop_share,
+            "tokens": report.tokens,
+            "forwards": report.forward_passes,
+            "loop_share": report.loop_share,
             **self.compared.to_dict(),
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """The figures of the whole demonstration; seconds are sums, the ratio is a median.
-
-    Answers that repeat themselves flatter speculation: `looping` counts them, and the ratio is
-    that of the others wherever there are any.
-    """
-
-    questions: int
-    equal: int
-    looping: int
-    ratio: float
-    decode_ratio: float
-    seconds_plain: float
-    seconds: float
-    tokens: int
-    forwards: int
-
-    @classmethod
-    def of(cls, items: Sequence[Item]) -> Summary:
-        """Return the summary of the items, at least one."""
-        straight = [item for item in items if not item.loops]
-        return cls(
-            questions=len(items),
-            equal=sum(item.compared.equal for item in items),
-            looping=len(items) - len(straight),
-            ratio=_median(item.compared.ratio for item in straight or items),
-            decode_ratio=_median(item.compared.decode_ratio for item in straight or items),
-            seconds_plain=sum(item.compared.seconds_plain for item in items),
-            seconds=sum(item.compared.seconds for item in items),
-            tokens=sum(item.answer.report.tokens for item in items),
-            forwards=sum(item.answer.report.forward_passes for item in items),
-        )
-
-
-def _median(ratios: Iterable[float | None]) -> float:
-    known = [ratio for ratio in ratios if ratio is not None]
-    return statistics.median(known) if known else math.nan
-
-
 def run_demo(
     docs: Path | None,
-    out: Path,
     count: int,
     model: str | None,
     terminal: Terminal,
@@ -107,54 +61,68 @@ def run_demo(
     *,
     fetch: bool = False,
 ) -> None:
-    """Ask, compare, show the table and write the page.
+    """Ask the questions both ways and show answers, citations, times and tokens.
 
-    model, fetch: see `chosen_model`. Raises InputError without questions or where the page cannot
-    be written, UnequalTextError where a text differs.
+    Args:
+        docs: Documents with `questions.jsonl` beside them (default: the bundled guide).
+        count: Number of questions.
+        model: See `pick_model`, as `fetch`.
+        terminal: Where to show it.
+        as_json: Print one JSON object instead.
+
+    Raises:
+        InputError: There are no questions.
+        UnequalTextError: A text differs from that of plain decoding.
     """
-    from ragspec.pipelines.console.options import checked_output
+    from ragspec.pipelines.console.options import EngineOptions
     from ragspec.pipelines.docqa.docqa import DocQA
 
-    checked_output(out)
     folder = docs or guide()
-    name = chosen_model(model, fetch, terminal)
+    name = pick_model(model, fetch, terminal)
     with terminal.working("loading the model and reading the documents"):
-        engine = demo_engine(name)
+        engine = EngineOptions(name, None, "auto", "auto", "auto", "float32").engine()
         qa = DocQA.from_documents(folder, engine=engine)
         questions = questions_of(folder, qa)[:count]
-    show = None if as_json else terminal.piece
-    items = list(_shown(ask_all(qa, questions, show), terminal))
-    summary = Summary.of(items)
+    items = []
+    for item in ask_all(qa, questions, None if as_json else terminal.piece):
+        items.append(item)
+        for citation in item.answer.citations:
+            terminal.note(f"  from {citation.document}, {citation.place}")
+        terminal.note(f"  {item.answer.report.tokens} tokens, {item.compared.summary()}")
+    summary = summarise(items)
     if as_json:
-        terminal.json({"summary": asdict(summary), "items": [item.to_dict() for item in items]})
+        terminal.json({"summary": summary, "items": [item.to_dict() for item in items]})
     else:
-        show_table(items, summary, terminal)
-    write_report(items, summary, folder, qa, out)  # last: a full disk must not cost the figures
-    terminal.note(f"wrote {out}")
-    refuse_unequal(items)
+        terminal.line(
+            f"{summary['equal']} of {summary['questions']} texts equal; {summary['tokens']} tokens "
+            f"in {summary['seconds_plain']:.2f} s plain, {summary['seconds']:.2f} s speculative; "
+            f"median speedup {summary['ratio']:.2f}, of decoding alone "
+            f"{summary['decode_ratio']:.2f} ({summary['looping']} looping answers left out)"
+        )
+    for item in items:
+        if not item.compared.equal:
+            raise UnequalTextError(
+                f"the answer to {item.question!r} differs from plain decoding "
+                f"({item.compared.summary()}); expected equal tokens in float32. Please report "
+                "it with the output of `ragspec doctor --json`."
+            )
 
 
-def chosen_model(model: str | None, fetch: bool, terminal: Terminal) -> str:
-    """Return the model to demonstrate with: the one that is named, else the real one if it is here.
+def pick_model(model: str | None, fetch: bool, terminal: Terminal) -> str:
+    """Return the named model, else smollm2 if it is here or `fetch` gets it, else the starter."""
+    from ragspec.models.fetch import fetch as download
+    from ragspec.models.resolve import fetched_folder, is_model
 
-    fetch: get it where it is not. Without it the bundled starter stands in, and is said to.
-    """
-    from ragspec.models.fetch import fetch as get
-    from ragspec.models.published import kept
-
-    if model is not None:
-        return model
-    if (kept(REAL) / "config.json").is_file():
-        return REAL
-    missing = f"{REAL} is not here; `ragspec models get {REAL}` fetches it"
+    if model is not None or is_model(fetched_folder(MODEL)):
+        return model or MODEL
+    missing = f"{MODEL} is not here; `ragspec models get {MODEL}` fetches it"
     if fetch:
         try:
-            get(REAL, note=terminal.note)
-            return REAL
+            download(MODEL, note=terminal.note)
+            return MODEL
         except RagspecError as error:
-            missing = f"{REAL} cannot be had: {error}"
-    terminal.note(missing)
-    terminal.note("the bundled starter model answers: small, and able to quote rather than to talk")
+            missing = f"{MODEL} cannot be had: {error}"
+    terminal.note(f"{missing}. The bundled starter model answers: it is small and mostly quotes.")
     return "starter"
 
 
@@ -165,35 +133,25 @@ def guide() -> Path:
     return Path(ragspec.__file__).resolve().parent / "starter" / "guide"
 
 
-def demo_engine(model: str) -> Any:
-    """Return the engine of the demonstration: float32, so that both texts must be equal."""
-    from ragspec.pipelines.console.options import EngineOptions
-
-    return EngineOptions(model, None, "auto", "auto", "auto", "float32").engine()
-
-
 def questions_of(folder: Path, qa: DocQA) -> list[str]:
-    """Return the questions beside the documents, else one about each heading.
-
-    Raises InputError where there are neither.
-    """
+    """Return the questions beside the documents, else one about each heading."""
     path = (folder if folder.is_dir() else folder.parent) / QUESTIONS
-    if path.is_file():
+    if not path.is_file():
+        titles = dict.fromkeys(title for doc in qa.documents for _, title in doc.headings)
+        questions = [f"What is said about {title}?" for title in titles]
+    else:
         try:
-            rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line]
-            found = [str(row["question"]) for row in rows]
+            lines = path.read_text("utf-8").splitlines()
+            questions = [str(json.loads(line)["question"]) for line in lines if line]
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise InputError(
                 f'{path} cannot be read ({error}): expected a line {{"question": "..."}} each.'
             ) from error
-    else:
-        titles = dict.fromkeys(title for doc in qa.documents for _, title in doc.headings)
-        found = [f"What is said about {title}?" for title in titles]
-    if not found:
+    if not questions:
         raise InputError(
             f"no questions for {folder}: expected {QUESTIONS} in it, or headings in its documents."
         )
-    return found
+    return questions
 
 
 def ask_all(
@@ -207,105 +165,41 @@ def ask_all(
     from ragspec.pipelines.cli.compare import compare, plain_engine
     from ragspec.sampling.settings import Sampling
 
+    show = show or (lambda piece: None)
     sampling = Sampling(seed=0)
     plain_qa = over(qa, plain_engine(qa.engine))
-    for asked in (plain_qa, qa):
-        asked.ask(questions[0], sampling, max_new_tokens=WARM_UP_TOKENS, refuse=False)
+    for each in (plain_qa, qa):
+        each.ask(questions[0], sampling, max_new_tokens=WARM_UP_TOKENS, refuse=False)
     for number, question in enumerate(questions):
-        pair = (plain_qa, qa) if number % 2 == 0 else (qa, plain_qa)
-        if show is not None:
-            show(f"\n{number + 1}/{len(questions)} {question}\n")
-        answers = {
-            id(asked): asked.ask(
-                question, sampling, refuse=False, stream=show if asked is qa else None
-            )
-            for asked in pair
-        }
-        if show is not None:
-            show("\n")
-        plain, answer = answers[id(plain_qa)], answers[id(qa)]
-        compared = compare(qa.engine, answer.generation, plain.generation, sampling)
-        yield Item(question, answer, compared)
+        show(f"\n{number + 1}/{len(questions)} {question}\n")
+        answers: dict[bool, Answer] = {}
+        for is_plain in (True, False) if number % 2 == 0 else (False, True):
+            ask = (plain_qa if is_plain else qa).ask
+            stream = None if is_plain else show
+            answers[is_plain] = ask(question, sampling, refuse=False, stream=stream)
+        show("\n")
+        both = answers[False].generation, answers[True].generation
+        yield Item(question, answers[False], compare(qa.engine, *both, sampling))
 
 
-def _shown(items: Iterator[Item], terminal: Terminal) -> Iterator[Item]:
-    """Say of every answer what it rests on and how long both ways took."""
-    for item in items:
-        for citation in item.answer.citations:
-            terminal.note(f"  from {citation.document}, {citation.place}")
-        took = item.compared
-        terminal.note(
-            f"  {took.seconds_plain:.1f} s plain, {took.seconds:.1f} s speculative, "
-            f"texts {'equal' if took.equal else 'DIFFERENT'}"
-        )
-        yield item
+def summarise(items: Sequence[Item]) -> dict[str, Any]:
+    """Return sums of seconds and tokens, and the median speedups over plain decoding.
 
-
-def show_table(items: Sequence[Item], summary: Summary, terminal: Terminal) -> None:
-    """Show one row a question and the medians below."""
-    from ragspec.pipelines.cli.compare import ratio_text
-
-    columns = ["question", ">tokens", ">a pass", ">plain s", ">ours s", ">ratio", ">decoding"]
-    columns += [">loops", "equal"]
-    rows = [
-        (
-            item.question,
-            str(item.answer.report.tokens),
-            f"{item.answer.report.tokens_per_forward:.2f}",
-            f"{item.compared.seconds_plain:.2f}",
-            f"{item.compared.seconds:.2f}",
-            ratio_text(item.compared.ratio),
-            ratio_text(item.compared.decode_ratio),
-            f"{item.answer.report.loop_share:.0%}",
-            "yes" if item.compared.equal else "NO",
-        )
-        for item in items
-    ]
-    terminal.table("Plain and speculative, side by side", columns, rows)
-    left_out = f" ({summary.looping} looping answers left out)" if summary.looping else ""
-    terminal.line(
-        f"{summary.equal} of {summary.questions} texts equal; median ratio {summary.ratio:.2f}"
-        f"{left_out}, of decoding alone {summary.decode_ratio:.2f}; in all "
-        f"{summary.seconds_plain:.2f} s plain, {summary.seconds:.2f} s speculative."
-    )
-
-
-def refuse_unequal(items: Sequence[Item]) -> None:
-    """Raise UnequalTextError where a text differs."""
-    for item in items:
-        if not item.compared.equal:
-            raise UnequalTextError(
-                f"the answer to {item.question!r} differs from plain decoding "
-                f"({item.compared.summary()}); expected equal tokens in float32. Please report "
-                "it with the output of `ragspec doctor --json`."
-            )
-
-
-def write_report(
-    items: Sequence[Item], summary: Summary, folder: Path, qa: DocQA, out: Path
-) -> None:
-    """Write the page of the demonstration. Raises InputError where it cannot be written."""
-    from ragspec.pipelines.cli.ask import answered, trace_of
-    from ragspec.pipelines.page.page import render_template, save
-    from ragspec.pipelines.page.run_view import run_view
-
-    views = []
-    for item in items:
-        trace = trace_of(answered(item.question, item.answer), qa.engine)
-        views.append((item, run_view(trace)))
-    longest = max(item.compared.seconds_plain for item in items)
-    longest = max(longest, *(item.compared.seconds for item in items))
-    figures = [
-        ("questions", str(summary.questions)),
-        ("texts equal", f"{summary.equal} of {summary.questions}"),
-        ("median speed-up", f"{summary.ratio:.2f}×"),
-        ("while decoding", f"{summary.decode_ratio:.2f}×"),
-        *([("looping, left out", str(summary.looping))] if summary.looping else []),
-        ("seconds, plain", f"{summary.seconds_plain:.2f}"),
-        ("seconds, speculative", f"{summary.seconds:.2f}"),
-        ("tokens a pass", f"{summary.tokens / max(summary.forwards, 1):.2f}"),
-    ]
-    page = render_template(
-        "demo.html.j2", views=views, figures=figures, folder=folder.name, longest=longest
-    )
-    save(page, out)
+    Answers that repeat themselves flatter speculation: they are counted as `looping` and left out
+    of the medians, unless there are no others.
+    """
+    straight = [item for item in items if item.answer.report.loop_share <= LOOPING]
+    summary: dict[str, Any] = {
+        "questions": len(items),
+        "equal": sum(item.compared.equal for item in items),
+        "looping": len(items) - len(straight),
+        "seconds_plain": sum(item.compared.seconds_plain for item in items),
+        "seconds": sum(item.compared.seconds for item in items),
+        "tokens": sum(item.answer.report.tokens for item in items),
+        "forwards": sum(item.answer.report.forward_passes for item in items),
+    }
+    for name in ("ratio", "decode_ratio"):
+        ratios = [getattr(item.compared, name) for item in straight or items]
+        known = [ratio for ratio in ratios if ratio is not None]
+        summary[name] = statistics.median(known) if known else 0.0
+    return summary

@@ -26,13 +26,13 @@ def models(context: typer.Context, json: o.JsonOption = False) -> None:
     """List the models that can be named: bundled, in installed packages, or to be fetched."""
     if context.invoked_subcommand is not None:
         return
-    found = known_models()
+    records = known_models()
     terminal = Terminal()
     if json:
-        terminal.json({"models": found})
+        terminal.json({"models": records})
         return
     columns = ["name", "parameters", "context", "licence", "where"]
-    terminal.table("Models that can be named", columns, [_row(each) for each in found])
+    terminal.table("Models that can be named", columns, [_row(each) for each in records])
     terminal.note(
         "Also: the path of a folder that save_pretrained made or of a GGUF file, and hub ids."
     )
@@ -52,28 +52,34 @@ def get(
 
 
 def known_models() -> list[dict[str, Any]]:
-    """Return every model that has a name: its size, where it is, or how it is had."""
+    """Return a record for every model that has a name: its size and folder, or how to get it."""
     from ragspec.errors import ModelNotFoundError
-    from ragspec.models.published import PUBLISHED, kept
-    from ragspec.models.resolve import BUNDLED, PACKAGED, resolve_model
+    from ragspec.models import resolve
 
-    found = [
+    records: list[dict[str, Any]] = [
         {"name": name, "licence": OWN_LICENCE, "folder": str(folder), **_facts(folder)}
-        for name, folder in BUNDLED.items()
+        for name, folder in resolve.BUNDLED.items()
     ]
-    for name in PACKAGED:
+    for name in resolve.PACKAGED:
         try:
-            folder = resolve_model(name, offline=True).folder
-            found.append({"name": name, "folder": str(folder), **_facts(folder)})
+            folder = resolve.resolve_model(name, offline=True).folder
+            records.append({"name": name, "folder": str(folder), **_facts(folder)})
         except ModelNotFoundError:
-            found.append({"name": name, "folder": None, "get": f"pip install {name}"})
-    for name, model in PUBLISHED.items():
-        there = kept(name) / "config.json"
-        known = {"name": name, "licence": model.licence, "context": model.context}
-        known |= {"parameters": model.parameters, "megabytes": model.megabytes}
-        known |= {"folder": str(there.parent) if there.is_file() else None}
-        found.append({**known, "get": f"ragspec models get {name}"})
-    return found
+            records.append({"name": name, "folder": None, "get": f"pip install {name}"})
+    for name, model in resolve.PUBLISHED.items():
+        folder = resolve.fetched_folder(name)
+        records.append(
+            {
+                "name": name,
+                "licence": model.licence,
+                "context": model.context,
+                "parameters": model.parameters,
+                "megabytes": model.megabytes,
+                "folder": str(folder) if resolve.is_model(folder) else None,
+                "get": f"ragspec models get {name}",
+            }
+        )
+    return records
 
 
 def _facts(folder: Path) -> dict[str, Any]:

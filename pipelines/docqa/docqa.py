@@ -15,7 +15,7 @@ from ragspec.errors import InputError
 from ragspec.pipelines.docqa.citations import Citation, cite
 from ragspec.pipelines.docqa.prompt import Prompt, build_prompt
 from ragspec.pipelines.docqa.wording import Wording, passages_for, suited, wording
-from ragspec.reports.report import ReportBuilder
+from ragspec.reports.builder import ReportBuilder
 from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER, Embedder
 from ragspec.retrievers.search.documents import Document, Skipped, Told, load_documents
 from ragspec.retrievers.search.fusion import Hit, Retriever, SearchFunction, as_retriever

@@ -14,9 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragspec.engine.kept import KeptContext
+from ragspec.engine.kept import KeptContext, PrefixCache
 from ragspec.engine.options import refuse_unknown
-from ragspec.engine.prefixes import PrefixCache
 from ragspec.errors import InputError
 from ragspec.pipelines.docqa.citations import cite
 from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer, DocQA
@@ -25,7 +24,7 @@ from ragspec.pipelines.docqa.wording import Wording, suited, wording
 from ragspec.pipelines.iterative.prompts import StridePrompts
 from ragspec.pipelines.iterative.shown import Shown
 from ragspec.pipelines.iterative.writers import RoundWriter, Stride, Writer, tokens_of
-from ragspec.reports.join import joined
+from ragspec.reports.report import joined
 from ragspec.retrievers.search.fusion import (
     Retriever,
     SearchFunction,

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ragspec.drafters.base import KnownStates, needs_hidden, wants_draft_prompt
-from ragspec.engine.kept import KeptContext
+from ragspec.engine.kept import KeptContext, PrefixCache
 from ragspec.engine.options import refuse_unknown
-from ragspec.engine.prefixes import PrefixCache
 from ragspec.errors import InputError, PromptTooLongError
 from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer, answer_of, drain
 from ragspec.pipelines.docqa.prompt import Prompt, laid_out, led_by, placed, plain_ids

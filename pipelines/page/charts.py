@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ragspec.acceptance.base import Step
 from ragspec.pipelines.page.palette import TARGET
-from ragspec.reports.retrieval import Event
-from ragspec.reports.sources import kept_of, sources_of
+from ragspec.reports.builder import kept_of, sources_of
+from ragspec.reports.report import Event
 
 WIDTH, LEFT, RIGHT, BOTTOM, TOP = 960, 42, 12, 22, 8
 ROOM = WIDTH - LEFT - RIGHT

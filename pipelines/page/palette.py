@@ -13,7 +13,7 @@ from zlib import crc32
 from ragspec.acceptance.base import Step
 from ragspec.drafters.method import describe
 from ragspec.registry import names
-from ragspec.reports.sources import count_sources
+from ragspec.reports.builder import count_sources
 
 TARGET = "target model"
 COLOURS = 8

@@ -12,8 +12,8 @@ from ragspec.acceptance.rejection import EXACT_LAW
 from ragspec.pipelines.page.charts import Chart, first_number, search_chart, share_chart, step_chart
 from ragspec.pipelines.page.palette import TARGET, colours_of
 from ragspec.pipelines.page.tree_view import where
+from ragspec.reports.builder import count_sources, kept_of, sources_of
 from ragspec.reports.label import ROUNDED, kind_of_label
-from ragspec.reports.sources import count_sources, kept_of, sources_of
 from ragspec.reports.trace import Trace
 
 MEANINGS = {

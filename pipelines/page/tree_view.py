@@ -17,7 +17,7 @@ from unicodedata import category, combining, east_asian_width
 from ragspec.acceptance.base import Step
 from ragspec.pipelines.page.charts import first_number
 from ragspec.pipelines.page.palette import TARGET, colours_of
-from ragspec.reports.sources import kept_of, sources_of
+from ragspec.reports.builder import kept_of, sources_of
 from ragspec.reports.trace import Trace
 from ragspec.trees.draft_tree import PREDICTION, ROOT
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ragspec.sampling.stopping import TextStream
+from ragspec.sampling.text_output import TextOutput
 
 if TYPE_CHECKING:
     from ragspec.engine.output import Generation
@@ -26,7 +26,7 @@ class Placing:
     """Places the tokens of one text as they come."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._text = TextStream(tokenizer)
+        self._text = TextOutput(tokenizer)
         self._waiting: deque[Placed] = deque()
         self._taken = 0
 

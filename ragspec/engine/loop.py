@@ -17,10 +17,18 @@ from ragspec.acceptance.base import Rule, Step, Verdict, open_rule
 from ragspec.acceptance.target_view import RowView
 from ragspec.budget.shared_forward import SharedForward
 from ragspec.budget.tree_size import fit_together
-from ragspec.engine.flight import Flight, Landed, Launcher
 from ragspec.engine.reading import Reading, hidden_of, portions, read
 from ragspec.engine.rows import Row
-from ragspec.engine.step import Emission, emit, judge, learn, propose
+from ragspec.engine.step import (
+    Emission,
+    InFlightStep,
+    Launcher,
+    StepOutput,
+    emit,
+    judge,
+    learn,
+    propose,
+)
 from ragspec.errors import UnsupportedModelError
 from ragspec.models.device import out_of_memory, without_autograd
 from ragspec.sampling.top_tokens import Tops
@@ -77,7 +85,7 @@ class Loop:
         self._live: list[Row] = []
         self._put_back: list[Reading] = []
         self._launcher = Launcher(session)
-        self._flight: Flight | None = None  # the forward that was launched ahead,
+        self._ahead: InFlightStep | None = None  # the forward that was launched ahead,
         self._failure: Exception | None = None  # or why it could not be
         self._most = 0  # rows for which there was memory, where some were put back
 
@@ -106,7 +114,7 @@ class Loop:
 
     def leave(self, row: Row) -> None:
         """Let a row leave, whether or not its text has ended."""
-        if self._flight is not None or self._failure is not None:
+        if self._ahead is not None or self._failure is not None:
             self._withdraw()
         if row in self._live:
             self._live.remove(row)
@@ -141,25 +149,25 @@ class Loop:
         What goes wrong is raised by the next step: nobody loses what was written.
         """
         try:
-            self._flight = self._launch()
+            self._ahead = self._launch()
         except Exception as error:
             self.session.abandon()
             self._failure = error
 
-    def _launch(self) -> Flight | None:
+    def _launch(self) -> InFlightStep | None:
         """Draft for every row and launch the forward; None where no row is left to verify."""
         began = time.perf_counter()
         rows, trees = self._drafts()
         if not rows:
             return None
-        flight = Flight(rows, trees, time.perf_counter() - began)
-        self._launcher.launch(flight)
-        return flight
+        pending_step = InFlightStep(rows, trees, time.perf_counter() - began)
+        self._launcher.launch(pending_step)
+        return pending_step
 
     def _withdraw(self) -> None:
         """Forget the forward that was launched ahead: its rows are drafted for again."""
         self.session.abandon()
-        self._flight = self._failure = None
+        self._ahead = self._failure = None
 
     def _enter(self, rows: list[Row], resumed: bool) -> None:
         """Let rows be read; one of which all but the root was read before takes steps at once."""
@@ -222,26 +230,26 @@ class Loop:
     @without_autograd
     def _advance(self) -> list[Emission]:
         """Take one step in every row that is read."""
-        flight, failure = self._flight, self._failure
-        self._flight = self._failure = None
+        pending_step, failure = self._ahead, self._failure
+        self._ahead = self._failure = None
         try:
             if failure is not None:
                 raise failure
-            flight = flight or self._launch()
-            if flight is None:
+            pending_step = pending_step or self._launch()
+            if pending_step is None:
                 return []
             landing = time.perf_counter()
-            landed = self._launcher.land(flight)
-            judged, tops, hidden = self._judged(flight, landed)
+            output = self._launcher.wait(pending_step)
+            judged, tops, hidden = self._judged(pending_step, output)
         except Exception as error:
             return self._make_room(error)
-        rows, trees = flight.rows, flight.trees
+        rows, trees = pending_step.rows, pending_step.trees
         verified = time.perf_counter()
-        waited = max(flight.launching + verified - landing, landed.seconds)
+        waited = max(pending_step.launching + verified - landing, output.seconds)
         self.session.commit([() if found is None else found[0].path for found in judged])
         committed = time.perf_counter()
         spent = {
-            "draft": 1000 * flight.drafting,
+            "draft": 1000 * pending_step.drafting,
             "verify": 1000 * waited,
             "commit": 1000 * (committed - verified),
         }
@@ -258,17 +266,17 @@ class Loop:
         return emissions
 
     def _judged(
-        self, flight: Flight, landed: Landed
+        self, pending_step: InFlightStep, output: StepOutput
     ) -> tuple[
         list[tuple[Verdict, RowView] | None], list[Tops] | None, Sequence[torch.Tensor | None]
     ]:
         """Return what the rules decide of a forward, and what drafters learn from."""
-        rows, trees, logits = flight.rows, flight.trees, landed.logits
+        rows, trees, logits = pending_step.rows, pending_step.trees, output.logits
         k = max(row.top for row in rows)
         kept = not any(row.law.processors for row in rows)
         tops = Tops.ranked(logits, k, [len(tree) + 1 for tree in trees], kept) if k else None
         hidden = hidden_of(self.session, rows)
-        return judge(rows, trees, logits, hidden, self._attempt, landed.chosen), tops, hidden
+        return judge(rows, trees, logits, hidden, self._attempt, output.chosen), tops, hidden
 
     def _make_room(self, error: Exception) -> list[Emission]:
         """Put a row back where memory has ended, before anybody was judged; raises other errors."""

@@ -142,31 +142,56 @@ def read_options(
     tokenizer: Any = None,
     defaults: Any = None,
 ) -> RowSettings:
-    """Return what the rows of a call share, checked before any work is done.
+    """Return what the rows of a call share, checked before any work.
 
-    ends: the model's end tokens. has_text: whether there is a tokenizer. limit: positions of the
-    context. tokenizer: for a prediction. defaults: the model's generation config. Raises
-    InputError, SamplingError, PromptTooLongError.
+    Args:
+        options: The keywords of the call.
+        sampling: How tokens are chosen.
+        prompts: Token ids of each prompt.
+        ends: The model's end tokens.
+        has_text: Whether there is a tokenizer.
+        vocab_size: Number of ids that the model produces.
+        limit: Positions of the context, None for no limit.
+        tokenizer: For a prediction and a draft prompt.
+        defaults: The model's generation config.
+
+    Raises:
+        InputError, SamplingError, PromptTooLongError: What is wrong, and a remedy.
     """
     refuse_unknown(options)
     _check_sampling(sampling, len(prompts))
+    alone = len(prompts) * sampling.n == 1
+    _check_counts(options, len(prompts), alone)
     defaults = None if options.get("ignore_defaults") else defaults
     sampling = with_defaults(sampling, defaults)
     longest = max(len(prompt) for prompt in prompts)
-    new = _new_tokens(options.get("max_new_tokens"), longest, limit)
+    room = DEFAULT_NEW_TOKENS if limit is None else min(DEFAULT_NEW_TOKENS, limit - longest)
+    new = _whole("max_new_tokens", options.get("max_new_tokens"))
+    new = max(1, room) if new is None else new
     check_length(longest, new, limit)
     _check_bias(sampling, vocab_size)
     _check_penalties(sampling, prompts, vocab_size)
-    own = () if options.get("ignore_eos") else ends
+    stops = options.get("stop_token_ids")
     rule = StopRule(
-        frozenset(own) | _stop_ids(options.get("stop_token_ids"), vocab_size),
+        frozenset(() if options.get("ignore_eos") else ends)
+        | frozenset(_token_ids("stop_token_ids", stops, vocab_size, Iterable) or ()),
         new,
         _stop_strings(options.get("stop", ()), has_text),
         _callables("stopping_criteria", options.get("stopping_criteria")),
-        _pause(options.get("pause")),
+        _whole("pause", options.get("pause")),
     )
     _check_bad_words(sampling, rule.ends)
-    alone = len(prompts) * sampling.n == 1
+    written = _token_ids("written", options.get("written"), vocab_size) or ()
+    if len(written) > new:
+        raise InputError(
+            f"written has {len(written)} tokens and max_new_tokens is {new}, which counts them; "
+            "expected as many or more. Ask for a higher number."
+        )
+    draft_prompt = options.get("draft_prompt")
+    if isinstance(draft_prompt, str):
+        if tokenizer is None:
+            raise InputError("draft_prompt is a text but the engine has no tokenizer; pass ids")
+        draft_prompt = tokenizer(draft_prompt)["input_ids"]
     return RowSettings(
         sampling,
         rule,
@@ -177,131 +202,14 @@ def read_options(
         read_prediction(options.get("prediction"), prompts, tokenizer, vocab_size),
         alone=alone,
         defaults=defaults,
-        kept=_kept(options.get("kept"), alone),
-        on_read=_on_read(options.get("on_read")),
+        kept=options.get("kept"),
+        on_read=options.get("on_read"),
         prefix=_prefix(options, prompts),
-        written=_written(options.get("written"), alone, new, vocab_size),
-        transform=_transform(options.get("transform")),
-        draft_prompt=_draft_prompt(options.get("draft_prompt"), prompts, tokenizer, vocab_size),
-        known_states=_known_states(options.get("known_states", ()), prompts),
+        written=written,
+        transform=options.get("transform"),
+        draft_prompt=_token_ids("draft_prompt", draft_prompt, vocab_size),
+        known_states=_known_states(options.get("known_states", ()), prompts[0]),
     )
-
-
-def _draft_prompt(
-    given: Any, prompts: Sequence[Sequence[int]], tokenizer: Any, vocab_size: int
-) -> tuple[int, ...] | None:
-    """Return what drafters read in place of the prompt."""
-    if given is None:
-        return None
-    if len(prompts) > 1:
-        raise InputError(f"got draft_prompt= with {len(prompts)} prompts; expected one prompt.")
-    if isinstance(given, str) and tokenizer is None:
-        raise InputError("draft_prompt is a text but the engine has no tokenizer; pass token ids")
-    tokens = tokenizer(given)["input_ids"] if isinstance(given, str) else given
-    if not isinstance(tokens, Sequence):
-        raise InputError(f"draft_prompt is {given!r}; expected token ids, a text, or None")
-    wrong = [t for t in tokens if not isinstance(t, Integral) or not 0 <= int(t) < vocab_size]
-    if wrong:
-        raise InputError(
-            f"draft_prompt has {wrong[0]!r}; expected token ids from 0 to {vocab_size - 1}"
-        )
-    return tuple(map(int, tokens))
-
-
-def _known_states(
-    given: Sequence[KnownStates], prompts: Sequence[Sequence[int]]
-) -> tuple[KnownStates, ...]:
-    """Return the states of parts of the prompt, which follow each other in it."""
-    if not given:
-        return ()
-    if len(prompts) > 1:
-        raise InputError(f"got known_states= with {len(prompts)} prompts; expected one prompt.")
-    end = 0
-    for part in given:
-        if not isinstance(part, KnownStates) or part.states.dim() != 3 or part.start < end:
-            raise InputError(
-                f"known_states has {part!r:.60} behind token {end}; expected KnownStates in the "
-                "prompt's order, each with states [copies, n, H]."
-            )
-        end = part.start + part.states.shape[1]
-    if end > len(prompts[0]):
-        raise InputError(
-            f"known_states reach to token {end} of a prompt of {len(prompts[0])}; expected states "
-            "of the prompt's own tokens."
-        )
-    return tuple(given)
-
-
-def _transform(given: Transform | None) -> Transform | None:
-    if given is not None and (not isinstance(given, Transform) or isinstance(given, type)):
-        raise InputError(
-            f"transform is {given!r}; expected an object with name, reads_hidden and open(start), "
-            "or None"
-        )
-    return given
-
-
-def _on_read(given: Any) -> Callable[[int, int], None] | None:
-    if given is None:
-        return None
-    if not callable(given):
-        raise InputError(f"on_read is {given!r}; expected a function of two numbers, or None")
-    told: Callable[[int, int], None] = given
-    return told
-
-
-def _prefix(options: Options, prompts: Sequence[Sequence[int]]) -> int:
-    """Return how many tokens of a prompt are kept for other prompts; 0 for none."""
-    given = options.get("prefix", 0)
-    if not isinstance(given, Integral) or not 0 <= given < len(prompts[0]):
-        raise InputError(
-            f"prefix is {given!r}; expected a whole number below the prompt's {len(prompts[0])} "
-            "tokens, the last of which is always read"
-        )
-    if given and options.get("kept") is None:
-        raise InputError("got prefix without kept; expected a KeptContext, which keeps it.")
-    return int(given)
-
-
-def _pause(given: int | None) -> int | None:
-    if given is not None and (not isinstance(given, Integral) or given < 1):
-        raise InputError(f"pause is {given!r}; expected a whole number, at least 1, or None")
-    return given
-
-
-def _written(
-    given: Sequence[int] | None, alone: bool, new: int, vocab_size: int
-) -> tuple[int, ...]:
-    """Return the tokens that a text goes on after."""
-    if given is None:
-        return ()
-    if not alone:
-        raise InputError("got written= with several texts; expected one prompt and n=1.")
-    if not isinstance(given, Sequence):
-        raise InputError(f"written is {given!r}; expected a list of token ids, or None")
-    tokens = tuple(given)
-    wrong = [t for t in tokens if not isinstance(t, Integral) or not 0 <= int(t) < vocab_size]
-    if wrong:
-        raise InputError(
-            f"written has {wrong[0]!r}; expected token ids from 0 to {vocab_size - 1}, as "
-            "Generation.tokens has them"
-        )
-    if len(tokens) > new:
-        raise InputError(
-            f"written has {len(tokens)} tokens and max_new_tokens is {new}, which counts them; "
-            "expected as many or more. Ask for a higher number."
-        )
-    return tuple(map(int, tokens))
-
-
-def _kept(given: KeptContext | None, alone: bool) -> KeptContext | None:
-    if given is not None and not (alone and isinstance(given, KeptContext)):
-        raise InputError(
-            f"got kept={given!r} with several texts; expected one prompt and n=1."
-            if isinstance(given, KeptContext)
-            else f"kept is {given!r}; expected a KeptContext, or None."
-        )
-    return given
 
 
 def refuse_unknown(options: Mapping[str, Any]) -> None:
@@ -313,13 +221,82 @@ def refuse_unknown(options: Mapping[str, Any]) -> None:
             raise InputError(f"unknown option {name!r}.{hint} Known: {known}.")
 
 
-def _new_tokens(asked: int | None, longest: int, limit: int | None) -> int:
-    if asked is None:
-        room = DEFAULT_NEW_TOKENS if limit is None else limit - longest
-        return max(1, min(DEFAULT_NEW_TOKENS, room))
-    if not isinstance(asked, Integral) or asked < 1:
-        raise InputError(f"max_new_tokens is {asked!r}; expected a whole number, at least 1")
-    return int(asked)
+def _check_counts(options: Options, prompts: int, alone: bool) -> None:
+    """Refuse objects of another kind, and options of one text where there are several."""
+    kinds: dict[str, tuple[Callable[[Any], bool], str]] = {
+        "kept": (lambda value: isinstance(value, KeptContext), "a KeptContext"),
+        "on_read": (callable, "a function of two numbers"),
+        "transform": (
+            lambda value: isinstance(value, Transform) and not isinstance(value, type),
+            "an object with name, reads_hidden and open(start)",
+        ),
+    }
+    for name, (fits, expected) in kinds.items():
+        value = options.get(name)
+        if value is not None and not fits(value):
+            raise InputError(f"{name} is {value!r}; expected {expected}, or None.")
+    for name in ("kept", "written"):
+        if options.get(name) is not None and not alone:
+            raise InputError(f"got {name}= with several texts; expected one prompt and n=1.")
+    if prompts > 1 and options.get("draft_prompt") is not None:
+        raise InputError(f"got draft_prompt= with {prompts} prompts; expected one prompt.")
+    if prompts > 1 and options.get("known_states"):
+        raise InputError(f"got known_states= with {prompts} prompts; expected one prompt.")
+
+
+def _whole(name: str, value: Any) -> int | None:
+    if value is not None and (not isinstance(value, Integral) or value < 1):
+        raise InputError(f"{name} is {value!r}; expected a whole number, at least 1, or None")
+    return None if value is None else int(value)
+
+
+def _token_ids(
+    name: str, value: Any, vocab_size: int, kind: type = Sequence
+) -> tuple[int, ...] | None:
+    """Return ids that the model produces, None for None."""
+    if value is None:
+        return None
+    if not isinstance(value, kind):
+        raise InputError(f"{name} is {value!r}; expected a list of token ids, or None")
+    tokens = tuple(value)
+    for token in tokens:
+        if not isinstance(token, Integral) or not 0 <= int(token) < vocab_size:
+            raise InputError(
+                f"{name} has {token!r}; expected token ids from 0 to {vocab_size - 1}, which the "
+                "model produces"
+            )
+    return tuple(map(int, tokens))
+
+
+def _known_states(states: Sequence[KnownStates], prompt: Sequence[int]) -> tuple[KnownStates, ...]:
+    """Return the states of parts of the prompt, which follow each other in it."""
+    end = 0
+    for part in states:
+        if not isinstance(part, KnownStates) or part.states.dim() != 3 or part.start < end:
+            raise InputError(
+                f"known_states has {part!r:.60} behind token {end}; expected KnownStates in the "
+                "prompt's order, each with states [copies, n, H]."
+            )
+        end = part.start + part.states.shape[1]
+    if end > len(prompt):
+        raise InputError(
+            f"known_states reach to token {end} of a prompt of {len(prompt)}; expected states "
+            "of the prompt's own tokens."
+        )
+    return tuple(states)
+
+
+def _prefix(options: Options, prompts: Sequence[Sequence[int]]) -> int:
+    """Return how many tokens of a prompt are cached for other prompts; 0 for none."""
+    count = options.get("prefix", 0)
+    if not isinstance(count, Integral) or not 0 <= count < len(prompts[0]):
+        raise InputError(
+            f"prefix is {count!r}; expected a whole number below the prompt's {len(prompts[0])} "
+            "tokens, the last of which is always read"
+        )
+    if count and options.get("kept") is None:
+        raise InputError("got prefix without kept; expected a KeptContext, which keeps it.")
+    return int(count)
 
 
 def _stop_strings(stop: str | Sequence[str] | None, has_text: bool) -> tuple[str, ...]:
@@ -331,21 +308,6 @@ def _stop_strings(stop: str | Sequence[str] | None, has_text: bool) -> tuple[str
     if "" in strings:
         raise InputError("a stop string is empty; expected at least one character")
     return tuple(strings)
-
-
-def _stop_ids(ids: Iterable[int] | None, vocab_size: int) -> frozenset[int]:
-    if ids is None:
-        return frozenset()
-    if not isinstance(ids, Iterable):
-        raise InputError(f"stop_token_ids is {ids!r}; expected a list of token ids, or None")
-    tokens = list(ids)
-    for token in tokens:
-        if not isinstance(token, Integral) or not 0 <= int(token) < vocab_size:
-            raise InputError(
-                f"stop_token_ids has {token!r}; expected token ids from 0 to {vocab_size - 1}, "
-                "which the model produces"
-            )
-    return frozenset(map(int, tokens))
 
 
 def _of_row(given: Any, row: int) -> Any:

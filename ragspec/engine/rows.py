@@ -30,8 +30,8 @@ from ragspec.engine.output import Generation
 from ragspec.engine.parts import Parts
 from ragspec.errors import InputError
 from ragspec.models.device import without_autograd
+from ragspec.reports.builder import ReportBuilder
 from ragspec.reports.label import label_under, rounds
-from ragspec.reports.report import ReportBuilder
 from ragspec.sampling.distribution import TokenLaw
 from ragspec.sampling.noise import NoiseStream, fresh_seed
 from ragspec.sampling.settings import TokenLogprob

@@ -1,4 +1,4 @@
-"""One row in one step: what it drafts, what its rule decides, what it emits and learns."""
+"""One step: its forward, and for each row the draft, the verdict, the emission and the feedback."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ragspec.acceptance.target_view import RowView, choose_together
 from ragspec.acceptance.walk import Walk
 from ragspec.engine.rows import Row
 from ragspec.sampling.top_tokens import Tops
+from ragspec.target.base import FollowsLaws, LaunchesSteps, TargetSession
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import limit_depth
 
@@ -157,3 +158,70 @@ def learn(
         step.view = step.best = step.hidden = None
     if row.budget is not None:
         row.budget.observe(step, len(row.context.tokens))
+
+
+@dataclass(slots=True)
+class InFlightStep:
+    """One forward and the drafts that it verifies. drafting, launching: seconds of the host."""
+
+    rows: list[Row]
+    trees: list[DraftTree]
+    drafting: float
+    launching: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """The result of a forward: logits [B, n, V], and the target's own tokens if it samples them.
+
+    seconds: of the device, 0 if it does not measure them.
+    """
+
+    logits: torch.Tensor
+    chosen: list[list[int]] | None
+    seconds: float = 0.0
+
+
+class Launcher:
+    """Launches the forwards of a session and waits for them.
+
+    If the session can, a forward starts before the tokens of the last one are handed on. Texts are
+    decoded, reports written and callers served while the device computes. The drafts and the
+    distributions do not depend on any clock.
+    """
+
+    def __init__(self, session: TargetSession) -> None:
+        self.session = session
+        # Asked once: to ask a protocol takes 0.1 ms.
+        self._following = session if isinstance(session, FollowsLaws) else None
+        self._launching = session if isinstance(session, LaunchesSteps) else None
+
+    @property
+    def ahead(self) -> bool:
+        """Whether a forward may be under way while the host does other things."""
+        return self._launching is not None
+
+    def launch(self, step: InFlightStep) -> None:
+        """Begin a forward, where the session does not wait for its end."""
+        session, rows = self._following, step.rows
+        if session is not None and all(follows(row) for row in rows):
+            session.follow([row.law for row in rows], [row.context.tokens for row in rows])
+        if self._launching is not None:
+            began = time.perf_counter()
+            self._launching.launch(_pending(rows), step.trees)
+            step.launching = time.perf_counter() - began
+
+    def wait(self, step: InFlightStep) -> StepOutput:
+        """Return the output of a forward that has begun."""
+        if self._launching is None:
+            logits, seconds = self.session.verify(_pending(step.rows), step.trees), 0.0
+        else:
+            logits = self._launching.settle()
+            seconds = self._launching.seconds
+        return StepOutput(
+            logits, None if self._following is None else self._following.chosen, seconds
+        )
+
+
+def _pending(rows: Sequence[Row]) -> list[Sequence[int]]:
+    return [row.pending for row in rows]

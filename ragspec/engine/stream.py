@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self
 
 from ragspec.engine.options import RowSettings
 from ragspec.engine.output import Generation
-from ragspec.sampling.stopping import TextStream
+from ragspec.sampling.text_output import TextOutput
 
 
 class Written(Protocol):
@@ -31,7 +31,7 @@ class Pieces:
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str], written: Sequence[int] = ()) -> None:
-        self._text = TextStream(tokenizer)
+        self._text = TextOutput(tokenizer)
         self._held = max((len(stop) for stop in stops), default=1) - 1
         self._text.push(written)
         self._given = max(0, len(self._text.text) - self._held)  # by the stream before a pause

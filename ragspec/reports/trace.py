@@ -21,13 +21,14 @@ import numpy as np
 
 from ragspec.acceptance.base import Step
 from ragspec.errors import InputError
-from ragspec.reports.report import Report, ReportBuilder
+from ragspec.reports.builder import ReportBuilder
+from ragspec.reports.report import Report
+from ragspec.sampling.text_output import TextOutput
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from ragspec.trees.operations import check
 
 FORMAT = "ragspec-trace"
 VERSION = 1
-UNFINISHED = "\ufffd"
 # What reading or showing a damaged trace may raise.
 DAMAGE = (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError)
 
@@ -98,17 +99,10 @@ def token_texts(tokens: Sequence[int], decode: Callable[[list[int]], str]) -> li
     A character made of several tokens stands at its last one; the others get "". `decode` turns
     ids into text.
     """
-    texts: list[str] = []
-    start = read = 0  # decoding begins one piece back, for tokenizers that look to the left
-    known = ""
-    for end in range(1, len(tokens) + 1):
-        text = decode(list(tokens[start:end]))
-        if text.endswith(UNFINISHED) and end < len(tokens):
-            texts.append("")
-            continue
-        texts.append(text[len(known) :])
-        start, read = read, end
-        known = decode(list(tokens[start:read]))
+    output = TextOutput(decode)
+    texts = [output.push([token]) for token in tokens]
+    if texts:
+        texts[-1] += output.flush()
     return texts
 
 

@@ -1,72 +1,17 @@
-"""When a text ends, and how tokens become text piece by piece."""
+"""The rules that end a text, and the state of one text under them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from ragspec.errors import InputError
+from ragspec.sampling.text_output import TextOutput, Tokenizer
 
 Criterion = Callable[[torch.Tensor, torch.Tensor], Any]
-
-_REPLACEMENT = "�"
-
-
-class Tokenizer(Protocol):
-    """The part of a transformers tokenizer that is used to turn tokens into text."""
-
-    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> Any:
-        """Return the text of the ids."""
-        ...
-
-
-class TextStream:
-    """Turns tokens into text as they come, holding back half-written characters.
-
-    Tokenizers may join, strip or split characters across tokens, so each piece is the difference
-    of two decodings that start at the same earlier token.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.text = ""
-        self._tokenizer = tokenizer
-        self._tokens: list[int] = []
-        self._anchor = 0
-        self._read = 0
-
-    def push(self, tokens: Sequence[int]) -> str:
-        """Take more tokens and return the text that they complete."""
-        self._tokens.extend(tokens)
-        before = self._decode(self._tokens[self._anchor : self._read])
-        after = self._decode(self._tokens[self._anchor :])
-        if after.endswith(_REPLACEMENT) or len(after) <= len(before):
-            return ""
-        piece = after[len(before) :]
-        self._anchor, self._read = self._read, len(self._tokens)
-        self.text += piece
-        return piece
-
-    def flush(self) -> str:
-        """Return what was held back, half-written characters as they are."""
-        before = self._decode(self._tokens[self._anchor : self._read])
-        piece = self._decode(self._tokens[self._anchor :])[len(before) :]
-        self._read = len(self._tokens)
-        self.text += piece
-        return piece
-
-    def fork(self) -> TextStream:
-        """Return an independent copy, to look ahead with."""
-        other = TextStream(self._tokenizer)
-        other.text = self.text
-        other._tokens = list(self._tokens)
-        other._anchor, other._read = self._anchor, self._read
-        return other
-
-    def _decode(self, tokens: list[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True)) if tokens else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +39,7 @@ class StopRule:
         written: tokens of the text that are there already; the state has a reason at once where it
         ends with the last of them. Raises InputError where it has ended before.
         """
-        stream = TextStream(tokenizer) if self.strings and tokenizer else None
+        stream = TextOutput(tokenizer) if self.strings and tokenizer else None
         return StopState(self, stream, prompt, written)
 
     def room(self, written: int = 0) -> int:
@@ -112,7 +57,7 @@ class StopState:
     def __init__(
         self,
         rule: StopRule,
-        stream: TextStream | None,
+        stream: TextOutput | None,
         prompt: Sequence[int] = (),
         written: Sequence[int] = (),
     ) -> None:

@@ -21,8 +21,7 @@ import numpy as np
 
 from ragspec.acceptance.base import Step
 from ragspec.engine.output import Generation
-from ragspec.reports.join import joined
-from ragspec.reports.retrieval import Event, Retrieval
+from ragspec.reports.report import Event, Retrieval, joined
 from ragspec.retrievers.knn.cache import NeighbourCache
 from ragspec.retrievers.knn.laws import Asked, Guessing, Knn, Searching
 from ragspec.retrievers.knn.nearest_keys import Neighbours

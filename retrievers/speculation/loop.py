@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 from ragspec.errors import InputError
-from ragspec.reports.retrieval import Event, Retrieval
+from ragspec.reports.report import Event, Retrieval
 from ragspec.retrievers.speculation.schedule import Plan, Schedule
 
 Query = TypeVar("Query")

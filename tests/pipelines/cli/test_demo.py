@@ -1,8 +1,12 @@
+"""The demonstration: both runs of a question give one text, and the figures are those of both."""
+
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,40 +17,39 @@ from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.cli.compare import Divergence
 from ragspec.pipelines.cli.demo import (
     Item,
-    Summary,
     UnequalTextError,
     ask_all,
-    demo_engine,
     guide,
     questions_of,
-    refuse_unequal,
-    show_table,
-    write_report,
+    run_demo,
+    summarise,
 )
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.docqa.docqa import DocQA
 from tests.support import tiny
 
 TEXT = (
-    "# Walk\n\nThe walk follows the tokens of the target <script>alert(1)</script> through the "
-    "tree.\n\n# Budget\n\nThe budget is the number of nodes that a step may verify.\n"
+    "# Walk\n\nThe walk follows the tokens of the target through the tree.\n\n"
+    "# Budget\n\nThe budget is the number of nodes that a step may verify.\n"
 )
 QUESTIONS = ["What does the walk follow?", "What is the budget?"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("guide")
-    (made / "guide.md").write_text(TEXT)
-    return made
+    path = tmp_path_factory.mktemp("guide")
+    (path / "guide.md").write_text(TEXT)
+    tiny.model(max_position_embeddings=2048).save_pretrained(path / "model")
+    tiny.tokenizer().save_pretrained(path / "model")
+    return path
 
 
 @pytest.fixture(scope="module")
-def qa(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> DocQA:
-    model = tmp_path_factory.mktemp("model")
-    tiny.model(max_position_embeddings=2048).save_pretrained(model)
-    tiny.tokenizer().save_pretrained(model)
-    return DocQA.from_documents(folder, engine=demo_engine(str(model)), embedder=None)
+def qa(folder: Path) -> DocQA:
+    from ragspec.engine.engine import Engine
+
+    engine = Engine.from_pretrained(folder / "model", device="cpu", dtype="float32")
+    return DocQA.from_documents(folder / "guide.md", engine=engine, embedder=None)
 
 
 @pytest.fixture(scope="module")
@@ -56,17 +59,8 @@ def items(qa: DocQA) -> list[Item]:
 
 def test_both_runs_of_a_question_give_one_text(items: list[Item]) -> None:
     assert [item.question for item in items] == QUESTIONS
-    assert all(item.compared.equal for item in items)
-    assert all(item.answer.report.drafted >= 0 and item.compared.seconds > 0 for item in items)
-    refuse_unequal(items)
-
-
-def test_a_text_that_differs_is_an_error_that_names_the_question(items: list[Item]) -> None:
-    wrong = replace(
-        items[1].compared, equal=False, first_divergence=Divergence(3, 1, 2, margin=0.5)
-    )
-    with pytest.raises(UnequalTextError, match="What is the budget"):
-        refuse_unequal([items[0], replace(items[1], compared=wrong)])
+    assert all(item.compared.equal and item.compared.seconds > 0 for item in items)
+    assert all(item.answer.report.drafted >= 0 for item in items)
 
 
 def with_figures(item: Item, ratio: float, loop_share: float) -> Item:
@@ -77,33 +71,19 @@ def with_figures(item: Item, ratio: float, loop_share: float) -> Item:
 
 def test_summary_is_medians_and_sums_without_loops(items: list[Item]) -> None:
     figures = [(1.0, 0.0), (9.0, 0.9), (3.0, 0.1), (2.0, 0.0)]
-    made = [with_figures(items[0], *pair) for pair in figures]
-    summary = Summary.of(made)
-    assert (summary.questions, summary.equal, summary.looping, summary.ratio) == (4, 4, 1, 2.0)
-    assert summary.seconds == 4.0
-    assert summary.tokens == 4 * items[0].answer.report.tokens
-    assert Summary.of(made[1:2]).ratio == 9.0
-
-
-def test_table_and_page_show_every_question(
-    items: list[Item], qa: DocQA, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    summary = Summary.of(items)
-    show_table(items, summary, Terminal())
-    out = capsys.readouterr().out
-    assert "2 of 2 texts equal" in out and out.count(" yes") == 2
-    write_report(items, summary, folder, qa, tmp_path / "demo.html")
-    page = (tmp_path / "demo.html").read_text(encoding="utf-8")
-    assert all(question in page for question in QUESTIONS)
-    assert "<script" not in page and "2 of 2" in page and "TEXT DIFFERS" not in page
+    several = [with_figures(items[0], *pair) for pair in figures]
+    summary = summarise(several)
+    expected = {"questions": 4, "equal": 4, "looping": 1, "ratio": 2.0, "seconds": 4.0}
+    assert expected.items() <= summary.items()
+    assert summary["tokens"] == 4 * items[0].answer.report.tokens
+    assert summarise(several[1:2])["ratio"] == 9.0
 
 
 def test_questions_come_from_the_file_or_the_headings(qa: DocQA, tmp_path: Path) -> None:
     assert questions_of(tmp_path, qa) == ["What is said about Walk?", "What is said about Budget?"]
     file = tmp_path / "questions.jsonl"
     file.write_text('{"question": "Why?"}\n\n{"question": "How?"}\n')
-    assert questions_of(tmp_path, qa) == ["Why?", "How?"]
-    assert questions_of(file, qa) == ["Why?", "How?"]
+    assert questions_of(tmp_path, qa) == questions_of(file, qa) == ["Why?", "How?"]
     for broken in ("{", "[]", '{"other": 1}'):
         file.write_text(broken)
         with pytest.raises(InputError, match=r"questions\.jsonl"):
@@ -113,43 +93,47 @@ def test_questions_come_from_the_file_or_the_headings(qa: DocQA, tmp_path: Path)
         questions_of(tmp_path, qa)
 
 
-def test_a_page_in_a_missing_folder_is_refused_before_any_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def run(
+    items: list[Item], qa: DocQA, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., None]:
+    """Return `run_demo` over known items."""
+    monkeypatch.setattr(DocQA, "from_documents", lambda *_, **__: qa)
+
+    def runs(shown: list[Item], as_json: bool) -> None:
+        monkeypatch.setattr(demo, "ask_all", lambda *_: iter(shown))
+        run_demo(folder, 2, str(folder / "model"), Terminal(quiet=as_json), as_json)
+
+    return runs
+
+
+def test_what_is_shown(
+    run: Callable[..., None], items: list[Item], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for out, said in ((tmp_path / "no" / "d.html", "there is no folder"), (tmp_path, "directory")):
-        assert main(["demo", "--out", str(out), "--model", "./absent"]) == 2
-        assert said in capsys.readouterr().err
+    run(items, False)
+    shown: Any = capsys.readouterr()
+    assert "2 of 2 texts equal" in shown.out and shown.err.count("the same tokens") == 2
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_the_figures_are_shown_before_the_page_is_written(
+def test_a_text_that_differs_is_an_error_after_the_figures(
     as_json: bool,
+    run: Callable[..., None],
     items: list[Item],
-    qa: DocQA,
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise InputError("the disk is full")
-
-    monkeypatch.setattr(demo, "demo_engine", lambda model: qa.engine)
-    monkeypatch.setattr(DocQA, "from_documents", lambda *_, **__: qa)
-    monkeypatch.setattr(demo, "ask_all", lambda *_: iter(items))
-    monkeypatch.setattr(demo, "write_report", refuse)
-    with pytest.raises(InputError, match="the disk is full"):
-        demo.run_demo(folder, tmp_path / "d.html", 2, "", Terminal(quiet=as_json), as_json)
-    assert ('"equal": 2' if as_json else "2 of 2 texts equal") in capsys.readouterr().out
+    first = Divergence(3, 1, 2, margin=0.5)
+    wrong = replace(items[1].compared, equal=False, first_divergence=first)
+    with pytest.raises(UnequalTextError, match="What is the budget"):
+        run([items[0], replace(items[1], compared=wrong)], as_json)
+    assert ('"equal": 1' if as_json else "1 of 2 texts equal") in capsys.readouterr().out
 
 
-def test_the_bundled_demonstration_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    needed = [guide() / "questions.jsonl", BUNDLED["starter"], BUNDLED["starter-embedder"]]
-    for path in needed:
+def test_the_bundled_demonstration_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (guide() / "questions.jsonl", BUNDLED["starter"], BUNDLED["starter-embedder"]):
         if not path.exists():
             pytest.skip(f"{path.name} is not bundled yet")
-    out = tmp_path / "demo.html"
-    assert main(["demo", "--questions", "2", "-o", str(out), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["summary"]["equal"] == 2
-    assert out.stat().st_size > 5000
+    assert main(["demo", "--questions", "2", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["summary"]["equal"] == 2
+    assert all(item["answer"] and item["tokens"] for item in shown["items"])

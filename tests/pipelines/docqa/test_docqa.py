@@ -13,8 +13,7 @@ from ragspec.engine.output import Generation
 from ragspec.errors import DocumentError, InputError, PromptTooLongError, StoreError
 from ragspec.pipelines import DocQA
 from ragspec.pipelines.docqa.wording import WORDINGS
-from ragspec.reports.report import ReportBuilder
-from ragspec.reports.sources import count_sources
+from ragspec.reports.builder import ReportBuilder, count_sources
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from tests.pipelines.docqa.test_citations import check

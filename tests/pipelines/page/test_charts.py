@@ -14,7 +14,7 @@ from ragspec.pipelines.page.charts import (
     step_chart,
 )
 from ragspec.pipelines.page.palette import colours_of
-from ragspec.reports.retrieval import Event
+from ragspec.reports.report import Event
 from ragspec.trees.draft_tree import DraftTree
 from tests.pipelines.page.test_page import sample_trace
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ragspec.acceptance.base import Step
 from ragspec.pipelines.console.terminal import STYLES
 from ragspec.pipelines.page.palette import COLOURS, colours_of, preferred, slots_of
-from ragspec.reports.sources import kept_of
+from ragspec.reports.builder import kept_of
 from ragspec.trees.draft_tree import DraftTree
 
 LISTED = ("context", "model", "rest", "recycling", "suffix", "hierarchy", "rasd", "prediction")

@@ -28,7 +28,7 @@ from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
 from ragspec.engine.loop import decode
 from ragspec.engine.rows import Row
-from ragspec.reports.report import ReportBuilder
+from ragspec.reports.builder import ReportBuilder
 from ragspec.retrievers.methods.auto import AutoDrafter
 from ragspec.retrievers.methods.cascade import Cascade, Named
 from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter

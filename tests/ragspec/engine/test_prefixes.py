@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from ragspec.engine.engine import Engine
-from ragspec.engine.kept import KeptContext
-from ragspec.engine.prefixes import PrefixCache
+from ragspec.engine.kept import KeptContext, PrefixCache
 from ragspec.errors import InputError
 from ragspec.sampling.settings import Sampling
 from ragspec.target.base import Beginning

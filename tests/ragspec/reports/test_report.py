@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from ragspec.acceptance.base import Step
 from ragspec.errors import InputError
-from ragspec.reports.report import Report, ReportBuilder, distinct_share, loop_share
+from ragspec.reports.builder import ReportBuilder
+from ragspec.reports.report import Report, distinct_share, loop_share
 from ragspec.trees.draft_tree import DraftTree
 
 

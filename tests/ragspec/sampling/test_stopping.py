@@ -1,4 +1,4 @@
-"""When a text ends, and text from tokens: stop strings over token borders, split characters."""
+"""When a text ends: end tokens, lengths, criteria, stop strings over token borders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragspec.sampling.stopping import StopRule, TextStream
+from ragspec.sampling.stopping import StopRule
 from tests.support import tiny
 
 TEXTS = st.text(alphabet="the dra ft.\nkê€é漢😀 ", min_size=1, max_size=24)
@@ -22,61 +22,6 @@ def bpe() -> Any:
 
 def encode(text: str) -> list[int]:
     return list(tiny.bpe_tokenizer()(text)["input_ids"])
-
-
-def chunks(tokens: list[int], sizes: list[int]) -> list[list[int]]:
-    found, start = [], 0
-    for size in sizes:
-        found.append(tokens[start : start + size])
-        start += size
-    return [*found, tokens[start:]]
-
-
-@given(TEXTS, st.lists(st.integers(1, 4), max_size=8))
-@settings(max_examples=60)
-def test_pieces_are_the_text_and_never_half_a_character(text: str, sizes: list[int]) -> None:
-    stream = TextStream(tiny.bpe_tokenizer())
-    pieces = [stream.push(part) for part in chunks(encode(text), sizes)]
-    assert not any("�" in piece for piece in pieces)
-    for count in range(len(pieces)):
-        assert text.startswith("".join(pieces[: count + 1]))
-    assert "".join([*pieces, stream.flush()]) == text == stream.text
-
-
-def test_characters_are_split_over_tokens_in_these_tests(bpe: Any) -> None:
-    assert len(encode("€")) == 3
-    assert len(encode("😀")) == 4
-    assert len(encode("token")) < 5
-
-
-def test_what_was_held_back_comes_out_as_it_is(bpe: Any) -> None:
-    stream = TextStream(bpe)
-    assert stream.push(encode("a€")[:-1]) == ""
-    assert stream.flush() == "a�"
-    assert stream.flush() == ""
-
-
-def test_a_broken_character_does_not_hold_the_text_for_ever(bpe: Any) -> None:
-    stream = TextStream(bpe)
-    broken = encode("€")[:1]
-    assert stream.push(broken) == ""
-    assert stream.push(encode("ok")) == "�ok"
-
-
-def test_end_tokens_are_no_text(bpe: Any) -> None:
-    stream = TextStream(bpe)
-    assert stream.push(encode("ab") + [bpe.eos_token_id]) == "ab"
-    assert stream.push(encode("cd")) == "cd"
-
-
-def test_a_fork_does_not_disturb_its_origin(bpe: Any) -> None:
-    stream = TextStream(bpe)
-    stream.push(encode("abc"))
-    fork = stream.fork()
-    assert fork.push(encode("xyz")) == "xyz"
-    assert stream.text == "abc"
-    assert stream.push(encode("def")) == "def"
-    assert fork.text == "abcxyz"
 
 
 @given(TEXTS, st.data())

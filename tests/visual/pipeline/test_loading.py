@@ -56,8 +56,12 @@ def test_what_cannot_be_turned_off_is_told() -> None:
 
 def test_local_files_only_never_asks_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
-    hub = "ragspec.models.resolve._from_hub"
-    monkeypatch.setattr(hub, lambda name, tried, offline, probe: asked.append(offline))
+
+    def from_hub(name: str, offline: bool) -> tuple[None, str]:
+        asked.append(offline)
+        return None, ""
+
+    monkeypatch.setattr("ragspec.models.resolve._from_hub", from_hub)
     for offline in (True, False):
         with pytest.raises(ModelNotFoundError):
             ImagePipeline.from_pretrained("nobody/nothing", local_files_only=offline)

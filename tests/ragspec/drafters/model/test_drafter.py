@@ -21,7 +21,7 @@ from ragspec.drafters.model.drafter import WORTH, ModelDrafter, ModelSession, Pa
 from ragspec.engine.loop import decode
 from ragspec.engine.rows import Row
 from ragspec.errors import InputError, UnsupportedModelError
-from ragspec.reports.report import ReportBuilder
+from ragspec.reports.builder import ReportBuilder
 from ragspec.sampling.distribution import TokenLaw
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
