@@ -97,14 +97,14 @@ class Asking:
         """Return the sampling: that of the options, or of the model's own generation config."""
         if not self.as_configured:
             return self.sampling
-        from ragspec.sampling.defaults import sampling_of_config
-
         if replace(self.sampling, seed=None) != Sampling():
             raise InputError(
                 "got --as-configured with --temperature, --top-p or --top-k; expected the model's "
                 "own settings or yours. Leave one out."
             )
-        return sampling_of_config(engine.target.generation_config, self.sampling.seed)
+        return Sampling.from_generation_config(
+            engine.target.generation_config, seed=self.sampling.seed, n=1
+        )
 
     @property
     def streams(self) -> bool:

@@ -7,7 +7,8 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,31 +42,27 @@ def printable(text: str) -> str:
 WIDEST = 120
 
 
+def _console(file: TextIO) -> Console:
+    from rich.console import Console as AnyConsole
+
+    return AnyConsole(file=file, highlight=False, markup=False, emoji=False)
+
+
 class Terminal:
     """The two consoles of a command; `quiet` leaves out what is there for people only."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet
-        self._out: Console | None = None
-        self._err: Console | None = None
 
-    @property
+    @cached_property
     def out(self) -> Console:
         """The console on standard output."""
-        if self._out is None:
-            from rich.console import Console
+        return _console(sys.stdout)
 
-            self._out = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
-        return self._out
-
-    @property
+    @cached_property
     def err(self) -> Console:
         """The console on standard error."""
-        if self._err is None:
-            from rich.console import Console
-
-            self._err = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
-        return self._err
+        return _console(sys.stderr)
 
     @contextmanager
     def working(self, what: str) -> Iterator[None]:

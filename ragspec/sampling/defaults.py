@@ -24,21 +24,8 @@ _SAMPLING = (
     "bad_words_ids",
     "sequence_bias",
 )
-_CHOOSING = ("temperature", "top_k", "top_p", "min_p")
 # Guidance runs the model once more for every token, a watermark comes after the filters.
 _REFUSED = {"guidance_scale": (None, 1, 1.0), "watermarking_config": (None,)}
-
-
-def sampling_of_config(config: Any, seed: Any = None) -> Sampling:
-    """Return how a model's config chooses among tokens: greedy, or its temperature and filters.
-
-    Raises SamplingError for values out of range.
-    """
-    if not getattr(config, "do_sample", False):
-        return Sampling(seed=seed)
-    asked = {name: getattr(config, name, None) for name in _CHOOSING}
-    known = {name: value for name, value in asked.items() if value is not None}
-    return Sampling(**({"temperature": 1.0} | known), seed=seed)
 
 
 def with_defaults(sampling: Sampling, config: Any) -> Sampling:

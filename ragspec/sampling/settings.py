@@ -9,6 +9,20 @@ from typing import Any
 
 from ragspec.errors import SamplingError
 
+# Lowest and highest value, and whether None leaves it to the model. Whole ones take whole numbers.
+_RANGES: dict[str, tuple[float, float, bool]] = {
+    "temperature": (0.0, 100.0, False),
+    "top_p": (0.0, 1.0, False),
+    "min_p": (0.0, 1.0, False),
+    "top_k": (0, 1 << 31, False),
+    "frequency_penalty": (-100.0, 100.0, False),
+    "presence_penalty": (-100.0, 100.0, False),
+    "n": (1, 4096, False),
+    "repetition_penalty": (1e-6, 100.0, True),
+    "no_repeat_ngram_size": (0, 1 << 20, True),
+    "min_new_tokens": (0, 1 << 31, True),
+}
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -42,18 +56,13 @@ class Sampling:
     do_sample: bool | None = field(default=None)
 
     def __post_init__(self) -> None:
-        self._check("temperature", self.temperature, 0.0, 100.0)
-        self._check("top_p", self.top_p, 0.0, 1.0)
-        self._check("min_p", self.min_p, 0.0, 1.0)
-        self._check("top_k", self.top_k, 0, 1 << 31)
-        self._check("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
-        self._check("presence_penalty", self.presence_penalty, -100.0, 100.0)
-        self._check("n", self.n, 1, 4096)
-        self._check_own("repetition_penalty", 1e-6, 100.0)
-        self._check_own("no_repeat_ngram_size", 0, 1 << 20)
-        self._check_own("min_new_tokens", 0, 1 << 31)
-        for name in ("top_k", "no_repeat_ngram_size", "min_new_tokens", "n"):
-            if not isinstance(value := getattr(self, name), Integral | None):
+        for name, (low, high, optional) in _RANGES.items():
+            value = getattr(self, name)
+            if value is None and optional:
+                continue
+            if not isinstance(value, int | float) or not low <= value <= high:
+                raise SamplingError(f"{name} is {value!r}, expected a number from {low} to {high}")
+            if isinstance(low, int) and not isinstance(value, Integral):
                 raise SamplingError(f"{name} is {value!r}, expected a whole number")
         self._check_seed()
         if self.top_p == 0.0:
@@ -63,15 +72,6 @@ class Sampling:
                 "do_sample=True with temperature=0: expected a temperature above 0, for example "
                 "Sampling(temperature=1.0); leave do_sample out to sample whenever it is above 0"
             )
-
-    def _check(self, name: str, value: float, low: float, high: float) -> None:
-        if not isinstance(value, (int, float)) or not low <= value <= high:
-            raise SamplingError(f"{name} is {value!r}, expected a number from {low} to {high}")
-
-    def _check_own(self, name: str, low: float, high: float) -> None:
-        """Check a setting that may be left to the model."""
-        if (value := getattr(self, name)) is not None:
-            self._check(name, value, low, high)
 
     def _check_seed(self) -> None:
         listed = not isinstance(self.seed, (str, bytes)) and hasattr(self.seed, "__len__")
@@ -118,6 +118,8 @@ class Sampling:
             values["temperature"] = 0.0
         else:
             values.setdefault("temperature", 1.0)
+        if isinstance(bias := values.get("sequence_bias"), Sequence):  # as JSON has it
+            values["sequence_bias"] = {tuple(ids): number for ids, number in bias}
         values["n"] = getattr(config, "num_return_sequences", 1) or 1
         values.update(overrides)
         return cls(**values)

@@ -32,7 +32,7 @@ def test_reading_is_shown_on_a_terminal_until_all_is_read() -> None:
     from rich.console import Console
 
     terminal, err = Terminal(), io.StringIO()
-    terminal._err = Console(file=err, force_terminal=True, width=80)
+    terminal.err = Console(file=err, force_terminal=True, width=80)
     with terminal.reading() as told:
         told(0, 7500)
         assert terminal.err._live_stack

@@ -112,7 +112,7 @@ def test_byte_fallback_that_changes_earlier_text_goes_on() -> None:
 
 
 def test_tokenizers_that_decode_otherwise_are_not_taken_for_fast() -> None:
-    class Own(PreTrainedTokenizerFast):
+    class Own(PreTrainedTokenizerFast):  # type: ignore[misc]
         def _decode(self, *args: Any, **kwargs: Any) -> str:
             return "x" * len(args[0] if args else kwargs["token_ids"])
 
