@@ -106,7 +106,5 @@ def test_settings_of_another_rule_are_refused(
 def test_an_unknown_rule_is_answered_with_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'lantern'"):
         make_rule("lanter", BOOK)
-    with pytest.raises(
-        UnknownNameError, match=r"Did you mean 'exact'.*Known: block, exact, gsd,"
-    ):
+    with pytest.raises(UnknownNameError, match=r"Did you mean 'exact'.*Known: block, exact, gsd,"):
         make_rule("exct", BOOK)
