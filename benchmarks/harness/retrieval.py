@@ -196,7 +196,6 @@ def _built(name: str, data: Path, windows: int) -> tuple[Any, str | None]:
 def _windowed(documents: Sequence[Document], count: int) -> PassageIndex:
     """Return an exact index of so many overlapping windows of 40 words."""
     from ragspec.retrievers.search.dense import DenseIndex, load_embedder
-    from ragspec.retrievers.search.nearest import LEAST_HALVES, READ_BEFORE
     from ragspec.retrievers.search.passage_index import PassageIndex as AnyIndex
 
     words = sum(len(document.text.split()) for document in documents)
@@ -204,9 +203,7 @@ def _windowed(documents: Sequence[Document], count: int) -> PassageIndex:
     found = [w for i, document in enumerate(documents) for w in _windows(i, document.text, step)]
     passages = found[:count]
     dense = DenseIndex.build([passage.text for passage in passages], load_embedder())
-    if len(passages) >= LEAST_HALVES:  # a copy is made that serves a day
-        for _ in range(READ_BEFORE // len(passages) + 1):
-            dense.search("first", 1)
+    dense.search("first", 1)  # makes the copy that is scanned
     return AnyIndex(documents, passages, dense=dense, sparse=None)
 
 

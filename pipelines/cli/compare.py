@@ -94,9 +94,18 @@ def compare(
             margin=margin_at(engine, plain, index, same_seed(sampling, speculative)),
         )
     alike = len(plain.tokens) == len(speculative.tokens)
-    times = (one.seconds, other.seconds), (one.decode_seconds, other.decode_seconds)
-    ratios = [a / b if b > 0 else 0.0 for a, b in times] if alike else [None, None]
-    return Comparison(one.seconds, other.seconds, *ratios, index is None, divergence)
+    return Comparison(
+        one.seconds,
+        other.seconds,
+        _ratio(one.seconds, other.seconds) if alike else None,
+        _ratio(one.decode_seconds, other.decode_seconds) if alike else None,
+        index is None,
+        divergence,
+    )
+
+
+def _ratio(plain: float, seconds: float) -> float:
+    return plain / seconds if seconds > 0 else 0.0
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:

@@ -294,7 +294,8 @@ def summarise_images(outputs: Sequence[Any], plain: Sequence[Any] | None) -> dic
 def _mean_of(stats: Sequence[Any], name: str) -> float | None:
     """Return the mean of a figure; None where a call did not measure it."""
     values = [getattr(each, name, None) for each in stats]
-    return None if None in values else fmean(values)
+    known = [float(value) for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None
 
 
 def _equal(output: Any, plain: Any) -> bool:

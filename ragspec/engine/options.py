@@ -258,7 +258,7 @@ def _token_ids(
         return None
     if not isinstance(value, kind):
         raise InputError(f"{name} is {value!r}; expected a list of token ids, or None")
-    tokens = tuple(value)
+    tokens: tuple[Any, ...] = tuple(value)  # type: ignore[arg-type]
     for token in tokens:
         if not isinstance(token, Integral) or not 0 <= int(token) < vocab_size:
             raise InputError(

@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,11 +13,7 @@ from pathlib import Path
 from ragspec.errors import StoreError
 
 LOCK = "LOCK"
-
-
 POLL_SECONDS = 0.02
-
-
 _ZEROS = bytes(1 << 20)
 
 
@@ -100,60 +95,35 @@ def link_or_copy(source: Path, target: Path) -> None:
 def writer_lock(root: Path, wait: float = 0.0) -> Iterator[None]:
     """Hold the writers' lock of a store.
 
-    wait: seconds to wait while another process has it; StoreError after that, and where the folder
-    may only be read.
+    Args:
+        root: The folder of the store.
+        wait: Seconds to wait while another process holds the lock.
+
+    Raises:
+        StoreError: If another process holds the lock, or the folder may only be read.
     """
-    deadline, owner = time.monotonic() + wait, os.getpid()
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(root / LOCK, timeout=wait, poll_interval=POLL_SECONDS)
     try:
-        opened = (root / LOCK).open("a+b")
+        lock.acquire()
+    except Timeout as error:
+        raise StoreError(
+            f"{root} is being written by another process; wait for it, then try again."
+        ) from error
     except OSError as error:
         raise StoreError(f"{root} cannot be written ({error.strerror}).") from error
-    with opened as stream:
-        while True:
-            try:
-                lock_stream(stream.fileno())
-                break
-            except OSError as error:
-                if time.monotonic() >= deadline:
-                    raise StoreError(
-                        f"{root} is being written by another process; wait for it, then try again."
-                    ) from error
-            time.sleep(POLL_SECONDS)
-        try:
-            yield
-        finally:  # closing alone would leave it with a process that was forked meanwhile
-            if os.getpid() == owner:
-                unlock_stream(stream.fileno())
-
-
-def lock_stream(descriptor: int) -> None:
-    """Lock an open file without waiting; raises OSError where it is locked."""
-    if sys.platform == "win32":
-        import msvcrt
-
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-    else:
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def unlock_stream(descriptor: int) -> None:
-    """Release what `lock_stream` locked."""
-    if sys.platform == "win32":
-        import msvcrt
-
-        msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
-    else:
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def cache_directory() -> Path:
-    """Return where measured curves are kept: $XDG_CACHE_HOME/ragspec or ~/.cache/ragspec.
+    """Return the user's cache folder: $XDG_CACHE_HOME/ragspec or what the platform has.
 
     The only place of the core that reads the environment; everything else takes a directory.
     """
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "ragspec"
+    from platformdirs import user_cache_path
+
+    return user_cache_path("ragspec", appauthor=False)

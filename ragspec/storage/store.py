@@ -74,34 +74,36 @@ def publish(
     *,
     parameters: Mapping[str, Any] | None = None,
     fingerprints: Mapping[str, str] | None = None,
-    stage: Callable[[str], None] = lambda name: None,
     wait: float = 0.0,
 ) -> OpenStore:
     """Let `write(folder)` fill a new folder, then make it the store's current generation.
 
-    `write` runs with the writers' lock held, so that it may read the current generation, `carry`
-    files over from it, and return the `Contents`; else `parameters` and `fingerprints` are it.
-    wait: seconds to wait for another writer.
-    `stage` is called with the name of each point that was reached: "locked", "written", "synced",
-    "manifest", "renamed", "switched", "cleaned". Up to "renamed" a crash leaves the old store,
-    from "switched" on the new one. Raises StoreError where `root` is something else than a store
-    or another process writes to it; whatever `write` raises passes through, and what was made for
-    a first generation goes again.
+    Args:
+        root: The folder of the store; made where it is missing.
+        kind: What the store holds.
+        write: Fills the new folder, with the writers' lock held. It may read the current
+            generation, `carry` files over, and return the `Contents`.
+        parameters: Recorded where `write` returns nothing.
+        fingerprints: Likewise.
+        wait: Seconds to wait for another writer.
+
+    Raises:
+        StoreError: If `root` is no store, or another process writes to it. Errors of `write` pass
+            through, and a first generation that fails leaves no folder.
     """
     root = Path(root)
     new = not root.exists()
     check_writable(root)
     with writer_lock(root, wait):
         remove_leftovers(root)
-        stage("locked")
         build = root / f"{BUILD_PREFIX}{os.getpid()}"
         try:
             build.mkdir()
         except OSError as error:
             raise StoreError(f"{root} cannot be written ({error.strerror}).") from error
         try:
-            default = Contents(parameters or {}, fingerprints or {})
-            manifest = fill(build, kind, write, default, stage)
+            contents = write(build) or Contents(parameters or {}, fingerprints or {})
+            manifest = seal(build, kind, contents)
             target = root / next_generation(root)
             os.rename(build, target)
         except BaseException:
@@ -109,12 +111,9 @@ def publish(
             if new:
                 remove_empty(root)
             raise
-        sync(root)
-        stage("renamed")
-        switch(root, target.name, manifest)
-        stage("switched")
+        sync(root)  # a crash leaves the old store up to here
+        switch(root, target.name, manifest)  # and the new one from here on
         remove_old(root, keep=target.name)
-        stage("cleaned")
     return OpenStore(target, manifest)
 
 
@@ -151,16 +150,8 @@ def is_store(folder: Path) -> bool:
     return bool(marks) and any(GENERATION.fullmatch(name) for name in names)
 
 
-def fill(
-    build: Path,
-    kind: str,
-    write: Writer,
-    default: Contents,
-    stage: Callable[[str], None],
-) -> Manifest:
-    """Write the data files, flush them, and write the manifest last."""
-    contents = write(build) or default
-    stage("written")
+def seal(build: Path, kind: str, contents: Contents) -> Manifest:
+    """Flush the data files of a folder to disk, then write the manifest."""
     paths = sorted(path for path in build.rglob("*") if path.is_file())
     names = {path.relative_to(build).as_posix(): path for path in paths}
     records = {
@@ -169,16 +160,12 @@ def fill(
     }
     for name, record in contents.carried.items():
         check_file(build, name, record, "size")
-    linked = {names[name] for name in contents.carried if names[name].stat().st_nlink > 1}
     for path in build.rglob("*"):
-        if path not in linked:  # what is linked was flushed when it was written
-            sync(path)
-    stage("synced")
+        sync(path)
     manifest = Manifest(kind, dict(contents.parameters), dict(contents.fingerprints), records)
     (build / MANIFEST).write_bytes(manifest.to_bytes())
     sync(build / MANIFEST)
     sync(build)
-    stage("manifest")
     return manifest
 
 

@@ -38,7 +38,6 @@ LARGEST = 1 << 26
 WAIT_SECONDS = 30.0
 
 Document = NDArray[Any]
-Stage = Callable[[str], None]
 
 
 class Revision:
@@ -165,7 +164,6 @@ def revise(
     root: Path,
     change: Callable[[Revision], None],
     *,
-    stage: Stage = lambda name: None,
     wait: float = WAIT_SECONDS,
 ) -> OpenStore:
     """Change the current generation into a new one, with the writers' lock held.
@@ -179,15 +177,13 @@ def revise(
         change(revision)
         return revision.contents()
 
-    return publish(root, KIND, write, stage=stage, wait=wait)
+    return publish(root, KIND, write, wait=wait)
 
 
 def create(
     root: Path,
     catalogue: Catalogue,
     fill: Callable[[Revision], None],
-    *,
-    stage: Stage = lambda name: None,
 ) -> OpenStore:
     """Make a new corpus, in the place of an older one where there is one. Raises StoreError."""
     kind = KIND
@@ -201,4 +197,4 @@ def create(
         fill(revision)
         return revision.contents()
 
-    return publish(root, KIND, write, stage=stage, wait=WAIT_SECONDS)
+    return publish(root, KIND, write, wait=WAIT_SECONDS)

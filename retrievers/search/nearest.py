@@ -1,43 +1,34 @@
 """The nearest of many vectors: exactly, or by an approximate index of faiss.
 
-Both only name candidates; `DenseIndex` scores them again by one routine in float64, so that what is
-found hangs neither on how many queries were asked at once nor on threads or kernels.
+Both only name candidates; `DenseIndex` scores them again by one routine in float64. A result
+depends neither on the number of queries in a call nor on threads or kernels.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ragspec.errors import InputError, MissingExtraError, StoreError
-from ragspec.models.packed import MOST_SHARE, available, free_memory, halves, packed, product
 from ragspec.registry import for_extra
-from ragspec.retrievers.indexes.node_heap_numba import load_numba
-
-if TYPE_CHECKING:
-    from ragspec.retrievers.search.rounded_numba import Rounded
 
 Floats = NDArray[np.float32]
 Numbers = NDArray[np.int64]
 
-PACKED_FOR = 8  # queries that the packed copy is laid out for; it serves any number
 BLOCK = 1 << 15  # vectors of one product
-LEAST_HALVES = 1 << 14  # vectors from which on a copy in bfloat16 is worth its memory
-READ_BEFORE = 1 << 25  # vectors read by searches before numba and a copy in bytes are paid back
-GROUP = 64  # scores of which the largest stands for all when a threshold is looked for
-CHUNK = GROUP * GROUP  # scores that stand close enough together to be read down their columns
-NARROW = 4096  # candidates above which float32 narrows them further
-# Rounding of products of unit vectors: inputs to 8 bits and once more the result; sums in float32.
-HALF_ERROR = 2.0**-8 + 2.0**-9 + 2.0**-16
+LARGE = 1 << 15  # vectors from which on faiss scans a copy in 8 bits
+SCANNED = 512  # candidates of a scan in 8 bits, at least; 4 for each result
+FEW = 2  # queries up to which scans take less time than one product
 FLAT, KINDS = "exact", ("exact", "hnsw", "ivf")
-SEARCHED = 128  # candidates that an approximate index looks at, at least, whatever k is
+SEARCHED = 128  # candidates of an approximate index, at least, whatever k is
 HNSW_LINKS, HNSW_BUILT = 32, 200
 IVF_SHARE = 16  # one list in so many is searched
 IVF_TRAINED = 64  # vectors for each list that the lists are learned from
@@ -63,122 +54,116 @@ class Nearest(Protocol):
         ...
 
 
-class Exact:
-    """All inner products: candidates are whatever may be among the k largest, by an error bound.
+class Vectors(Protocol):
+    """Vectors f32 [P, dimensions], of which parts are read: an array, or what computes one."""
 
-    A pass over all vectors in lower precision gives scores that are off by at most e; the k-th
-    largest of them less 2 e bounds what can be among the k best from below. On CPUs that multiply
-    bfloat16 a packed copy in it (half the memory of the vectors) is read in half the time, and
-    eight queries take hardly longer than one; elsewhere float32 does the same. Once much was
-    searched, a copy in bytes (a quarter of the memory) takes its place, where numba is installed:
-    a third of that time.
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Number and dimensions."""
+        ...
+
+    def __getitem__(self, part: slice, /) -> Floats:
+        """Return consecutive vectors."""
+        ...
+
+
+class Exact:
+    """All inner products, in float32 or, for large collections, first in 8 bits by faiss.
+
+    Scores of a pass in lower precision are off by at most e. Whatever scores at least the k-th
+    largest less 2 e may be among the k best, and becomes a candidate. A query whose scan in 8 bits
+    may have missed a candidate is answered by the product in float32.
     """
 
     kind = FLAT
     parameters: Mapping[str, int] = MappingProxyType({})
 
-    def __init__(self, vectors: Floats) -> None:
-        self._vectors = torch.from_numpy(vectors)
-        self._packed: list[torch.Tensor] | None = None
-        self._rounded: Rounded | None = None
-        self._before_rounding = READ_BEFORE
-        norms = (float(block.norm(dim=1).max()) for block in self._blocks() if len(block))
+    def __init__(self, vectors: Vectors) -> None:
+        self._vectors = vectors
+        norms = (float(np.linalg.norm(block, axis=1).max()) for block in blocks(vectors))
         self._longest = max(norms, default=0.0)
 
     def candidates(self, queries: Floats, k: int) -> list[Numbers]:
         """Return the positions that may be among the k best of each query."""
-        wanted = torch.from_numpy(np.ascontiguousarray(queries))
-        if not len(self._vectors):
+        count = self._vectors.shape[0]
+        if not count:
             return [np.zeros(0, np.int64) for _ in queries]
-        scores, errors = self._products(wanted)
+        queries, k = np.ascontiguousarray(queries), min(k, count)
+        if count < LARGE or len(queries) > FEW or self.scan is None:
+            return self._products(queries, k)
+        results = self.scan.candidates(queries, k)
+        missed = [place for place, numbers in enumerate(results) if numbers is None]
+        again = iter(self._products(queries[missed], k) if missed else ())
+        return [next(again) if numbers is None else numbers for numbers in results]
+
+    @cached_property
+    def scan(self) -> QuantizedScan | None:
+        """A copy in 8 bits, made at the first search; None without faiss."""
+        try:
+            return QuantizedScan(self._vectors)
+        except MissingExtraError:
+            return None
+
+    def _products(self, queries: Floats, k: int) -> list[Numbers]:
+        """Return candidates by products in float32."""
+        # Two queries take less time than one, which would be a product with a vector. The vectors
+        # stand left, since BLAS is twice as fast so.
+        rows = torch.from_numpy(queries if len(queries) > 1 else queries.repeat(2, axis=0)).T
+        parts = [torch.from_numpy(block) @ rows for block in blocks(self._vectors)]
+        scores = torch.cat(parts).T[: len(queries)]
+        slack = 2.0 * rounding(queries) * self._longest
         return [
-            self._narrowed(query, above(own, k, 2.0 * error), k)
-            for own, query, error in zip(scores, wanted, errors, strict=True)
+            np.flatnonzero(row.numpy() >= float(row.topk(k).values[-1]) - most)
+            for row, most in zip(scores, slack, strict=True)
         ]
 
-    def _products(self, queries: torch.Tensor) -> tuple[torch.Tensor, list[float]]:
-        """Return products [Q, P], in some precision, and by how much each query's are off."""
-        if (rounded := self._in_bytes()) is not None:
-            return rounded.products(queries)
-        if self._uses_halves():
-            scores, share = self._halves(queries), HALF_ERROR
-        else:
-            scores, share = self._floats(queries), self._float_error
-        errors: list[float] = (share * self._longest * queries.norm(dim=1).double()).tolist()
-        return scores, errors
 
-    @property
-    def _float_error(self) -> float:
-        return (self._vectors.shape[1] + 2) * 2.0**-24
+class QuantizedScan:
+    """A copy of vectors in 8 bits a number (`faiss.IndexScalarQuantizer`), a quarter of float32.
 
-    def _blocks(self) -> Iterator[torch.Tensor]:
-        for start in range(0, len(self._vectors), BLOCK):
-            yield self._vectors[start : start + BLOCK]
-
-    def _floats(self, queries: torch.Tensor) -> torch.Tensor:
-        """Return all products f32 [Q, P]. The vectors stand left: BLAS is twice as fast so."""
-        # And two queries take less time than one, which would be a product with a vector.
-        wanted = queries if len(queries) > 1 else queries.repeat(2, 1)
-        return torch.cat([block @ wanted.T for block in self._blocks()]).T[: len(queries)]
-
-    def _uses_halves(self) -> bool:
-        """Tell whether the copy in bfloat16 is there, made at the first search with room for it."""
-        if self._packed is None:
-            room = self._vectors.numel() * 2 <= MOST_SHARE * free_memory()
-            wanted = len(self._vectors) >= LEAST_HALVES and available() and halves()
-            self._packed = [
-                packed(block.bfloat16(), PACKED_FOR)
-                for block in (self._blocks() if wanted and room else ())
-            ]
-        return bool(self._packed)
-
-    def _in_bytes(self) -> Rounded | None:
-        """Return the copy in bytes, made once enough was read, with numba and room for it."""
-        if len(self._vectors) < LEAST_HALVES or self._before_rounding <= 0:
-            return self._rounded
-        self._before_rounding -= len(self._vectors)
-        if self._before_rounding <= 0 and self._vectors.numel() <= MOST_SHARE * free_memory():
-            try:
-                load_numba()
-            except MissingExtraError:
-                return None
-            from ragspec.retrievers.search.rounded_numba import Rounded as InBytes
-
-            self._rounded = InBytes(self._blocks(), *self._vectors.shape)
-            self._packed = None  # nothing reads it any more
-        return self._rounded
-
-    def _halves(self, queries: torch.Tensor) -> torch.Tensor:
-        """Return all products bf16 [Q, P]."""
-        rounded = queries.bfloat16()
-        return torch.cat([product(rounded, block) for block in self._packed or ()], dim=1)
-
-    def _narrowed(self, query: torch.Tensor, numbers: torch.Tensor, k: int) -> Numbers:
-        """Return fewer of many candidates, by products in float32."""
-        if len(numbers) > NARROW:
-            parts = [self._vectors[part] @ query for part in torch.split(numbers, BLOCK)]
-            slack = 2.0 * self._float_error * float(query.norm()) * self._longest
-            numbers = numbers[above(torch.cat(parts), k, slack)]
-        return np.asarray(numbers.numpy(), np.int64)
-
-
-def above(scores: torch.Tensor, k: int, slack: float) -> torch.Tensor:
-    """Return the places of scores [P] of at least the k-th largest less the slack, and maybe more.
-
-    Of groups of scores the k-th largest maximum bounds the k-th largest score from below, and only
-    groups whose maximum comes so far are looked into.
+    error: the longest vector of what rounding lost. By Cauchy-Schwarz it bounds what an inner
+    product is off by. Raises MissingExtraError without faiss.
     """
-    chunks = len(scores) // CHUNK
-    if k > chunks * GROUP:
-        least = float(scores.float().topk(min(k, len(scores))).values[-1]) - slack
-        return (scores.float() >= least).nonzero()[:, 0]
-    groups = scores[: CHUNK * chunks].view(chunks, GROUP, GROUP)  # a group is a column of a chunk
-    largest = groups.amax(1).float()
-    least = float(largest.flatten().topk(k).values[-1]) - slack
-    chunk, column = (largest >= least).nonzero(as_tuple=True)
-    chosen, row = (groups[chunk, :, column].float() >= least).nonzero(as_tuple=True)
-    rest = (scores[CHUNK * chunks :].float() >= least).nonzero()[:, 0] + CHUNK * chunks
-    return torch.cat([chunk[chosen] * CHUNK + row * GROUP + column[chosen], rest])
+
+    def __init__(self, vectors: Vectors) -> None:
+        faiss = _faiss()
+        kind, metric = faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT
+        self._index = faiss.IndexScalarQuantizer(vectors.shape[1], kind, metric)
+        # The extremes of each dimension are all that faiss learns from vectors.
+        ends = [end for b in blocks(vectors) for end in (b.min(axis=0), b.max(axis=0))]
+        self._index.train(np.stack(ends))
+        self.error = self._longest = 0.0
+        for block in blocks(vectors):
+            self._index.add(block)
+            copy = self._index.reconstruct_n(self._index.ntotal - len(block), len(block))
+            self.error = max(self.error, float(np.linalg.norm(block - copy, axis=1).max()))
+            self._longest = max(self._longest, float(np.linalg.norm(copy, axis=1).max()))
+
+    def candidates(self, queries: Floats, k: int) -> list[Numbers | None]:
+        """Return the positions that may be among the k best; None for a query that has too many."""
+        count = min(max(SCANNED, 4 * k), self._index.ntotal)
+        scores, numbers = self._index.search(queries, count)
+        slack = 2.0 * (self.error * np.linalg.norm(queries, axis=1))
+        least = scores[:, k - 1] - slack - 2.0 * rounding(queries) * self._longest
+        return [
+            numbers[row][scores[row] >= bound]
+            if scores[row, -1] < bound or count == self._index.ntotal
+            else None
+            for row, bound in enumerate(least.tolist())
+        ]
+
+
+def blocks(vectors: Vectors) -> Iterator[Floats]:
+    """Yield vectors in parts that one product takes."""
+    for start in range(0, vectors.shape[0], BLOCK):
+        yield vectors[start : start + BLOCK]
+
+
+def rounding(queries: Floats) -> NDArray[np.float64]:
+    """Return what sums in float32 are off by at most, for vectors of length one: [Q]."""
+    norms = np.linalg.norm(queries.astype(np.float64), axis=1)
+    bounds: NDArray[np.float64] = (queries.shape[1] + 8) * 2.0**-24 * norms
+    return bounds
 
 
 class Approximate:

@@ -58,7 +58,7 @@ class Nearly(Walk):
 def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file of each, and its line in the registry."""
     lines = {"drafter": ("toy", DRAFTER, "Toy"), "rule": ("nearly", RULE, "Nearly")}
-    tables = dict(registry.NAMES)
+    tables: dict[str, Any] = dict(registry.NAMES)
     for kind, (name, code, what) in lines.items():
         (tmp_path / f"{name}_of_a_user.py").write_text(code, encoding="utf-8")
         monkeypatch.delitem(sys.modules, f"{name}_of_a_user", raising=False)

@@ -18,7 +18,7 @@ def test_every_entry_leads_to_a_class_or_a_descriptor(kind: str, name: str) -> N
     if kind == "rule":
         assert vars(found)["name"] == name
     elif kind == "family":
-        assert callable(found.from_pretrained)
+        assert callable(getattr(found, "from_pretrained"))  # noqa: B009
     else:
         method = describe(name)
         assert method.drafts_from and method.paper

@@ -50,7 +50,7 @@ def benchmark(
         "plain": [FakeVariant("plain", log, 1.0)],
         "lookup": [FakeVariant(f"lookup:{n}", log, n / 10, 10, [1, 20, 9]) for n in (7, 5, 9)],
     }
-    return run_benchmark(items, variants, repeats=repeats)  # type: ignore[arg-type]
+    return run_benchmark(items, variants, repeats=repeats)
 
 
 def test_decode_seconds_are_the_whole_less_the_first_token() -> None:
@@ -87,7 +87,7 @@ def test_a_mode_that_tells_its_prefill_is_not_run_for_it() -> None:
 
     log: list[tuple[str, str, str, int]] = []
     variants = {"plain": [Telling("plain", log, 1.0)]}
-    found = run_benchmark(ITEMS, variants)  # type: ignore[arg-type]
+    found = run_benchmark(ITEMS, variants)
     assert all(entry[3] > 1 for entry in log[1:])  # the first one warms up
     assert {tuple(run["plain"].prefill) for run in found.measurements.values()} == {(0.25,)}
 
@@ -111,7 +111,7 @@ def test_other_tokens_than_plain_decoding_are_seen() -> None:
         "plain": [FakeVariant("plain", log)],
         "bad": [FakeVariant("bad", log, tokens=FREE[::-1])],
     }
-    rows = run_benchmark(ITEMS, variants).rows()  # type: ignore[arg-type]
+    rows = run_benchmark(ITEMS, variants).rows()
     shares = {(row.category, row.variant): row.equal_to_plain for row in rows}
     assert shares[("qa", "bad")] == pytest.approx(1 / 3)  # the loop alone is the same
     assert shares[("free", "bad")] == 0.0
@@ -128,7 +128,7 @@ def test_items_with_the_same_letters_are_not_taken_for_each_other() -> None:
 def test_progress_names_category_and_number() -> None:
     lines: list[str] = []
     variants = {"plain": [FakeVariant("plain", [])]}
-    run_benchmark(ITEMS, variants, on_progress=lines.append)  # type: ignore[arg-type]
+    run_benchmark(ITEMS, variants, on_progress=lines.append)
     assert lines == ["qa 1/3", "qa 2/3", "qa 3/3", "free 1/1"]
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.models.packed import available, halves
 from ragspec.retrievers.knn import nearest_keys
 from ragspec.retrievers.knn.nearest_keys import ApproximateKeys, NearestKeys
+from ragspec.retrievers.search import nearest
 from ragspec.retrievers.search.nearest import Approximate
 
 
@@ -31,15 +31,15 @@ def measured(keys: Any, query: Any, k: int) -> tuple[list[int], Any]:
     return order.tolist(), distances[order]
 
 
-@pytest.mark.parametrize("halved", [False, True])
+@pytest.mark.parametrize("scanned", [False, True])
 @pytest.mark.parametrize("k", [1, 7, 300])
 def test_they_are_those_of_measuring_all(
-    halved: bool, k: int, monkeypatch: pytest.MonkeyPatch
+    scanned: bool, k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if halved and not (available() and halves()):
-        pytest.skip("this CPU has no fast products in bfloat16")
-    monkeypatch.setattr(nearest_keys, "LEAST_HALVES", 0 if halved else 1 << 30)
-    monkeypatch.setattr(nearest_keys, "BLOCK", 256)
+    if scanned:
+        pytest.importorskip("faiss")
+    monkeypatch.setattr(nearest, "LARGE", 0 if scanned else 1 << 30)
+    monkeypatch.setattr(nearest, "BLOCK", 256)
     keys = clustered(1100, 24)
     near = NearestKeys(keys)
     queries = clustered(64, 24, seed=3).astype(np.float32)
@@ -80,7 +80,7 @@ def test_without_memory_for_a_copy_the_keys_are_read_each_time(
     monkeypatch.setattr(nearest_keys, "free_memory", lambda: 0)
     poor = NearestKeys(keys)
     found = poor.search(query, 20)
-    assert not poor._blocks
+    assert poor._exact[1]._vectors is poor._exact[0]
     for one, other in zip(whole, found, strict=True):
         assert np.array_equal(one.numbers, other.numbers)
 

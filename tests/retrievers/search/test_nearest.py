@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from ragspec.errors import InputError, MissingExtraError, StoreError
-from ragspec.models import packed
 from ragspec.retrievers.search import nearest
 from ragspec.retrievers.search.dense import DenseIndex, Embedder
 from ragspec.retrievers.search.nearest import (
@@ -18,12 +17,10 @@ from ragspec.retrievers.search.nearest import (
     Exact,
     Floats,
     Nearest,
-    above,
     build_nearest,
 )
 
 WIDTH = 24
-FAST = packed.available() and packed.halves()
 
 
 def unit(count: int, seed: int, spread: float = 1.0) -> Floats:
@@ -47,20 +44,15 @@ def truth(vectors: Floats, query: Floats, k: int) -> list[int]:
     return [int(number) for number in np.lexsort((np.arange(len(vectors)), -scores))[:k]]
 
 
-@pytest.fixture(params=["floats", "halves", "bytes"])
+@pytest.fixture(params=["float32", "8 bits"])
 def precision(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Have scores first read in float32, in bfloat16 where the CPU can, or in bytes."""
-    if request.param == "halves" and not FAST:
-        pytest.skip("this CPU has no fast bfloat16")
-    if request.param == "bytes":
-        pytest.importorskip("numba")
-        monkeypatch.setattr(nearest, "READ_BEFORE", 1)
-    least = 1 << 40 if request.param == "floats" else 1
-    monkeypatch.setattr(nearest, "LEAST_HALVES", least)
+    """Have scores first computed in float32, or scanned in 8 bits by faiss."""
+    if request.param == "8 bits":
+        pytest.importorskip("faiss")
+        monkeypatch.setattr(nearest, "LARGE", 1)
+        monkeypatch.setattr(nearest, "SCANNED", 64)
+        monkeypatch.setattr(nearest, "FEW", 5)
     monkeypatch.setattr(nearest, "BLOCK", 700)
-    monkeypatch.setattr(nearest, "GROUP", 16)
-    monkeypatch.setattr(nearest, "NARROW", 50)
-    monkeypatch.setattr(nearest, "CHUNK", 256)
     return str(request.param)
 
 
@@ -102,69 +94,52 @@ def test_vectors_need_not_be_of_length_one(length: float) -> None:
     assert [number for number, _ in found] == truth(vectors, query, 12)
 
 
-@pytest.mark.skipif(not FAST, reason="needs a CPU with bfloat16")
-def test_without_its_error_bound_the_fast_pass_misses_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nearest, "LEAST_HALVES", 1)
-    monkeypatch.setattr(nearest, "HALF_ERROR", 0.0)
-    monkeypatch.setattr(nearest, "GROUP", 1)  # coarse groups let some more in
-    vectors, queries = unit(3000, 1, 0.05), unit(64, 2, 0.05)
-    found = [[n for n, _ in row] for row in index(vectors).search_vectors(queries, 7)]
-    assert found != [truth(vectors, query, 7) for query in queries]
-
-
 @pytest.mark.parametrize("bounded", [True, False])
-def test_without_its_error_bound_the_pass_over_bytes_misses_some(
-    bounded: bool, precision: str
+def test_without_its_error_bound_the_scan_misses_some(
+    bounded: bool, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if precision != "bytes":
-        pytest.skip("of bytes alone")
+    if precision == "float32":
+        pytest.skip("of the scan alone")
     vectors, queries = unit(3000, 1, 0.05), unit(64, 2, 0.05)
     exact = Exact(vectors)
-    exact.candidates(queries[:1], 7)
-    assert exact._rounded is not None
+    assert exact.scan is not None
     if not bounded:
-        exact._rounded._lost = exact._rounded._longest = 0.0
-    made = index(vectors, exact)
-    found = [[n for n, _ in made.search_vectors(query[None], 7)[0]] for query in queries]
-    assert (found == [truth(vectors, query, 7) for query in queries]) is bounded
+        exact.scan.error = 0.0
+    dense = index(vectors, exact)
+    results = [[n for n, _ in dense.search_vectors(query[None], 7)[0]] for query in queries]
+    assert (results == [truth(vectors, query, 7) for query in queries]) is bounded
 
 
-def test_bytes_take_the_place_of_halves_once_much_was_searched(
+@pytest.mark.parametrize(("clusters", "scanned"), [(0, 64), (200, 60), (20, 40)])
+def test_large_collections_give_the_five_of_the_product(clusters: int, scanned: int) -> None:
+    """Scans answer most queries; the product answers those with too many near-ties."""
+    pytest.importorskip("faiss")
+    rng, count = np.random.default_rng(4), nearest.LARGE + 100
+    vectors = rng.normal(size=(count + 64, 64))
+    if clusters:
+        centres = 4.0 * rng.normal(size=(clusters, 64))
+        vectors += centres[rng.integers(clusters, size=len(vectors))]
+    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    vectors, queries = vectors[:-64], vectors[-64:]
+    exact = Exact(vectors)
+    assert exact.scan is not None
+    assert sum(found is not None for found in exact.scan.candidates(queries, 5)) >= scanned
+    dense = index(vectors, exact)
+    for query in queries:
+        results = [number for number, _ in dense.search_vectors(query[None], 5)[0]]
+        assert results == truth(vectors, query, 5)
+
+
+def test_without_faiss_large_collections_are_searched_by_the_product(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pytest.importorskip("numba")
-    monkeypatch.setattr(nearest, "LEAST_HALVES", 100)
-    monkeypatch.setattr(nearest, "READ_BEFORE", 300)
-    exact, queries = Exact(unit(100, 1)), unit(2, 2)
-    for count in (1, 2):
-        exact.candidates(queries[:count], 3)
-        assert exact._rounded is None
-    exact.candidates(queries, 3)
-    assert exact._rounded is not None
-    assert exact._packed is None
-
-
-@pytest.mark.parametrize("count", [4096, 4097, 9000])
-def test_what_is_above_is_every_score_of_the_best_and_within_the_slack(count: int) -> None:
-    scores = torch.randn(count, generator=torch.Generator().manual_seed(count)).bfloat16()
-    for k in (1, 20, 64, 65, 200, count):
-        for slack in (0.0, 0.3):
-            least = float(scores.float().topk(k).values[-1]) - slack
-            wanted = set((scores.float() >= least).nonzero()[:, 0].tolist())
-            found = above(scores, k, slack).tolist()
-            assert len(found) == len(set(found))
-            assert wanted <= set(found)
-
-
-def test_without_numba_searches_go_on_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "numba", None)
-    monkeypatch.setattr(nearest, "LEAST_HALVES", 1)
-    monkeypatch.setattr(nearest, "READ_BEFORE", 1)
+    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
+    monkeypatch.setattr(nearest, "LARGE", 1)
     vectors, query = unit(500, 1), unit(1, 2)
     exact = Exact(vectors)
-    found = index(vectors, exact).search_vectors(query, 5)[0]
-    assert [number for number, _ in found] == truth(vectors, query[0], 5)
-    assert exact._rounded is None
+    results = index(vectors, exact).search_vectors(query, 5)[0]
+    assert [number for number, _ in results] == truth(vectors, query[0], 5)
+    assert exact.scan is None
 
 
 def test_candidates_are_few() -> None:
