@@ -72,7 +72,7 @@ class Engine:
         if batch_size < 1:
             raise InputError(f"batch_size is {batch_size}; expected at least 1")
         ready = isinstance(model, CausalTarget)
-        self.target: CausalTarget = model if ready else open_target(model, cache, static)
+        self.target: CausalTarget = model if ready else open_target(model, static)
         if ready and static != "auto":
             self.target = open_static(self.target, static)
         self.model = self.target.model

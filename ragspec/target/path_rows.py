@@ -67,31 +67,39 @@ class PathTarget(CausalTarget):
 
 
 class ShortTreeTarget(CausalTarget):
-    """A causal model that verifies trees where all slots lie below `limit`, else chains.
+    """A causal model that verifies trees in some sessions, else chains over its own cache.
 
-    For attention that scales queries by their slot in the cache (Llama 4), which is not where they
-    stand in the text; below the limit the scale is one.
+    limit: slots from which on attention scales queries by their slot in the cache (Llama 4), which
+    is not their position in the text; None for other models. Of models whose rotary table changes
+    with the length (longrope) only sessions of one row verify trees.
     """
 
-    def __init__(self, model: Any, limit: int) -> None:
+    def __init__(self, model: Any, limit: int | None) -> None:
         super().__init__(model)
         self.limit = limit
         self._beyond = PathTarget(model, "chain")
 
+    def _fits(self, rows: int, slots: int) -> bool:
+        """Return whether trees are right in a session of so many rows and slots."""
+        short = self.limit is None or slots < self.limit
+        return short and (self.border is None or rows == 1)
+
     def open(self, rows: int, capacity: int) -> TreeSession | PathSession:  # type: ignore[override]
         """Return an empty session of R rows, fit for `capacity` slots."""
-        if capacity < self.limit:
+        if self._fits(rows, capacity):
             return _ShortTreeSession(self, rows, capacity)
         return self._beyond.open(rows, capacity)
 
     def open_rows(self, rows: int) -> TreeSession | PathSession:  # type: ignore[override]
         """Return an empty session of R rows: of chains, where texts may reach the limit."""
         most = self.max_length
+        if self.limit is None:
+            return super().open_rows(rows)
         return self.open(rows, self.limit if most is None else min(most, self.limit))
 
     def time_forward(self, n: int, length: int, texts: int = 1) -> float:
         """Return the seconds of one forward over n positions after `length` cached ones."""
-        if length + n < self.limit:
+        if self._fits(texts, length + n):
             return super().time_forward(n, length, texts)
         return self._beyond.time_forward(n, length, texts)
 
@@ -103,7 +111,8 @@ class _ShortTreeSession(TreeSession):
 
     def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
         """Return the whole draft, or none of it where it does not fit; see `TargetSession`."""
-        fits = self.cache.book.extent + 1 + len(tree) <= self.target.limit
+        limit = self.target.limit
+        fits = limit is None or self.cache.book.extent + 1 + len(tree) <= limit
         return super().admit(tree, row, text) if fits else DraftTree.empty(tree.kind)
 
 
@@ -156,14 +165,14 @@ class PathSession(ListedRows[_Row]):
     def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
         """Return the part of a draft that is worth its rows: the best chain, or the best paths.
 
-        Drafts end where the keys of the row cease to be fit; see `RotaryTables`.
+        Drafts end where the rotary table of the row changes; see `rotary_tables`.
         """
-        border, own = self.target.tables.reread, self.lined[row]
-        if border is not None and len(text) > border >= own.length + len(own.replay):
-            self._all[self._line[row]] = _Row(replay=list(text[:-1]))
-            return DraftTree.empty(tree.kind)
+        border, own = self.target.border, self.lined[row]
         if border is not None and len(text) <= border:
             tree = limit_depth(tree, border - len(text))
+        elif border is not None and self.target.rereads and border >= own.length + len(own.replay):
+            self._all[self._line[row]] = _Row(replay=list(text[:-1]))
+            return DraftTree.empty(tree.kind)
         return keep_paths(tree, 1 if self.target.mode == "chain" else MOST_PATHS)
 
     def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
@@ -189,7 +198,9 @@ class PathSession(ListedRows[_Row]):
 
     def _verify(self, row: _Row, pending: list[int], tree: DraftTree) -> torch.Tensor:
         """Return the logits of the root and the nodes: [N + 1, V]."""
-        if len(row.replay) > LAG and row.length:
+        known, border = row.length + len(row.replay), self.target.border
+        crosses = border is not None and known <= border < known + len(pending)
+        if row.replay and row.length and (len(row.replay) > LAG or crosses):
             self._forward(row, [row.replay], 1)
             row.replay = []
         row.head, row.tree = [*row.replay, *pending], tree
@@ -217,10 +228,7 @@ class PathSession(ListedRows[_Row]):
         positions = torch.arange(row.length, row.length + ids.shape[1], device=target.device)
         if target.takes_positions:  # as `generate` does: some count otherwise by themselves
             arguments["position_ids"] = positions.expand(ids.shape)
-        lengths = positions + 1
-        if row.length == 0:
-            lengths = lengths.clamp(min=len(row.head))  # a prompt has one table
-        with torch.no_grad(), target.tables.serve(lengths[None], row.length + ids.shape[1]):
+        with torch.no_grad():
             out = target.model(
                 input_ids=ids, past_key_values=row.cache, use_cache=True, **arguments
             )

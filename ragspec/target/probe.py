@@ -9,20 +9,16 @@ that fails is tried on chains, then on path rows (`path_rows`), else refused wit
 
 from __future__ import annotations
 
-import contextlib
 import math
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from ragspec.errors import UnsupportedModelError
 from ragspec.models.supported import foreign_layers, slot_limit, state_layers, unwrapped
-from ragspec.storage import json_cache
 from ragspec.target.causal import CausalTarget
 from ragspec.target.path_rows import PathTarget, ShortTreeTarget
-from ragspec.target.probe_key import described, probe_key
 from ragspec.target.probe_trial import CHAINS, TREES, Attempt, Trial, shortest_window
 
 _RIGHT = {
@@ -61,13 +57,12 @@ class Probed(NamedTuple):
     verdict: ProbeVerdict
 
 
-def probe_target(target: CausalTarget, directory: Path | None) -> Probed:
+def probe_target(target: CausalTarget) -> Probed:
     """Return the target to use for a model, which is `target` itself where trees are right.
 
-    directory: where verdicts are kept (see `json_cache`); None: probe afresh. Raises
-    UnsupportedModelError for a refused model.
+    Raises UnsupportedModelError for a refused model.
     """
-    verdict = cached(target, directory) if directory is not None else probe(target)
+    verdict = probe(target)
     if verdict.mode == "refused":
         name = type(unwrapped(target.model)).__name__
         raise UnsupportedModelError(
@@ -77,26 +72,9 @@ def probe_target(target: CausalTarget, directory: Path | None) -> Probed:
     if verdict.mode != "tree":
         return Probed(PathTarget(target.model, verdict.mode), verdict)
     limit = slot_limit(target.model.config)
-    return Probed(target if limit is None else ShortTreeTarget(target.model, limit), verdict)
-
-
-def cached(target: CausalTarget, directory: Path) -> ProbeVerdict:
-    """Return the verdict kept under `directory` for this model, or probe and keep it.
-
-    A refusal is not kept: its cause may be the state of the machine. Nor is anything of a model
-    whose key does not describe it, see `described`.
-    """
-    key = probe_key(target)
-    if not described(target.model, key):
-        return probe(target)
-    kept = json_cache.read(directory, "probe", key)
-    with contextlib.suppress(TypeError):  # damage that left it JSON
-        if kept is not None:
-            return ProbeVerdict(**kept)
-    verdict = probe(target)
-    if verdict.mode != "refused":
-        json_cache.write(directory, "probe", key, asdict(verdict))
-    return verdict
+    if limit is None and target.border is None:
+        return Probed(target, verdict)
+    return Probed(ShortTreeTarget(target.model, limit), verdict)
 
 
 def probe(target: CausalTarget) -> ProbeVerdict:

@@ -154,8 +154,9 @@ def tree_attention(
     """Attend with an optional mask, logit soft-cap and attention sinks.
 
     Shapes: query [B, heads, n, width], key and value [B, groups, S, width], mask [B, 1, n, S] or
-    [B, heads, n, S] -> [B, n, heads, width]. A narrower mask is that of the last slots. Queries that share a key head are folded into one
-    longer query, so that keys and values are never repeated.
+    [B, heads, n, S] -> [B, n, heads, width]. A narrower mask is that of the last slots. Queries
+    that share a key head are folded into one longer query, so that keys and values are never
+    repeated.
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = causal and attention_mask is None and query.shape[2] > 1

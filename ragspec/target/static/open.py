@@ -88,10 +88,10 @@ def _expect_mode(mode: str, device: torch.device) -> str:
 
 def _hindrance(target: CausalTarget) -> str:
     """Return why a target cannot take steps of fixed shape, "" where nothing is known."""
-    if type(target) is not CausalTarget:
-        return f"{type(target).__name__} makes its forwards in a way of its own"
     if asks_for_length(target.model):
         return "its rotary tables depend on the length of the text"
+    if type(target) is not CausalTarget:
+        return f"{type(target).__name__} makes its forwards in a way of its own"
     if not target.takes_positions:
         return "it counts positions by itself"
     if (ranks := rank_count(target.model)) > 1:

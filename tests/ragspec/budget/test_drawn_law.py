@@ -34,11 +34,9 @@ from ragspec.sampling.noise import NoiseStream, Stream
 from ragspec.sampling.settings import Sampling
 from ragspec.target import path_rows
 from ragspec.target.path_rows import PathSession, PathTarget
-from ragspec.target.rotary_tables import RotaryTables
 from ragspec.trees import operations
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import limit_depth
-from tests.support import tiny
 from tests.support.enumeration import Tokens, enumerate_outcomes
 from tests.support.laws import Laws, LawTarget, deviation, emitted
 
@@ -158,7 +156,7 @@ def draft(
         return tree
     target = PathTarget.__new__(PathTarget)
     target.mode = mode
-    target.tables = RotaryTables(tiny.model("llama"))
+    target.border = None
     return PathSession(target, 1).admit(tree)
 
 

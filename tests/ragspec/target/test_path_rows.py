@@ -221,7 +221,7 @@ def test_scales_by_slots_are_left_to_chains(tempered: Any, tmp_path: Path) -> No
     text = list(range(20, 20 + 37))
     chain = DraftTree.chain([3, 4, 5, 6], "test")
     bushy = DraftTree.build(range(3, 11), [-1, -1, -1, 0, 1, 2, 3, 4], "test")
-    probed = open_target(tempered, tmp_path)
+    probed = open_target(tempered)
     assert isinstance(probed, ShortTreeTarget), "the probe does not reach the scale by itself"
     for target, tree, right in (
         (probed, chain, True),
