@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from ragspec.budget.cost_curve import CostCurve as CostCurve
     from ragspec.budget.policy import AutoBudget as AutoBudget
     from ragspec.budget.policy import FixedBudget as FixedBudget
-    from ragspec.budget.policy import FrozenBudget as FrozenBudget
     from ragspec.budget.policy import make_budget as make_budget
 
 _WHERE = {
@@ -23,7 +22,6 @@ _WHERE = {
     "BudgetSession": "ragspec.budget.base",
     "CostCurve": "ragspec.budget.cost_curve",
     "FixedBudget": "ragspec.budget.policy",
-    "FrozenBudget": "ragspec.budget.policy",
     "make_budget": "ragspec.budget.policy",
 }
 

@@ -102,11 +102,6 @@ class CostCurve:
             "beyond": self.beyond,
         }
 
-    def settled(self) -> CostCurve:
-        """Return a new curve of the present costs, what was learned included."""
-        seconds = math.exp(self._level) * np.array(self._lines)
-        return CostCurve(self.lengths, seconds, self.widths, self.beyond)
-
     def batched(self, batch: int) -> CostCurve:
         """Return the curve for `batch` equal rows of text in one forward (B x n rows of tokens).
 

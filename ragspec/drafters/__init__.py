@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ragspec.drafters.eagle.drafter import HeadDrafter as HeadDrafter
     from ragspec.drafters.fuse import Fuse as Fuse
     from ragspec.drafters.model.drafter import ModelDrafter as ModelDrafter
-    from ragspec.drafters.synthetic import SyntheticDrafter as SyntheticDrafter
 
 _WHERE = {
     "DraftContext": "ragspec.drafters.base",
@@ -35,7 +34,6 @@ _WHERE = {
     "ModelDrafter": "ragspec.drafters.model.drafter",
     "Prefill": "ragspec.drafters.base",
     "SourceText": "ragspec.drafters.base",
-    "SyntheticDrafter": "ragspec.drafters.synthetic",
     "build_drafter": "ragspec.drafters.build",
 }
 

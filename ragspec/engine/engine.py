@@ -310,5 +310,5 @@ def _check_ranks(model: Any, budget: BudgetPolicy) -> None:
         raise InputError(
             f"got budget={budget.name!r}, which goes by each process's own clock, for a model cut "
             f"among {ranks} ranks; expected one that is the same on all of them. Give a number of "
-            "draft nodes, or the path of one frozen profile."
+            "draft nodes."
         )

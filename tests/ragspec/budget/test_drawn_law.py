@@ -178,12 +178,9 @@ def taught(policy: BudgetPolicy, drafter: Drawn, cost: CostCurve) -> BudgetSessi
 
 
 def row_of(policy: str, cost: str, drafter: Drawn) -> BudgetSession:
-    """Return a row that knows its past: a fixed number of nodes, "auto" or "frozen"."""
-    if policy.isdigit():
-        return taught(FixedBudget(int(policy)), drafter, curve(*CURVES[cost]))
-    auto = AutoBudget()
-    row = taught(auto, drafter, curve(*CURVES[cost]))
-    return row if policy == "auto" else taught(auto.freeze(), drafter, curve(*CURVES[cost]))
+    """Return a row that knows its past: a fixed number of nodes, or "auto"."""
+    budget = FixedBudget(int(policy)) if policy.isdigit() else AutoBudget()
+    return taught(budget, drafter, curve(*CURVES[cost]))
 
 
 def bias(
@@ -226,8 +223,7 @@ POLICIES = [
     ("auto", "dear third row"),
     ("auto", "dear second row"),
     ("auto", "every row alike"),
-    ("frozen", "every row alike"),
-    ("frozen", "dear fourth row"),
+    ("auto", "dear fourth row"),
 ]
 
 

@@ -17,7 +17,6 @@ from ragspec.drafters.base import SourceText
 from ragspec.drafters.eagle.drafter import HeadDrafter
 from ragspec.drafters.method import Sources, build, describe
 from ragspec.drafters.model.drafter import ModelDrafter
-from ragspec.drafters.synthetic import SyntheticDrafter
 from ragspec.engine.engine import Engine
 from ragspec.registry import names
 from ragspec.retrievers import CorpusIndex
@@ -27,6 +26,7 @@ from ragspec.target.path_rows import PathTarget
 from tests.support import heads, identities, tiny
 from tests.support.architectures import build as architecture
 from tests.support.pretend import Pretend, pretend
+from tests.support.synthetic import SyntheticDrafter
 
 NEW = 8
 BUDGET = 8

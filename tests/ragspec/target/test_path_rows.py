@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -217,7 +216,7 @@ def tempered() -> Any:
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
-def test_scales_by_slots_are_left_to_chains(tempered: Any, tmp_path: Path) -> None:
+def test_scales_by_slots_are_left_to_chains(tempered: Any) -> None:
     text = list(range(20, 20 + 37))
     chain = DraftTree.chain([3, 4, 5, 6], "test")
     bushy = DraftTree.build(range(3, 11), [-1, -1, -1, 0, 1, 2, 3, 4], "test")

@@ -39,6 +39,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "phi4_multimodal": TOWERS | {"original_max_position_embeddings": BORDER},
     "llama": {},
     "qwen2": {},
+    "mistral": {"sliding_window": 16},  # chains cannot be cropped, so tokens are replayed
 }
 
 
