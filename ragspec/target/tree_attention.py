@@ -22,7 +22,6 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, eager_mask
 
 from ragspec.target.kernels import attend, behind, explicit, in_parts, joins, masked
-from ragspec.target.static.attention import StepMask
 
 LARGE_MASK = 1 << 17  # entries of a row's mask, queries by slots
 NAME = "ragspec"
@@ -162,13 +161,11 @@ def tree_attention(
     causal = causal and attention_mask is None and query.shape[2] > 1
     sinks = s_aux if s_aux is not None else getattr(module, "sinks", None)
     view = _in_view(key) if causal else None
-    if isinstance(attention_mask, torch.Tensor) and attention_mask.shape[-1] < key.shape[2]:
+    if attention_mask is not None and attention_mask.shape[-1] < key.shape[2]:
         last = slice(key.shape[2] - attention_mask.shape[-1], None)
         key, value = key[:, :, last], value[:, :, last]
     if view is not None:
         out = _unmasked(query, key, value, view, scaling, softcap, sinks)
-    elif isinstance(attention_mask, StepMask):
-        out = attention_mask.attend(query, key, value, scaling, softcap, sinks)
     elif softcap is None and sinks is not None and _joins_masked(query, value, attention_mask):
         out = masked(query, key, value, attention_mask, scaling, sinks)
     elif softcap is not None or sinks is not None:

@@ -108,6 +108,13 @@ def windowed(
     return torch.where(reached, mask, counters.never)
 
 
+def step_mask(
+    layout: Layout, last: torch.Tensor, counters: Counters, window: Window
+) -> torch.Tensor:
+    """Return the additive mask [B, 1, n, S]; last i64 [B]: see `lay_out`."""
+    return windowed(plain_mask(layout, last, counters), layout, counters, window)[:, None]
+
+
 def walk(
     layout: Layout, tokens: torch.Tensor, parents: torch.Tensor, chosen: torch.Tensor
 ) -> torch.Tensor:
