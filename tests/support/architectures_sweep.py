@@ -204,7 +204,7 @@ OWN: dict[str, dict[str, Any]] = {
 class Finding:
     """What became of one model type.
 
-    mode: "tree", "chain", "rows", "refused", or "not built". reason: why not trees. plain: whether
+    mode: "tree", "chain", "refused", or "not built". reason: why not trees. plain: whether
     our plain greedy text is that of transformers' `generate`. drafted: whether drafts left it as
     it is. accepted: nodes of drafts in it.
     """
@@ -383,7 +383,7 @@ def table(findings: Sequence[Finding]) -> str:
     head = f"{'type':{width}}  {'verifies':9}  {'plain':9}  {'drafted':9}  accepted  why"
     lines = [head, "-" * len(head)]
     for found in findings:
-        ran = found.mode in ("tree", "chain", "rows")
+        ran = found.mode in ("tree", "chain")
         plain = ("equal" if found.plain else "DIFFERS") if ran else ""
         drafted = ("equal" if found.drafted else "DIFFERS") if ran else ""
         accepted = str(found.accepted) if ran else ""

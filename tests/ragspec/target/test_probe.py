@@ -132,7 +132,7 @@ def test_a_model_that_no_way_fits_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="off by") as caught:
         probe_target(target)
     assert "BloomForCausalLM was refused" in str(caught.value)
-    assert "rows too" in str(caught.value)
+    assert "chain too" in str(caught.value)
 
 
 def test_damaged_weights_are_named_and_not_held_against_others() -> None:

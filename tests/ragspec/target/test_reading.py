@@ -228,7 +228,7 @@ def test_what_a_watcher_raises_ends_the_reading_alone() -> None:
 
 
 def test_models_that_keep_states_read_whole() -> None:
-    target = PathTarget(copy.deepcopy(build("llama")), "chain")
+    target = PathTarget(copy.deepcopy(build("llama")))
     target.piece = 4
     widths, told = Widths(target.model), []
     engine = Engine(target, drafter=None)
