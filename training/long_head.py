@@ -24,12 +24,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ragspec import Engine
-from ragspec.drafters.eagle.checkpoint import CHECKPOINT, load_state
 from ragspec.drafters.eagle.drafter import HeadDrafter
 from ragspec.drafters.eagle.head import FeatureHead
 from ragspec.drafters.eagle.loss import agreement
 from ragspec.drafters.eagle.states import Reading
-from ragspec.drafters.eagle.training import HeadTrainer, HeadTraining
+from ragspec.drafters.eagle.training import (
+    CHECKPOINT,
+    HeadTrainer,
+    HeadTraining,
+    load_state,
+)
 from ragspec.engine.kept import KeptContext
 from ragspec.pipelines.cli.train_head_run import Course
 from ragspec.pipelines.console.terminal import Terminal

@@ -258,14 +258,6 @@ def target_print(target: CausalTarget) -> str:
     return digest.hexdigest()
 
 
-def weights_print(target: CausalTarget) -> str:
-    """Return a SHA-256 of values of all weights of a target, in the dtype that they have."""
-    digest = hashlib.sha256()
-    for name, weight in sorted(target.model.named_parameters()):
-        digest.update(f"{name} {weight.dtype} {_sampled(weight).float().tolist()}".encode())
-    return digest.hexdigest()
-
-
 def _sampled(weight: torch.Tensor) -> torch.Tensor:
     """Return values from all over a weight, on the CPU."""
     flat = weight.detach().reshape(-1)

@@ -1,23 +1,16 @@
-"""The target's states over texts, which a head learns to guess: read, and kept for later epochs."""
+"""The target's states over texts, which a head learns to guess: read once while they fit."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from ragspec.errors import StoreError
 from ragspec.target.causal import MOST_LOGITS, CausalTarget, read_states
 
-KEPT = "states-*.bin"
-_KEPT_AS = torch.bfloat16
-SHARE = 4  # times their size must be free, for much else is to be written
+CACHE_BYTES = 4 << 30  # of states in memory, for later epochs
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,35 +37,37 @@ class Reads(Protocol):
 
 
 class StateReader:
-    """Reads pieces of text with a target, those that it has read before from a file.
+    """Reads pieces of text with a target, each of them once while its states fit in memory.
 
-    pieces: token ids. file: None reads every piece anew. States are rounded to bfloat16 either way,
-    so that a training does not depend on it.
+    pieces: token ids. cache_bytes: of states on the CPU, rounded to bfloat16 as all are, so that a
+    training does not depend on it.
     """
 
     def __init__(
         self,
         target: CausalTarget,
         pieces: Sequence[Sequence[int]],
-        file: StateFile | None = None,
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        self.target, self.pieces, self._file = target, pieces, file
+        self.target, self.pieces = target, pieces
+        self._cache: dict[int, torch.Tensor] = {}
+        self._room = cache_bytes
 
     def read(self, numbers: Sequence[int]) -> Reading:
         """Return some of the pieces, by number; of too long ones only the ends are known."""
-        file = self._file
-        known = {n: found for n in numbers if file and (found := file.get(n)) is not None}
-        lacking = sorted((n for n in numbers if n not in known), key=lambda n: len(self.pieces[n]))
-        while lacking:
-            # Logits of all positions are made on the way, so that not many fit at once.
-            longest = len(self.pieces[lacking[-1]])
+        states = {n: self._cache[n] for n in numbers if n in self._cache}
+        missing = sorted((n for n in numbers if n not in states), key=lambda n: len(self.pieces[n]))
+        while missing:
+            # Logits of all positions are computed too, so that few pieces fit at once.
+            longest = len(self.pieces[missing[-1]])
             most = max(1, MOST_LOGITS // (longest * self.target.vocab_size))
-            lacking, part = lacking[:-most], lacking[-most:]
-            for number, states in zip(part, self._states(part), strict=True):
-                known[number] = states.to(_KEPT_AS)
-                if file:
-                    file.put(number, known[number])
-        return self._together(numbers, [known[number] for number in numbers])
+            missing, part = missing[:-most], missing[-most:]
+            for number, of_piece in zip(part, self._states(part), strict=True):
+                states[number] = of_piece.to("cpu", torch.bfloat16)
+                if (size := states[number].nbytes) <= self._room:
+                    self._cache[number] = states[number]
+                    self._room -= size
+        return self._together(numbers, [states[number] for number in numbers])
 
     def _states(self, numbers: Sequence[int]) -> list[torch.Tensor]:
         """Return the states [copies, T, H] of pieces that the target reads side by side."""
@@ -91,67 +86,3 @@ class StateReader:
         real = torch.arange(int(lengths.max()), device=device) < lengths[:, None]
         pad = torch.nn.utils.rnn.pad_sequence
         return Reading(pad(embedded, batch_first=True), pad(states, batch_first=True), real)
-
-
-class StateFile:
-    """States of pieces in a file, in bfloat16: two bytes a number, written as they are read.
-
-    name: of what they are states; a file of another name is of another training, and deleted.
-    lengths: of the pieces. copies, width: of the states of one. All room is taken at once, so that
-    a full disk is known before the training begins: raises StoreError.
-    """
-
-    def __init__(
-        self, folder: Path, name: str, lengths: Sequence[int], copies: int, width: int
-    ) -> None:
-        path = folder / KEPT.replace("*", name[:16])
-        for old in folder.glob(KEPT):
-            if old.name != path.name:
-                old.unlink()
-        self._starts = [0, *accumulate(copies * length for length in lengths)]
-        flags = 2 * len(lengths)  # before the states: as int32, how many places of each are known
-        total = flags + self._starts[-1] * width
-        _take_room(path, 2 * total)
-        whole = torch.from_file(str(path), shared=True, size=total, dtype=_KEPT_AS)
-        self._known = whole[:flags].view(torch.int32)
-        self._states = whole[flags:].view(-1, width)
-        self._copies = copies
-
-    def get(self, number: int) -> torch.Tensor | None:
-        """Return the states [copies, T, H] of a piece; None where it was not read yet."""
-        start, length = self._starts[number], int(self._known[number])
-        kept = self._states[start : start + self._copies * length]
-        return kept.view(self._copies, length, -1) if length else None
-
-    def put(self, number: int, states: torch.Tensor) -> None:
-        """Keep the states [copies, T, H] of a piece."""
-        flat, start = states.flatten(0, 1), self._starts[number]
-        self._states[start : start + len(flat)] = flat
-        self._known[number] = states.shape[1]  # last: it says that they are whole
-
-
-def drop_states(folder: Path) -> None:
-    """Delete the states that a training kept in a folder."""
-    for path in folder.glob(KEPT):
-        path.unlink()
-
-
-def _take_room(path: Path, size: int) -> None:
-    """Give a file its whole size, with room on the disk for it."""
-    if path.is_file() and path.stat().st_size == size:
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if shutil.disk_usage(path.parent).free < SHARE * size:
-            raise OSError("they would take more than a quarter of the room that is left")
-        with path.open("wb") as stream:
-            if hasattr(os, "posix_fallocate"):  # a sparse file would end the program when it fills
-                os.posix_fallocate(stream.fileno(), 0, size)
-            else:
-                stream.truncate(size)
-    except OSError as error:
-        path.unlink(missing_ok=True)
-        raise StoreError(
-            f"the states of the texts, {size / 1e9:.2f} GB, cannot be kept in {path.parent} "
-            f"({error}); expected {SHARE} times as much room. Every epoch will read the texts anew."
-        ) from error
