@@ -166,7 +166,13 @@ def tree_attention(
         key, value = key[:, :, last], value[:, :, last]
     if view is not None:
         out = _unmasked(query, key, value, view, scaling, softcap, sinks)
-    elif softcap is None and sinks is not None and _joins_masked(query, value, attention_mask):
+    elif (
+        softcap is None
+        and sinks is not None
+        and attention_mask is not None
+        and attention_mask.shape[1] == 1
+        and joins(query, value)
+    ):
         out = masked(query, key, value, attention_mask, scaling, sinks)
     elif softcap is not None or sinks is not None:
         out = explicit(query, key, value, attention_mask, causal, scaling, softcap, sinks)
@@ -356,11 +362,6 @@ def _first_visible(view: TreeView, rule: MaskFunction, local: int, entries: int)
     slots = torch.arange(first, device=device)[None, None, None]
     seen = rule(rows, zero, view.positions[:, None, [0, -1], None], slots)
     return 0 if bool(seen.any()) else first
-
-
-def _joins_masked(query: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> bool:
-    """Return whether `masked` serves: one mask for all heads, and a kernel that gives weights."""
-    return mask is not None and mask.shape[1] == 1 and joins(query, value)
 
 
 def _in_view(key: torch.Tensor) -> TreeView | None:

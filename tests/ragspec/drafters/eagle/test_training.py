@@ -75,8 +75,8 @@ def test_cached_states_give_the_head_that_reading_again_gives() -> None:
     ]
     for trainer in trainers:
         list(trainer.run())
-    close = {"atol": 2e-3, "rtol": 0.05}
-    torch.testing.assert_close(trainers[0].head.fc.weight, trainers[1].head.fc.weight, **close)
+    one, other = (trainer.head.fc.weight for trainer in trainers)
+    torch.testing.assert_close(one, other, atol=2e-3, rtol=0.05)
 
 
 def test_a_training_of_other_conditions_is_not_gone_on_with() -> None:
