@@ -24,10 +24,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ragspec import Engine
+from ragspec.drafters.eagle.batches import Reading
 from ragspec.drafters.eagle.drafter import HeadDrafter
 from ragspec.drafters.eagle.head import FeatureHead
 from ragspec.drafters.eagle.loss import agreement
-from ragspec.drafters.eagle.states import Reading
 from ragspec.drafters.eagle.training import (
     CHECKPOINT,
     HeadTrainer,
@@ -62,7 +62,7 @@ class Answer:
 
 
 class AnswerReader:
-    """Reads answers as batches of pairs; see `ragspec.drafters.eagle.states.Reads`."""
+    """Reads answers as batches of pairs; see `ragspec.drafters.eagle.batches.Reads`."""
 
     def __init__(self, target: CausalTarget, answers: Sequence[Answer]) -> None:
         self.target, self.answers = target, answers

@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 
-from ragspec.drafters.eagle.batches import SHORTEST
+from ragspec.drafters.eagle.batches import SHORTEST, Reading, StateReader
 from ragspec.drafters.eagle.head import CONFIG, KIND, FeatureHead
 from ragspec.drafters.eagle.loss import agreement
-from ragspec.drafters.eagle.states import Reading, StateReader
 from ragspec.drafters.eagle.training import (
     CHECKPOINT,
     PART,

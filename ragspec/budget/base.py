@@ -14,8 +14,7 @@ import numpy as np
 
 from ragspec.acceptance.base import Step
 from ragspec.budget.calibration import UNKNOWN, Appraisal, Calibration
-from ragspec.budget.cost_curve import CostCurve
-from ragspec.budget.shared_forward import SharedCost
+from ragspec.budget.cost_curve import CostCurve, SharedCost
 from ragspec.errors import InputError
 from ragspec.trees.draft_tree import DraftTree
 

@@ -19,9 +19,8 @@ from typing import ClassVar
 from ragspec.acceptance.base import Step
 from ragspec.budget.base import Adviser, BudgetPolicy, Settings
 from ragspec.budget.calibration import Calibration
-from ragspec.budget.cost_curve import CostCurve
+from ragspec.budget.cost_curve import CostCurve, SharedCost
 from ragspec.budget.gains import BUCKETS, Experience
-from ragspec.budget.shared_forward import SharedCost
 from ragspec.budget.tree_size import GoodputSession
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.trees.draft_tree import DraftTree

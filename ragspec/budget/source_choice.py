@@ -21,7 +21,7 @@ from bisect import bisect_right
 
 from ragspec.acceptance.base import Step
 from ragspec.budget.base import Adviser, Settings
-from ragspec.budget.cost_line import CostLine
+from ragspec.budget.cost_curve import CostLine
 from ragspec.budget.gains import BUCKETS, DUE, FIRST_ASKED, OUTLOOKS, Experience, Gain
 
 CHEAP, COSTLY_NODES = 0.1, 7  # what costs more plain steps than this is asked for few nodes

@@ -18,9 +18,8 @@ from itertools import accumulate
 
 from ragspec.acceptance.base import Step
 from ragspec.budget.base import BudgetSession, Settings
-from ragspec.budget.cost_line import CostLine
+from ragspec.budget.cost_curve import CostLine, ForwardCost
 from ragspec.budget.gains import BUCKETS, OUTLIER, Experience
-from ragspec.budget.shared_forward import ForwardCost
 from ragspec.budget.source_choice import SourceChoice
 from ragspec.trees.draft_tree import DRAWN, DraftTree
 from ragspec.trees.operations import keep_best, keep_order

@@ -15,7 +15,7 @@ import torch
 
 from ragspec.acceptance.base import Rule, Step, Verdict, open_rule
 from ragspec.acceptance.target_view import RowView
-from ragspec.budget.shared_forward import SharedForward
+from ragspec.budget.cost_curve import SharedForward
 from ragspec.budget.tree_size import fit_together
 from ragspec.engine.flight import Flight, Landed, Launcher
 from ragspec.engine.reading import Reading, hidden_of, portions, read

@@ -21,10 +21,9 @@ from typing import Any
 
 import torch
 
-from ragspec.drafters.eagle.batches import SHORTEST, Batches, seeded
+from ragspec.drafters.eagle.batches import SHORTEST, Batches, Reads, StateReader, seeded
 from ragspec.drafters.eagle.head import FeatureHead, check_head
 from ragspec.drafters.eagle.loss import frozen_output, head_loss
-from ragspec.drafters.eagle.states import Reads, StateReader
 from ragspec.drafters.eagle.vocabulary import frequent_tokens
 from ragspec.errors import InputError, StoreError
 from ragspec.target.causal import CausalTarget

@@ -23,8 +23,7 @@ from ragspec.target.base import Beginning
 from ragspec.target.causal import CausalTarget, TreeSession
 from ragspec.target.static.arena import Arena
 from ragspec.target.static.buffers import StackedCache, compact
-from ragspec.target.static.layout import ancestor_bits
-from ragspec.target.static.shapes import MOST_QUERIES, queries_of, rows_of, slots_of
+from ragspec.target.static.layout import MOST_QUERIES, ancestor_bits, queries_of, rows_of, slots_of
 from ragspec.target.static.step import StepShape
 from ragspec.target.tree_attention import Configs, TreeView
 from ragspec.trees.draft_tree import DraftTree

@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 
 from ragspec.models.layer_windows import Window
 from ragspec.sampling.row_laws import LawShape, RowLaws
-from ragspec.target.static.buffers import Stacks, compact, step_cache
+from ragspec.target.static.buffers import Stacks, Staging, compact, step_cache
 from ragspec.target.static.layout import Counters, kept_first, lay_out, step_mask, walk
-from ragspec.target.static.staging import Staging
 from ragspec.target.static.text_laws import FRESH
 
 

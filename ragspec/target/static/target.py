@@ -24,8 +24,8 @@ from ragspec.models.device import is_cuda, out_of_memory
 from ragspec.target.causal import CausalTarget
 from ragspec.target.static.arena import Arena
 from ragspec.target.static.buffers import LayerShape, Stacks
+from ragspec.target.static.layout import MOST_QUERIES, QUERIES, slots_of
 from ragspec.target.static.session import Found, StaticSession
-from ragspec.target.static.shapes import MOST_QUERIES, QUERIES, slots_of
 from ragspec.target.static.step import CapturedStep, FixedStep, Masks, StaticStep, StepShape
 from ragspec.target.tree_attention import Configs, lease
 

@@ -16,8 +16,8 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from ragspec.drafters.eagle.batches import StateReader
 from ragspec.drafters.eagle.head import FeatureHead
-from ragspec.drafters.eagle.states import StateReader
 from ragspec.drafters.eagle.training import CHECKPOINT, PART, HeadTrainer, HeadTraining
 from ragspec.errors import InputError, StoreError
 from ragspec.pipelines.cli.train_head_run import check_out, make_head

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.budget.cost_curve import CostCurve, isotonic
-from ragspec.budget.cost_line import BEYOND, ROWS, CostLine, padded
+from ragspec.budget.cost_curve import BEYOND, ROWS, CostCurve, CostLine, isotonic, padded
 from ragspec.budget.cost_measurement import (
     Padding,
     cached,

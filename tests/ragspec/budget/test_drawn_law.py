@@ -21,8 +21,7 @@ from ragspec.acceptance.k_seq import KSeq
 from ragspec.acceptance.rejection import ChainRejection, MultiStep, WithoutReplacement
 from ragspec.budget import tree_size
 from ragspec.budget.base import BudgetPolicy, BudgetSession
-from ragspec.budget.cost_curve import CostCurve
-from ragspec.budget.cost_line import ROWS
+from ragspec.budget.cost_curve import ROWS, CostCurve
 from ragspec.budget.policy import AutoBudget, FixedBudget
 from ragspec.budget.tree_size import GoodputSession
 from ragspec.drafters.base import DraftContext, DraftRequest

@@ -5,8 +5,7 @@ import pytest
 
 from ragspec.acceptance.base import Step
 from ragspec.budget.base import BudgetPolicy, BudgetSession
-from ragspec.budget.cost_curve import CostCurve
-from ragspec.budget.cost_line import ROWS
+from ragspec.budget.cost_curve import ROWS, CostCurve
 from ragspec.budget.policy import AutoBudget, FixedBudget, make_budget
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.trees.draft_tree import DraftTree

@@ -7,7 +7,7 @@ import pytest
 from ragspec.acceptance.base import Step
 from ragspec.budget.base import Adviser, Settings
 from ragspec.budget.calibration import Calibration
-from ragspec.budget.cost_line import ROWS, CostLine
+from ragspec.budget.cost_curve import ROWS, CostLine
 from ragspec.budget.gains import BUCKETS, OUTLOOKS, PAUSE, Experience
 from ragspec.budget.source_choice import (
     COSTLY_NODES,

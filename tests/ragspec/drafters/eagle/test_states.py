@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from ragspec.drafters.eagle.states import StateReader
+from ragspec.drafters.eagle.batches import StateReader
 from ragspec.target.causal import CausalTarget
 from tests.support import heads, image_models, tiny
 
@@ -51,7 +51,7 @@ def test_texts_with_too_many_logits_are_read_in_parts(
 ) -> None:
     def limit(logits: int) -> None:
         monkeypatch.setattr("ragspec.target.causal.MOST_LOGITS", logits * heads.VOCAB)
-        monkeypatch.setattr("ragspec.drafters.eagle.states.MOST_LOGITS", logits * heads.VOCAB)
+        monkeypatch.setattr("ragspec.drafters.eagle.batches.MOST_LOGITS", logits * heads.VOCAB)
 
     pieces = [tiny.prompt(24, vocab_size=heads.VOCAB, seed=seed) for seed in range(4)]
     whole = StateReader(target, pieces).read(range(4))

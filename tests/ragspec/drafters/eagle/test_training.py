@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.drafters.eagle.batches import seeded
+from ragspec.drafters.eagle.batches import StateReader, seeded
 from ragspec.drafters.eagle.head import FeatureHead
 from ragspec.drafters.eagle.loss import agreement as agreement_of
 from ragspec.drafters.eagle.loss import rounds
-from ragspec.drafters.eagle.states import StateReader
 from ragspec.drafters.eagle.training import HeadTrainer, HeadTraining, Progress, train_head
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.target.causal import CausalTarget
