@@ -39,7 +39,7 @@ from ragspec.pipelines.cli.train_head_run import Course
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.long import LongDocument
 from ragspec.retrievers.search.documents import Document
-from ragspec.target.base import ReadsStates
+from ragspec.target.base import CachedSession
 from ragspec.target.causal import CausalTarget
 
 APART = 12  # one document in so many is kept apart
@@ -124,7 +124,7 @@ def read_record(engine: Engine, record: dict[str, Any]) -> list[Answer]:
         ]
         context = kept.open(engine.target, text, len(text), opened.tokens)
         with context as (session, known), torch.no_grad():
-            assert isinstance(session, ReadsStates)
+            assert isinstance(session, CachedSession)
             known = session.resume(opened.tokens)  # type: ignore[attr-defined]
             states = session.read_states(text[known:])
             session.commit([()])

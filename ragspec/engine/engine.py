@@ -33,7 +33,7 @@ from ragspec.models.load import load_model
 from ragspec.models.supported import rank_count
 from ragspec.registry import resolve
 from ragspec.sampling.settings import Sampling
-from ragspec.target.base import ReadsInPieces, TargetSession
+from ragspec.target.base import CachedSession, TargetSession
 from ragspec.target.causal import CausalTarget
 from ragspec.target.open import open_target
 from ragspec.target.static.open import open_static
@@ -295,7 +295,7 @@ class Engine:
 
 def _told(session: TargetSession, run: Run) -> TargetSession:
     """Let the session tell the caller of this run, and nobody before, what it reads."""
-    if isinstance(session, ReadsInPieces):
+    if isinstance(session, CachedSession):
         session.on_read = run.settings.on_read
     return session
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ragspec.engine.prefixes import PrefixCache
 from ragspec.errors import InputError
-from ragspec.target.base import Resumes, SharesBeginnings, TargetSession
+from ragspec.target.base import CachedSession, TargetSession
 
 if TYPE_CHECKING:
     from ragspec.target.causal import CausalTarget
@@ -35,7 +35,7 @@ class KeptContext:
         self.prefixes = PrefixCache() if prefixes is None else prefixes
         self._using = threading.Lock()
         self._target: CausalTarget | None = None
-        self._session: Resumes | None = None
+        self._session: CachedSession | None = None
         self._tokens: list[int] = []
         self._stack: ExitStack | None = None
         self._held: TargetSession | None = None
@@ -74,7 +74,7 @@ class KeptContext:
                 with self._entered(session):
                     yield session, known
             finally:  # also after an interrupt: what was committed stays as it is
-                if isinstance(session, Resumes):
+                if isinstance(session, CachedSession):
                     self._tokens = text[: session.resume(len(text))]
                     self._session = session
                     if prefix > known:
@@ -98,7 +98,9 @@ class KeptContext:
     @contextmanager
     def _entered(self, session: TargetSession) -> Iterator[None]:
         """Enter a session for one call, or for all of a block of `held`."""
-        if self._stack is None or not isinstance(session, Resumes):  # which serves no other call
+        if self._stack is None or not isinstance(
+            session, CachedSession
+        ):  # which serves no other call
             with session:
                 yield
             return
@@ -111,14 +113,14 @@ class KeptContext:
     ) -> int:
         """Begin with a prefix that is kept, where it is; return how many tokens are known."""
         found = self.prefixes.find(target, prefix)
-        if found is None or not isinstance(session, SharesBeginnings):
+        if found is None or not isinstance(session, CachedSession):
             return known
         session.begin_with(found)
         return len(prefix)
 
     def _keep(self, session: TargetSession, tokens: Sequence[int], prefix: int) -> None:
         """Keep a prefix that was read, for other texts."""
-        if len(tokens) == prefix and isinstance(session, SharesBeginnings):
+        if len(tokens) == prefix and isinstance(session, CachedSession):
             found = session.beginning(prefix)
             if found is not None:
                 self.prefixes.keep(self._target, tokens, found)

@@ -24,7 +24,7 @@ from ragspec.engine.step import Emission, emit, judge, learn, propose
 from ragspec.errors import UnsupportedModelError
 from ragspec.models.device import out_of_memory, without_autograd
 from ragspec.sampling.top_tokens import Tops
-from ragspec.target.base import KeepsHidden, TargetSession
+from ragspec.target.base import CachedSession, TargetSession
 from ragspec.trees.draft_tree import DraftTree
 
 P = ParamSpec("P")
@@ -362,7 +362,7 @@ def _known(slot: int | None) -> int:
 
 def _keep_hidden(session: TargetSession, rows: Sequence[Row]) -> None:
     """Let the session keep hidden states; raises UnsupportedModelError where a law needs them."""
-    if isinstance(session, KeepsHidden):
+    if isinstance(session, CachedSession):
         session.keep_hidden()
     elif any(row.transform_reads for row in rows):
         raise UnsupportedModelError(

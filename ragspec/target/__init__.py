@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from ragspec.registry import door
 
 if TYPE_CHECKING:
-    from ragspec.target.base import KeepsHidden as KeepsHidden
-    from ragspec.target.base import ReadsPrompts as ReadsPrompts
+    from ragspec.target.base import CachedSession as CachedSession
+    from ragspec.target.base import StepSession as StepSession
     from ragspec.target.base import TargetSession as TargetSession
     from ragspec.target.causal import CausalTarget as CausalTarget
     from ragspec.target.constant_width import ConstantWidthTarget as ConstantWidthTarget
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from ragspec.target.probe import probe_target as probe_target
 
 _WHERE = {
+    "CachedSession": "ragspec.target.base",
     "CausalTarget": "ragspec.target.causal",
     "ConstantWidthTarget": "ragspec.target.constant_width",
-    "KeepsHidden": "ragspec.target.base",
     "PathTarget": "ragspec.target.path_rows",
-    "ReadsPrompts": "ragspec.target.base",
+    "StepSession": "ragspec.target.base",
     "TargetSession": "ragspec.target.base",
     "open_target": "ragspec.target.open",
     "probe_target": "ragspec.target.probe",

@@ -24,7 +24,7 @@ from ragspec.sampling.distribution import TokenLaw
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.top_tokens import Tops, best_tokens
-from ragspec.target.base import Beginning, FollowsLaws
+from ragspec.target.base import Beginning, StepSession
 from ragspec.target.cpu_weights import Packed, lend, pack
 from ragspec.target.hidden_states import HeadInputs
 from ragspec.target.kv_cache import SlotCache, slot_bytes
@@ -175,7 +175,7 @@ class CausalTarget:
             session.cache.commit([[0]] * texts)
             for attempt in range(TIMINGS):
                 session.cache.book.lengths = [length] * texts
-                if isinstance(session, FollowsLaws):
+                if isinstance(session, StepSession):
                     session.follow([law] * texts, roots)
                 self.synchronize()
                 start = time.perf_counter()
@@ -226,7 +226,7 @@ class TreeSession:
         self._packs = Packed(())
 
     def keep_hidden(self) -> None:
-        """Keep what the output head reads from now on; see `base.KeepsHidden`."""
+        """Keep what the output head reads from now on; see `base.CachedSession`."""
         if self._head_inputs is None:
             self._head_inputs = HeadInputs(self.target.output_head)
 
@@ -321,7 +321,7 @@ class TreeSession:
     def read_prompts(
         self, pending: Sequence[Sequence[int]], k: int
     ) -> tuple[torch.Tensor, list[Tops]]:
-        """Read the prompts; see `base.ReadsPrompts`. Of long ones only the ends are told."""
+        """Read the prompts; see `base.CachedSession`. Of long ones only the ends are told."""
         rows, device = len(pending), self.target.device
         counts = self._pending = [len(row) for row in pending]
         empty = [DraftTree.empty()] * rows
@@ -342,7 +342,7 @@ class TreeSession:
         return logits[torch.arange(rows, device=device), ends][:, None], tops
 
     def read_states(self, tokens: Sequence[int]) -> torch.Tensor | None:
-        """Return what the head reads at all of a row's next tokens; see `base.ReadsStates`."""
+        """Return what the head reads at all of a row's next tokens; see `base.CachedSession`."""
         lengths, target = self.cache.book.lengths, self.target
         moved, view = _layout(
             lengths, [tokens], [DraftTree.empty()], target.device, piece=target.piece
@@ -417,20 +417,20 @@ class TreeSession:
     def resume(self, length: int) -> int:
         """Keep the first tokens of the one row, or nothing where they are not fit for another text.
 
-        See `base.Resumes` and `CausalTarget.divisible`.
+        See `base.CachedSession` and `CausalTarget.divisible`.
         """
         self.abandon()
         self.cache.truncate(0, length if self.target.divisible else 0)
         return self.cache.book.lengths[0]
 
     def beginning(self, length: int) -> Beginning | None:
-        """Return a copy of the first keys and values of the one row; see `SharesBeginnings`."""
+        """Return a copy of the first keys and values of the one row; see `CachedSession`."""
         if not self.target.divisible or self.cache.book.lengths[0] < length:
             return None
         return self.cache.beginning(length)
 
     def begin_with(self, beginning: Beginning) -> None:
-        """Hold these keys and values and no others; see `base.SharesBeginnings`."""
+        """Hold these keys and values and no others; see `base.CachedSession`."""
         self._anew = {}
         self.cache.begin_with(beginning)
 
