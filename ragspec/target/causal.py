@@ -285,12 +285,8 @@ class TreeSession:
         """Run one forward, or several over a long prompt; see `TargetSession.verify`."""
         if self._anew:
             pending = self._read_anew(pending)
-        self._expect_one_table(pending, trees)
-        self._pending = [len(row) for row in pending]
-        self._given = list(zip(pending, trees, strict=True))
-        device, book = self.target.device, self.cache.book
-        width = self.width if any(book.lengths) else 1
-        tokens, view = _layout(book.lengths, pending, trees, device, width, self.target.piece)
+        book = self.cache.book
+        tokens, view = self._lay_out(pending, trees, self.width if any(book.lengths) else 1)
         unused = book.read(tokens.shape[1]) - book.extent - tokens.shape[1]
         view = replace(view, unused=unused) if unused else view
         wanted = max(len(tree) for tree in trees) + 1
@@ -303,10 +299,20 @@ class TreeSession:
         index = torch.tensor(firsts)[:, None] + torch.arange(wanted)
         index = index.clamp(max=n - 1)
         kept, where = torch.unique(index, return_inverse=True)
-        logits, states = self._forward(tokens, view, kept.to(device))
+        logits, states = self._forward(tokens, view, kept.to(self.target.device))
         rows = torch.arange(len(firsts))[:, None]
         self.hidden = [] if states is None else list(states[:, rows, where].unbind(1))
         return logits[rows, where]
+
+    def _lay_out(
+        self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree], width: int = 1
+    ) -> tuple[torch.Tensor, TreeView]:
+        """Return the tokens of the next forward and their view, and note what it reads."""
+        self._expect_one_table(pending, trees)
+        self._pending = [len(row) for row in pending]
+        self._given = list(zip(pending, trees, strict=True))
+        target = self.target
+        return _layout(self.cache.book.lengths, pending, trees, target.device, width, target.piece)
 
     def _read_anew(self, pending: Sequence[Sequence[int]]) -> list[Sequence[int]]:
         """Empty the rows whose keys have become unfit; return what is to be read in each row."""
@@ -323,12 +329,8 @@ class TreeSession:
     ) -> tuple[torch.Tensor, list[Tops]]:
         """Read the prompts; see `base.CachedSession`. Of long ones only the ends are told."""
         rows, device = len(pending), self.target.device
-        counts = self._pending = [len(row) for row in pending]
-        empty = [DraftTree.empty()] * rows
-        self._given = list(zip(pending, empty, strict=True))
-        lengths, piece = self.cache.book.lengths, self.target.piece
-        tokens, view = _layout(lengths, pending, empty, device, piece=piece)
-        n = tokens.shape[1]
+        tokens, view = self._lay_out(pending, [DraftTree.empty()] * rows)
+        counts, n = self._pending, tokens.shape[1]
         start = max(0, n - MOST_LOGITS // (rows * self.target.vocab_size))
         kept = sorted({*range(start, n), *(count - 1 for count in counts)})
         index = torch.tensor(kept, device=device)
@@ -343,12 +345,8 @@ class TreeSession:
 
     def read_states(self, tokens: Sequence[int]) -> torch.Tensor | None:
         """Return what the head reads at all of a row's next tokens; see `base.CachedSession`."""
-        lengths, target = self.cache.book.lengths, self.target
-        moved, view = _layout(
-            lengths, [tokens], [DraftTree.empty()], target.device, piece=target.piece
-        )
-        self._pending, self._given = [len(tokens)], [(tokens, DraftTree.empty())]
-        kept = self._head_inputs
+        target, kept = self.target, self._head_inputs
+        moved, view = self._lay_out([tokens], [DraftTree.empty()])
         # Logits of all places would take a fifth of the time, and hundreds of megabytes.
         self._head_inputs = HeadInputs(target.output_head, last_alone=target.keeps_logits)
         try:
