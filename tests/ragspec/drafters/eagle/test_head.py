@@ -65,9 +65,9 @@ def test_sizes_are_those_of_the_target(picture: bool) -> None:
     )
     assert target.model.config.hidden_size % config.heads == 0
     check_head(head, target)
-    for wrong, message in (({"heads": 5}, "divides"), ({"heads": 0}, "least 1")):
+    for wrong, message in ((5, "divides"), (0, "at least 1")):
         with pytest.raises(InputError, match=message):
-            replace(config, **wrong)
+            replace(config, heads=wrong)
     with pytest.raises(InputError, match="at least 1"):
         replace(config, intermediate_size=-4)
 
