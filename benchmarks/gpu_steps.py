@@ -20,7 +20,7 @@ from ragspec.engine.rows import Run
 from ragspec.models.device import is_cuda
 from ragspec.sampling.settings import Sampling
 from ragspec.target.kv_cache import slot_bytes
-from ragspec.target.static.shapes import MOST_QUERIES, slots_of
+from ragspec.target.static.layout import MOST_QUERIES, slots_of
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 
 ACCEPTED = 2  # nodes of a stub's tree

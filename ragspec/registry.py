@@ -65,7 +65,6 @@ NAMES: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "head": "ragspec.drafters.eagle.drafter:HeadDrafter",
                 "jacobi": "ragspec.visual.drafting.jacobi:JacobiDrafter",
                 "ngrams": "ragspec.retrievers.methods.ngrams:NGramDrafter",
-                "synthetic": "ragspec.drafters.synthetic:SyntheticDrafter",
             }
         ),
         "rule": MappingProxyType(

@@ -19,9 +19,8 @@ from pathlib import Path
 import torch
 from text_data import read_documents
 
-from ragspec.drafters.eagle.checkpoint import CHECKPOINT
 from ragspec.drafters.eagle.head import CONFIG, FeatureHead
-from ragspec.drafters.eagle.training import HeadTraining
+from ragspec.drafters.eagle.training import CHECKPOINT, HeadTraining
 from ragspec.pipelines.cli.train_head_run import make_head
 from ragspec.pipelines.console.terminal import Terminal
 

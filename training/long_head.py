@@ -24,18 +24,22 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ragspec import Engine
-from ragspec.drafters.eagle.checkpoint import CHECKPOINT, load_state
+from ragspec.drafters.eagle.batches import Reading
 from ragspec.drafters.eagle.drafter import HeadDrafter
 from ragspec.drafters.eagle.head import FeatureHead
 from ragspec.drafters.eagle.loss import agreement
-from ragspec.drafters.eagle.states import Reading
-from ragspec.drafters.eagle.training import HeadTrainer, HeadTraining
+from ragspec.drafters.eagle.training import (
+    CHECKPOINT,
+    HeadTrainer,
+    HeadTraining,
+    load_state,
+)
 from ragspec.engine.kept import KeptContext
 from ragspec.pipelines.cli.train_head_run import Course
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.long.document import LongDocument
 from ragspec.retrievers.search.documents import Document
-from ragspec.target.base import ReadsStates
+from ragspec.target.base import CachedSession
 from ragspec.target.causal import CausalTarget
 
 APART = 12  # one document in so many is kept apart
@@ -58,7 +62,7 @@ class Answer:
 
 
 class AnswerReader:
-    """Reads answers as batches of pairs; see `ragspec.drafters.eagle.states.Reads`."""
+    """Reads answers as batches of pairs; see `ragspec.drafters.eagle.batches.Reads`."""
 
     def __init__(self, target: CausalTarget, answers: Sequence[Answer]) -> None:
         self.target, self.answers = target, answers
@@ -120,7 +124,7 @@ def read_record(engine: Engine, record: dict[str, Any]) -> list[Answer]:
         ]
         context = kept.open(engine.target, text, len(text), opened.tokens)
         with context as (session, known), torch.no_grad():
-            assert isinstance(session, ReadsStates)
+            assert isinstance(session, CachedSession)
             known = session.resume(opened.tokens)  # type: ignore[attr-defined]
             states = session.read_states(text[known:])
             session.commit([()])

@@ -35,8 +35,8 @@ OPTIONAL = (
 def examine(models: Sequence[str] = (), cache: Path | None = None) -> dict[str, Any]:
     """Return all findings as JSON types; nothing is downloaded and no model is loaded.
 
-    models: names or paths to look for beside the bundled ones. cache: where verdicts and cost
-    curves are kept (default: the user's cache).
+    models: names or paths to look for beside the bundled ones. cache: where cost curves
+    are kept (default: the user's cache).
     """
     from ragspec.storage.filesystem import cache_directory
 
@@ -50,7 +50,6 @@ def examine(models: Sequence[str] = (), cache: Path | None = None) -> dict[str, 
         "device": _device(),
         "models": _models(models),
         "cache": str(folder),
-        "probes": _kept(folder, "probe"),
         "costs": _kept(folder, "cost"),
     }
 
@@ -161,28 +160,10 @@ def show(found: dict[str, Any], terminal: Terminal) -> None:
 
 
 def _show_kept(found: dict[str, Any], terminal: Terminal) -> None:
-    verdicts = [_verdict_row(entry) for entry in found["probes"]]
-    if verdicts:
-        columns = ["architecture", "device", "dtype", "drafts as", "because"]
-        terminal.table("Probe verdicts", columns, verdicts)
-    else:
-        terminal.line("No probe verdicts yet: a model is probed when it is first loaded.", "dim")
     rows = [row for entry in found["costs"] if (row := _cost_row(entry))]
     if rows:
         columns = ["model", "device", "dtype", ">context", ">1 row", ">8 rows", ">32 rows"]
         terminal.table("Cost of a forward, milliseconds", columns, rows)
-
-
-def _verdict_row(entry: dict[str, Any]) -> tuple[str, ...]:
-    key = entry.get("key")
-    if not isinstance(key, dict) or "mode" not in entry:
-        return (entry["file"], "", "", "", "damaged file, it will be made again")
-    facts = (str(key.get(name, "")) for name in ("model", "device", "dtype"))
-    model, device, dtype = facts
-    if key.get("variant"):
-        model += f" ({key['variant']})"
-    reason = str(entry.get("reason", ""))
-    return (model, device, dtype.removeprefix("torch."), str(entry["mode"]), reason)
 
 
 def _cost_row(entry: dict[str, Any]) -> tuple[str, ...] | None:

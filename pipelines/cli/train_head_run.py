@@ -5,28 +5,41 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from ragspec.drafters.eagle.batches import SHORTEST, Reading, StateReader
+from ragspec.drafters.eagle.head import CONFIG, KIND, FeatureHead
+from ragspec.drafters.eagle.loss import agreement
+from ragspec.drafters.eagle.training import (
+    CHECKPOINT,
+    PART,
+    HeadTrainer,
+    HeadTraining,
+    Progress,
+    load_state,
+    save_state,
+)
 from ragspec.errors import InputError, StoreError
+from ragspec.models.load import load_model
+from ragspec.pipelines.cli.store_run import counting
+from ragspec.pipelines.console.options import be_quiet
 from ragspec.pipelines.console.terminal import Terminal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ragspec.drafters.eagle.head import FeatureHead
-    from ragspec.drafters.eagle.states import Reading
-    from ragspec.drafters.eagle.training import HeadTrainer, HeadTraining, Progress
-    from ragspec.target.causal import CausalTarget
+from ragspec.pipelines.console.texts import Wanted, read_texts
+from ragspec.retrievers.corpus.text import tokenized
+from ragspec.target.causal import CausalTarget
+from ragspec.target.open import open_target
 
 PICTURES = ".npz"
-_APART = 20  # one text in so many is kept apart, to see how good the head is
-_MOST_APART = 32
-EVERY_SECONDS = 60.0  # between two times that the training is written
+_HOLD_OUT = 20  # one text in so many is held out, to judge the head
+_MOST_HELD_OUT = 32
+EVERY_SECONDS = 60.0  # between two checkpoints
 
 
 def make_head(
@@ -44,17 +57,16 @@ def make_head(
 ) -> dict[str, Any]:
     """Train a head for a model on texts or pictures, write it, and return what it came to.
 
-    limit: about how many tokens are read at most. Pictures are never cut, whatever
-    `settings.length` says. start: the head to begin with. resume: go on with the training that was
-    left in `out`. The head that is written is the best on texts kept apart, also where Ctrl-C or
-    SIGTERM ends the training, of which at most a minute is lost. Raises InputError, DocumentError,
-    ModelError, StoreError, KeyboardInterrupt.
-    """
-    from ragspec.drafters.eagle.checkpoint import load_state
-    from ragspec.drafters.eagle.head import FeatureHead
-    from ragspec.drafters.eagle.training import HeadTrainer
-    from ragspec.pipelines.console.options import be_quiet
+    The head that is written is the best on held-out texts, also where Ctrl-C or SIGTERM ends the
+    training, of which at most a minute is lost.
 
+    Args:
+        limit: About how many tokens are read at most. Pictures are never cut.
+        start: The head to begin with.
+        resume: Go on with the training that was interrupted in `out`.
+
+    Raises: InputError, DocumentError, ModelError, StoreError, KeyboardInterrupt.
+    """
     be_quiet()
     check_out(out, resume=resume)
     state = load_state(out) if resume else None
@@ -66,19 +78,28 @@ def make_head(
         settings = replace(settings, length=max(settings.length, *map(len, texts)))
     else:
         target, texts = _texts(model, data, terminal, limit, device, dtype)
-    apart, learned = _kept_apart(texts)
+    held_out, learned = _split(texts)
     began = time.perf_counter()
     head = None if start is None else FeatureHead.load(start).to(target.device)
     trainer = HeadTrainer(target, learned, settings, head=head)
-    judge = Judge(target, apart, settings.length)
-    course = Course(trainer, out, lambda: judge.agreement(trainer.head))
-    course.prepare(state, terminal)
-    with _telling(terminal) as told, _stopping() as stop:
-        last = course.run(told, terminal, stop)
+    judged = list[Reading]()
+
+    def judge() -> float:
+        if not judged:
+            judged.extend(_readings(target, held_out, settings.length))
+        return agreement(trainer.head, target, judged)
+
+    course = Course(trainer, out, judge)
+    if state is not None:
+        course.resume(state)
+        terminal.note(f"going on after step {trainer.steps}")
+    with _progress(terminal) as on_step, _stopping() as stop:
+        last = course.run(on_step, terminal, stop)
     if last is None:
         terminal.note("the training had come to its end; more --steps or --minutes go on with it")
     course.end(terminal)
-    judge = judge if apart else Judge(target, learned, settings.length)
+    if not held_out:
+        judged.extend(_readings(target, learned, settings.length))
     return {
         "out": str(out),
         "texts": len(texts),
@@ -86,72 +107,43 @@ def make_head(
         "steps": trainer.steps,
         "seconds": round(time.perf_counter() - began, 2),
         "loss": None if last is None else round(last.loss, 4),
-        "agreement": round(judge.agreement(trainer.head), 4),
-        "kept_apart": len(apart),
+        "agreement": round(judge(), 4),
+        "kept_apart": len(held_out),
         "parameters": sum(weight.numel() for weight in trainer.head.parameters()),
     }
 
 
-class Judge:
-    """How good heads are on some texts, of which the target's states are read but once.
-
-    texts: of these the first 32 that are long enough. length: that they are cut to.
-    """
-
-    def __init__(self, target: CausalTarget, texts: Sequence[Sequence[int]], length: int) -> None:
-        from ragspec.drafters.eagle.batches import SHORTEST
-        from ragspec.drafters.eagle.states import StateReader
-
-        pieces = [text[:length] for text in texts[:_MOST_APART] if len(text) >= SHORTEST]
-        self.target, self._reader = target, StateReader(target, pieces)
-        self._read: list[Reading] = []
-
-    def agreement(self, head: FeatureHead) -> float:
-        """Return how often the best tokens of head and target agree, by text; nan without texts."""
-        from ragspec.drafters.eagle.loss import agreement
-
-        if not self._read:
-            self._read = [self._reader.read([n]) for n in range(len(self._reader.pieces))]
-        return agreement(head, self.target, self._read)
-
-
 class Course:
-    """A training on its way: judged and written every minute, so that the best head is kept.
+    """A training that is judged and written every minute, so that the best head survives.
 
-    judge: how good the head is, on texts that it does not learn from; nan where there are none,
-    and then the last head counts.
+    judge: returns how good the head is on held-out texts; nan where there are none, and then the
+    last head counts.
     """
 
     def __init__(self, trainer: HeadTrainer, out: Path, judge: Callable[[], float]) -> None:
         self.trainer, self.out, self.judge = trainer, out, judge
         self.best: tuple[float, dict[str, Any]] | None = None
-        self._due = 0.0  # when the head is to be judged again
+        self._judge_at = 0.0
 
-    def prepare(self, state: dict[str, Any] | None, terminal: Terminal) -> None:
-        """Make room for what is kept meanwhile, and take up a training that was left, if any."""
-        if state is not None:
-            self.trainer.go_on(state)
-            if (best := state.get("best")) is not None:
-                self.best = float(best[0]), best[1]
-            terminal.note(f"going on after step {self.trainer.steps}")
-        try:  # only now, as the states of another training would be deleted
-            self.trainer.keep_states(self.out)
-        except StoreError as error:
-            terminal.note(str(error), "bold")
+    def resume(self, state: dict[str, Any]) -> None:
+        """Go on with an interrupted training; see `load_state`."""
+        self.trainer.go_on(state)
+        if (best := state.get("best")) is not None:
+            self.best = float(best[0]), best[1]
 
     def run(
-        self, told: Callable[[Progress], None], terminal: Terminal, stop: threading.Event
+        self, on_step: Callable[[Progress], None], terminal: Terminal, stop: threading.Event
     ) -> Progress | None:
-        """Train to the end and write the best head; return the last step, None for none.
+        """Train to the end and judge the head; return the last step, None for none.
 
-        stop: set when the training is to end after the step under way; then the best head and where
-        to go on are written, and KeyboardInterrupt is raised.
+        stop: ends the training after the current step. The best head and a checkpoint are then
+        written, and KeyboardInterrupt is raised.
         """
         last, written = None, time.monotonic()
         for last in self.trainer.run():
-            told(last)
+            on_step(last)
             if stop.is_set():
-                self._due = 0.0
+                self._judge_at = 0.0
             if stop.is_set() or time.monotonic() - written >= EVERY_SECONDS:
                 self.keep(terminal)
                 written = time.monotonic()
@@ -165,60 +157,59 @@ class Course:
         return last
 
     def end(self, terminal: Terminal) -> None:
-        """Write the best head, and delete all else that the training left."""
-        from ragspec.drafters.eagle.checkpoint import clear_state
-        from ragspec.drafters.eagle.states import drop_states
-
-        drop_states(self.out)  # the head may need their room
+        """Write the best head and delete the checkpoint."""
         try:
             self.write()
         except StoreError as error:
             self.keep(terminal)
             raise StoreError(f"{error} --resume with the same options writes it again.") from error
-        clear_state(self.out)
+        for name in (CHECKPOINT, PART):
+            (self.out / name).unlink(missing_ok=True)
 
     def keep(self, terminal: Terminal) -> None:
-        """Write where to go on; a full disk is said, and the training goes on."""
-        from ragspec.drafters.eagle.checkpoint import save_state
-
-        if time.monotonic() >= self._due:  # judging may take a tenth of the time
+        """Write a checkpoint; report a full disk and go on."""
+        if time.monotonic() >= self._judge_at:  # judging may take a tenth of the time
             began = time.monotonic()
             self.judged()
-            self._due = time.monotonic() + 10.0 * (time.monotonic() - began)
+            self._judge_at = time.monotonic() + 10.0 * (time.monotonic() - began)
         try:
             save_state(self.out, self.trainer.state() | {"best": self.best})
         except StoreError as error:
             terminal.note(str(error), "bold")
 
     def judged(self) -> None:
-        """Keep the head's weights if it is the best so far."""
-        found = self.judge()
-        if self.best is None or not found <= self.best[0]:
+        """Remember the head's weights if it is the best so far."""
+        score = self.judge()
+        if self.best is None or not score <= self.best[0]:
             weights = {n: w.detach().clone() for n, w in self.trainer.head.state_dict().items()}
-            self.best = found, weights
+            self.best = score, weights
 
     def write(self) -> None:
-        """Write the best head; raises StoreError where it cannot be."""
-        if self.best is None:
-            return
-        self.trainer.head.load_state_dict(self.best[1])
-        self.trainer.head.eval().save(self.out)
+        """Write the best head; raise StoreError where it cannot be written."""
+        if self.best is not None:
+            self.trainer.head.load_state_dict(self.best[1])
+            self.trainer.head.eval().save(self.out)
 
 
-def _kept_apart(texts: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
-    """Return texts by which heads are judged, none where there are few, and those to learn from."""
-    from ragspec.drafters.eagle.batches import SHORTEST
+def _readings(target: CausalTarget, texts: Sequence[Sequence[int]], length: int) -> list[Reading]:
+    """Return the target's states over the first texts that are long enough, one by one."""
+    pieces = [text[:length] for text in texts[:_MOST_HELD_OUT] if len(text) >= SHORTEST]
+    reader = StateReader(target, pieces)
+    return [reader.read([number]) for number in range(len(pieces))]
 
+
+def _split(texts: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
+    """Return held-out texts, none where there are few, and those to learn from."""
     texts = [text for text in texts if len(text) >= SHORTEST] or texts
-    if len(texts) < _APART:
+    if len(texts) < _HOLD_OUT:
         return [], texts
-    learned = [text for number, text in enumerate(texts) if number % _APART]
-    return texts[::_APART][:_MOST_APART], learned
+    learned = [text for number, text in enumerate(texts) if number % _HOLD_OUT]
+    return texts[::_HOLD_OUT][:_MOST_HELD_OUT], learned
 
 
 @contextmanager
 def _stopping() -> Iterator[threading.Event]:
-    """Yield what Ctrl-C and SIGTERM set, so that no step is left half done; a second one raises."""
+    """Yield an event that Ctrl-C and SIGTERM set; the second signal raises KeyboardInterrupt."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -238,14 +229,10 @@ def _stopping() -> Iterator[threading.Event]:
 
 
 def check_out(out: Path, *, resume: bool = False) -> None:
-    """Raise InputError where a folder holds something else than a head.
+    """Raise InputError where a folder holds anything but a head, or an interrupted training.
 
-    resume: a training that was left there is to be gone on with; without it that is refused too.
+    resume: the training that was interrupted there goes on.
     """
-    from ragspec.drafters.eagle.checkpoint import CHECKPOINT, PART
-    from ragspec.drafters.eagle.head import CONFIG, KIND
-    from ragspec.drafters.eagle.states import KEPT
-
     if (out / CHECKPOINT).is_file():
         if not resume:
             raise InputError(
@@ -253,11 +240,9 @@ def check_out(out: Path, *, resume: bool = False) -> None:
                 "another folder."
             )
         return
-
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; expected the name of a folder.")
-    left = {*out.glob(KEPT), out / PART}  # by a kill in its first minute
-    if not out.is_dir() or set(out.iterdir()) <= left:
+    if not out.is_dir() or set(out.iterdir()) <= {out / PART}:  # of a kill in its first minute
         return
     config = out / CONFIG
     if not config.is_file() or KIND not in config.read_text(encoding="utf-8", errors="replace"):
@@ -268,12 +253,6 @@ def _texts(
     model: str, data: Path, terminal: Terminal, limit: int | None, device: str, dtype: str
 ) -> tuple[CausalTarget, list[list[int]]]:
     """Return a text model as a target, and documents as token ids."""
-    from ragspec.models.load import load_model
-    from ragspec.pipelines.cli.store_run import counting
-    from ragspec.pipelines.console.texts import Wanted, read_texts
-    from ragspec.retrievers.corpus.text import tokenized
-    from ragspec.target.open import open_target
-
     if not data.exists():
         raise InputError(f"{data} is missing; check the path.")
     loaded, tokenizer = load_model(model, device, dtype)
@@ -296,8 +275,6 @@ def _pictures(
     model: str, data: Path, seed: int, device: str, dtype: str
 ) -> tuple[CausalTarget, list[list[int]]]:
     """Return an image model as a target, and pictures as ids."""
-    import torch
-
     from ragspec.visual.drafting.head_texts import code_texts, read_codes
     from ragspec.visual.pipeline.folder import find_folder, load_model
 
@@ -307,28 +284,28 @@ def _pictures(
 
 
 @contextmanager
-def _telling(terminal: Terminal) -> Iterator[Callable[[Progress], None]]:
-    """Show the training on its way, on a terminal; else a line at every tenth of it."""
-    told = -1
+def _progress(terminal: Terminal) -> Iterator[Callable[[Progress], None]]:
+    """Show the training's progress on a terminal; else print a line at every tenth of it."""
+    tenths = -1
 
-    def tell(seen: Progress) -> None:
-        nonlocal told
-        if int(10 * seen.part) > told:
-            told = int(10 * seen.part)
-            terminal.note(_told(seen))
+    def note(step: Progress) -> None:
+        nonlocal tenths
+        if int(10 * step.part) > tenths:
+            tenths = int(10 * step.part)
+            terminal.note(_line(step))
 
     if terminal.quiet or not terminal.err.is_terminal:
-        yield tell
+        yield note
         return
     with terminal.err.status("training", spinner="dots") as status:
-        yield lambda seen: status.update(_told(seen))
+        yield lambda step: status.update(_line(step))
 
 
-def _told(seen: Progress) -> str:
-    """Say how far a training is, and about how long it takes to its end."""
-    left = seen.seconds * (1.0 - seen.part) / seen.part / 60
-    ahead = f", about {left:.0f} min left" if seen.step and left >= 1 else ""
+def _line(step: Progress) -> str:
+    """Return one line about a step, with the expected minutes to the end."""
+    left = step.seconds * (1.0 - step.part) / step.part / 60
+    ahead = f", about {left:.0f} min left" if step.step and left >= 1 else ""
     return (
-        f"{seen.part:.0%}, step {seen.step + 1}: loss {seen.loss:.3f}, best of its tokens right "
-        f"in {seen.agreement:.0%} of places, {seen.seconds:.0f} s{ahead}"
+        f"{step.part:.0%}, step {step.step + 1}: loss {step.loss:.3f}, best of its tokens right "
+        f"in {step.agreement:.0%} of places, {step.seconds:.0f} s{ahead}"
     )

@@ -11,7 +11,7 @@ import torch
 from ragspec.engine.kept import KeptContext
 from ragspec.errors import UnsupportedModelError
 from ragspec.models.device import without_autograd
-from ragspec.target.base import ReadsInPieces, ReadsStates, TargetSession
+from ragspec.target.base import CachedSession, TargetSession
 from ragspec.trees.draft_tree import DraftTree
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def read_document(
         # One token more than is read: of a prompt the last one is always read anew.
         opened = kept.open(engine.target, [*text, text[-1]], size + 1, size)
         with opened as (session, _):
-            if isinstance(session, ReadsInPieces):
+            if isinstance(session, CachedSession):
                 session.on_read = on_read
             found = _read(session, text, states)
         prefixes = kept.prefixes
@@ -57,7 +57,7 @@ def read_document(
 def _read(session: TargetSession, tokens: list[int], states: bool) -> torch.Tensor | None:
     """Read tokens into a session; return their states where they are wanted and told."""
     found = None
-    if states and isinstance(session, ReadsStates):
+    if states and isinstance(session, CachedSession):
         found = session.read_states(tokens)
     else:
         session.verify([tokens], [DraftTree.empty()])

@@ -16,38 +16,28 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ragspec.acceptance.base import TargetView, Verdict
-from ragspec.acceptance.rejection import EXACT_LAW, Choice, descend, normalised, ratio
-from ragspec.trees.draft_tree import DraftKind, DraftTree
+from ragspec.acceptance.rejection import Choice, Descent, normalised, ratio
 
 _HALVINGS = 32
 
 
-class KSeq:
+class KSeq(Descent):
     """Keep the first of k independent children that passes a test lowered by rho."""
 
     name = "k-seq"
-    label = EXACT_LAW
-    accepts = frozenset({DraftKind.SAMPLED})
 
-    def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
-        """Return the accepted path and the token that follows it.
-
-        Raises RuleError where the tree lacks its laws q.
-        """
-        return descend(self, tree, target, _try_divided)
-
-
-def _try_divided(
-    tokens: Sequence[int], p: torch.Tensor, q: torch.Tensor, uniform: Callable[[int], float]
-) -> Choice:
-    k = len(tokens)
-    rho = division_factor(p, q, k)
-    for rank, token in enumerate(tokens):
-        if uniform(rank) < ratio(p, q, token) / rho:
-            return rank, p
-    overlap = torch.minimum(q, p / rho)
-    return None, normalised(p - overlap * _tries(float(overlap.sum()), k), p)
+    @staticmethod
+    def choose(
+        tokens: Sequence[int], p: torch.Tensor, q: torch.Tensor, uniform: Callable[[int], float]
+    ) -> Choice:
+        """Keep each token with probability min(1, p / (rho q)), else draw from what p has left."""
+        k = len(tokens)
+        rho = division_factor(p, q, k)
+        for rank, token in enumerate(tokens):
+            if uniform(rank) < ratio(p, q, token) / rho:
+                return rank, p
+        overlap = torch.minimum(q, p / rho)
+        return None, normalised(p - overlap * _tries(float(overlap.sum()), k), p)
 
 
 def division_factor(p: torch.Tensor, q: torch.Tensor, k: int) -> float:

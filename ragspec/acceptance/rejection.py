@@ -40,50 +40,74 @@ Choose = Callable[[Sequence[int], torch.Tensor, torch.Tensor, Callable[[int], fl
 """Children's tokens, target law p, draft law q, and the uniform of each rank -> Choice."""
 
 
-class ChainRejection:
-    """Keep each drawn token with probability min(1, p / q); one child per node."""
+class Descent:
+    """A rule that walks down from the root and lets `choose` keep a child or end the path.
 
-    name = "rejection"
+    Subclasses name themselves, the draws that they accept and their `choose`.
+    """
+
+    name: str
     label = EXACT_LAW
     accepts = frozenset({DraftKind.SAMPLED})
+    choose: Choose
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the accepted path and the token that follows it.
 
-        Raises RuleError where the tree is no chain or lacks its laws q.
+        Raises RuleError where the tree lacks its distributions q, or a draw has q = 0.
         """
-        check_chain(self, tree)
-        return descend(self, tree, target, _try_in_turn)
+        return descend(self, tree, target, self.choose)
 
 
-class MultiStep:
+class MultiStep(Descent):
     """Try independently drawn children one after the other."""
 
     name = "multi-step"
-    label = EXACT_LAW
-    accepts = frozenset({DraftKind.SAMPLED})
+
+    @staticmethod
+    def choose(
+        tokens: Sequence[int], p: torch.Tensor, q: torch.Tensor, uniform: Callable[[int], float]
+    ) -> Choice:
+        """Keep each token with probability min(1, p / q), and take q from p after each refusal."""
+        for rank, token in enumerate(tokens):
+            if uniform(rank) < ratio(p, q, token):
+                return rank, p
+            p = normalised(p - q, p)
+        return None, p
+
+
+class ChainRejection(MultiStep):
+    """Keep each drawn token with probability min(1, p / q); one child per node."""
+
+    name = "rejection"
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the accepted path and the token that follows it.
 
-        Raises RuleError where the tree lacks its laws q.
+        Raises RuleError where the tree is no chain or lacks its distributions q.
         """
-        return descend(self, tree, target, _try_in_turn)
+        check_chain(self, tree)
+        return super().judge(tree, target)
 
 
-class WithoutReplacement:
+class WithoutReplacement(Descent):
     """Try distinct children one after the other, striking each from q once it is rejected."""
 
     name = "without-replacement"
-    label = EXACT_LAW
     accepts = frozenset({DraftKind.SAMPLED_WITHOUT_REPLACEMENT})
 
-    def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
-        """Return the accepted path and the token that follows it.
-
-        Raises RuleError where the tree lacks its laws q or two siblings carry one token.
-        """
-        return descend(self, tree, target, _try_and_strike)
+    @staticmethod
+    def choose(
+        tokens: Sequence[int], p: torch.Tensor, q: torch.Tensor, uniform: Callable[[int], float]
+    ) -> Choice:
+        """Keep each token as `MultiStep` does, and strike it from q after its refusal."""
+        for rank, token in enumerate(tokens):
+            if uniform(rank) < ratio(p, q, token):
+                return rank, p
+            p = normalised(p - q, p)
+            q = q.index_fill(0, torch.tensor([token], device=q.device), 0.0)
+            q = q / q.sum()
+        return None, p
 
 
 def descend(rule: Rule, tree: DraftTree, target: TargetView, choose: Choose) -> Verdict:
@@ -112,28 +136,6 @@ def descend(rule: Rule, tree: DraftTree, target: TargetView, choose: Choose) -> 
             return Verdict(path_to(tree, node), None)
         twins = [sibling for sibling in siblings if tokens[sibling] == tokens[node]]
         siblings = [child for twin in twins for child in children[twin]]
-
-
-def _try_in_turn(
-    tokens: Sequence[int], p: torch.Tensor, q: torch.Tensor, uniform: Callable[[int], float]
-) -> Choice:
-    for rank, token in enumerate(tokens):
-        if uniform(rank) < ratio(p, q, token):
-            return rank, p
-        p = normalised(p - q, p)
-    return None, p
-
-
-def _try_and_strike(
-    tokens: Sequence[int], p: torch.Tensor, q: torch.Tensor, uniform: Callable[[int], float]
-) -> Choice:
-    for rank, token in enumerate(tokens):
-        if uniform(rank) < ratio(p, q, token):
-            return rank, p
-        p = normalised(p - q, p)
-        q = q.index_fill(0, torch.tensor([token], device=q.device), 0.0)
-        q = q / q.sum()
-    return None, p
 
 
 def ratio(p: torch.Tensor, q: torch.Tensor, token: int) -> float:

@@ -14,8 +14,7 @@ import numpy as np
 
 from ragspec.acceptance.base import Step
 from ragspec.budget.calibration import UNKNOWN, Appraisal, Calibration
-from ragspec.budget.cost_curve import CostCurve
-from ragspec.budget.shared_forward import SharedCost
+from ragspec.budget.cost_curve import CostCurve, SharedCost
 from ragspec.errors import InputError
 from ragspec.trees.draft_tree import DraftTree
 
@@ -27,7 +26,6 @@ class Settings:
     margin: float
     probe_share: float
     maximum: int
-    learns: bool = True
 
     def __post_init__(self) -> None:
         if not (0.0 <= self.margin < 1.0 and 0.0 <= self.probe_share < 1.0 and self.maximum >= 1):
@@ -45,9 +43,8 @@ class Adviser:
 
     rate = 0.0
 
-    def __init__(self, calibration: Calibration, learns: bool = True) -> None:
+    def __init__(self, calibration: Calibration) -> None:
         self.calibration = calibration
-        self.learns = learns
         self._open: list[Appraisal] = []
         self._alone: dict[str, int] = {}  # steps in which a source was left alone; 0: the text
 
@@ -84,7 +81,7 @@ class Adviser:
     def learn(self, tokens: Sequence[int]) -> list[int]:
         """Count what came of the step's trees; returns how far the text followed each of them."""
         opened, self._open = self._open, []
-        return [self.calibration.learn(each, tokens) for each in opened] if self.learns else []
+        return [self.calibration.learn(each, tokens) for each in opened]
 
     def spent(self, source: str, milliseconds: float) -> None:
         """Note the time that a source took, which has been appraised if it proposed anything."""

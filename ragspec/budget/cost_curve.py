@@ -12,14 +12,61 @@ import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import mul
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ragspec.budget.cost_line import BEYOND, ROWS, CostLine, padded
 from ragspec.errors import InputError
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # of which costs are measured
+BEYOND = (128, 256, 512, 1024)  # rows of many texts together, where these are measured too
+
+
+@dataclass(frozen=True, slots=True)
+class CostLine:
+    """Seconds of a forward by its width.
+
+    seconds: of each of ROWS [12]. widths: those that forwards can have, where not all; others are
+    padded to the next. beyond: for BEYOND, by how much they cost more than 64; () where unknown.
+    """
+
+    seconds: Sequence[float]
+    widths: Sequence[int] = ()
+    beyond: Sequence[float] = ()
+
+    def at(self, n: int) -> float:
+        """Return the seconds of a forward in which each text has n rows."""
+        n = padded(n, self.widths)
+        line = self.seconds
+        i = bisect_left(ROWS, n)
+        if i < len(ROWS):
+            if ROWS[i] == n:
+                return line[i]
+            share = (n - ROWS[i - 1]) / (ROWS[i] - ROWS[i - 1])
+            return line[i - 1] + share * (line[i] - line[i - 1])
+        return self._beyond(n)
+
+    def _beyond(self, n: int) -> float:
+        """Go on as was measured, after that or without it with the last slope."""
+        last = self.seconds[-1]
+        if not self.beyond:
+            half = (len(ROWS) - 1) // 2
+            slope = (last - self.seconds[half]) / (ROWS[-1] - ROWS[half])
+            return last + slope * (n - ROWS[-1])
+        sizes, factors = (ROWS[-1], *BEYOND), (1.0, *self.beyond)
+        i = min(bisect_left(sizes, n), len(BEYOND))
+        share = (n - sizes[i - 1]) / (sizes[i] - sizes[i - 1])
+        return last * (factors[i - 1] + share * (factors[i] - factors[i - 1]))
+
+
+def padded(n: int, widths: Sequence[int]) -> int:
+    """Return the least width that holds n; n itself where any can be had, or none is as wide."""
+    i = bisect_left(widths, n)
+    return widths[i] if i < len(widths) else n
+
 
 LEVEL_RATE, CLIP = 0.1, 0.45  # weight of a forward in the level, as if at most e^0.45 off
 FAR = math.log(2.0)  # three forwards in a row further off than this are believed at once
@@ -42,7 +89,7 @@ class CostCurve:
     which is how sizes compare, from pairs of forwards one after the other. Of such a pair both ran
     under the same load, so that noise, neighbours and a wrong reading at the start fade from the
     shape, on which all choices of size depend. alive, width: a curve is that of one row alone, see
-    `shared_forward.ForwardCost`.
+    `ForwardCost`.
     """
 
     alive = 1
@@ -101,11 +148,6 @@ class CostCurve:
             "widths": self.widths,
             "beyond": self.beyond,
         }
-
-    def settled(self) -> CostCurve:
-        """Return a new curve of the present costs, what was learned included."""
-        seconds = math.exp(self._level) * np.array(self._lines)
-        return CostCurve(self.lengths, seconds, self.widths, self.beyond)
 
     def batched(self, batch: int) -> CostCurve:
         """Return the curve for `batch` equal rows of text in one forward (B x n rows of tokens).
@@ -208,3 +250,77 @@ def isotonic(values: Sequence[float]) -> list[float]:
             count += size
         pools.append((mean, count))
     return [mean for mean, count in pools for _ in range(count)]
+
+
+@dataclass(slots=True)
+class SharedForward:
+    """The forward that is being prepared, or was the last; the loop keeps it up to date.
+
+    rows: of text in it. width: positions of each of them, padding counted; 0 before it is known.
+    """
+
+    rows: int = 1
+    width: int = 0
+    _learned: bool = True
+
+    def begin(self, rows: int) -> None:
+        """Prepare a forward over so many rows."""
+        self.rows = rows
+
+    def widen(self, width: int) -> None:
+        """Note how wide it is, once all drafts are known."""
+        self.width, self._learned = width, False
+
+    def learned(self) -> bool:
+        """Tell whether its time was learned from before: every row of it hears of the same."""
+        before, self._learned = self._learned, True
+        return before
+
+
+class ForwardCost(Protocol):
+    """What a policy asks about the forward that its row takes part in."""
+
+    @property
+    def alive(self) -> int:
+        """Rows of text in the forward."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Positions of each row in it, where that is known; else 0."""
+        ...
+
+    def line(self, length: int) -> CostLine:
+        """Return the seconds of the whole forward by the width of every row."""
+        ...
+
+    def refine(self, rows: int, length: int, seconds: float) -> None:
+        """Learn from the time of the last forward, with so many positions of this row."""
+        ...
+
+
+class SharedCost:
+    """A cost curve as the rows of one forward see it: for as many of them as there are now."""
+
+    def __init__(self, curve: CostCurve, forward: SharedForward) -> None:
+        self.curve = curve
+        self.forward = forward
+
+    @property
+    def alive(self) -> int:
+        """Rows of text in the forward."""
+        return self.forward.rows
+
+    @property
+    def width(self) -> int:
+        """Positions of each row in the last forward."""
+        return self.forward.width
+
+    def line(self, length: int) -> CostLine:
+        """Return the seconds of the whole forward by the width of every row."""
+        return self.curve.batched(self.alive).line(length)
+
+    def refine(self, rows: int, length: int, seconds: float) -> None:
+        """Learn from the last forward, once for all rows; see `CostCurve.refine`."""
+        if not self.forward.learned():
+            self.curve.batched(self.alive).refine(self.width, length, seconds)

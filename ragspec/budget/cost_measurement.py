@@ -14,8 +14,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from ragspec.budget.cost_curve import CostCurve
-from ragspec.budget.cost_line import BEYOND, ROWS, padded
+from ragspec.budget.cost_curve import BEYOND, ROWS, CostCurve, padded
 from ragspec.storage import json_cache
 
 REPEATS = 3  # of each time, within an attempt

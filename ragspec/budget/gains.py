@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import inf, sqrt
 
 from ragspec.budget.calibration import Calibration
-from ragspec.budget.cost_line import ROWS
+from ragspec.budget.cost_curve import ROWS
 
 BUCKETS = tuple(rows - 1 for rows in ROWS)  # nodes of drafts: the sizes that kernels like best
 FIRST_ASKED = BUCKETS.index(7)  # until something is known

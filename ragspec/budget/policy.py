@@ -13,32 +13,24 @@ Sequoia (2402.12374), the stop rule of SpecDec++ (2405.19715).
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ragspec.acceptance.base import Step
 from ragspec.budget.base import Adviser, BudgetPolicy, Settings
 from ragspec.budget.calibration import Calibration
-from ragspec.budget.cost_curve import CostCurve
+from ragspec.budget.cost_curve import CostCurve, SharedCost
 from ragspec.budget.gains import BUCKETS, Experience
-from ragspec.budget.shared_forward import SharedCost
 from ragspec.budget.tree_size import GoodputSession
-from ragspec.errors import InputError, StoreError, UnknownNameError
-from ragspec.storage.plain import from_plain, to_plain
+from ragspec.errors import InputError, UnknownNameError
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_best
 
-FORMAT = 9  # of a profile; another one, too, where ROWS change
 
+def make_budget(spec: int | str | BudgetPolicy) -> BudgetPolicy:
+    """Return the policy for "auto" or a number of nodes; a policy is returned as it is.
 
-def make_budget(spec: int | str | Path | BudgetPolicy) -> BudgetPolicy:
-    """Return the policy for "auto", a number of nodes, or the path of a frozen profile (.json).
-
-    Raises InputError for a number below 0, UnknownNameError for any other word, StoreError for a
-    profile that cannot be read.
+    Raises InputError for a number below 0, UnknownNameError for any other word.
     """
     if isinstance(spec, str) and spec.strip().lstrip("-").isdecimal():
         spec = int(spec)
@@ -46,13 +38,10 @@ def make_budget(spec: int | str | Path | BudgetPolicy) -> BudgetPolicy:
         return FixedBudget(spec)
     if spec == "auto":
         return AutoBudget()
-    if isinstance(spec, Path) or (isinstance(spec, str) and spec.endswith(".json")):
-        return FrozenBudget.load(Path(spec))
     if isinstance(spec, BudgetPolicy):
         return spec
     raise UnknownNameError(
-        f"got budget {spec!r}, expected 'auto', a number of draft nodes (0 = plain decoding) or "
-        "the path of a frozen profile ending in .json."
+        f"got budget {spec!r}, expected 'auto' or a number of draft nodes (0 = plain decoding)."
     )
 
 
@@ -149,53 +138,3 @@ class AutoBudget:
         curve = cost.curve if isinstance(cost, SharedCost) else cost
         self._cost = self._cost or curve or CostCurve.assumed()
         return GoodputSession(self.settings, self.experience, cost or self._cost)
-
-    def freeze(self) -> FrozenBudget:
-        """Return a policy of what is known by now, for repeatable runs."""
-        cost = self._cost or CostCurve.assumed()
-        experience = from_plain(Experience, to_plain(self.experience))
-        return FrozenBudget(cost.settled(), experience, self.settings)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FrozenBudget:
-    """A profile of costs and acceptance that does not learn: equal runs make equal choices."""
-
-    cost: CostCurve
-    experience: Experience
-    settings: Settings
-    name: ClassVar[str] = "frozen"
-    needs_cost: ClassVar[bool] = False
-
-    def open(self, cost: CostCurve | SharedCost | None) -> GoodputSession:
-        """Return the policy for one row; the profile's own costs are used, not the target's."""
-        return GoodputSession(replace(self.settings, learns=False), self.experience, self.cost)
-
-    def save(self, path: Path | str) -> None:
-        """Write the profile as JSON, with a hash that tells a changed one."""
-        known = {"settings": self.settings, "experience": self.experience}
-        entry = {"format": FORMAT, "cost": self.cost.to_dict()} | to_plain(known)
-        text = json.dumps({"sha256": _sha256(entry)} | entry, indent=1)
-        Path(path).write_text(text, encoding="utf-8")
-
-    @classmethod
-    def load(cls, path: Path | str) -> FrozenBudget:
-        """Read a profile that `save` wrote; raises StoreError where it is missing or changed."""
-        try:
-            entry = json.loads(Path(path).read_text(encoding="utf-8"))
-            if entry["format"] != FORMAT:
-                raise ValueError(f"format {entry['format']!r}, expected {FORMAT}")
-            if entry.pop("sha256") != _sha256(entry):
-                raise ValueError("not the content of its sha256")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StoreError(
-                f"got no budget profile from {path} ({error!r}), expected the JSON that "
-                "FrozenBudget.save writes. Make it again with AutoBudget().freeze().save(path)."
-            ) from error
-        experience = from_plain(Experience, entry["experience"])
-        settings = from_plain(Settings, entry["settings"])
-        return cls(CostCurve(**entry["cost"]), experience, settings)
-
-
-def _sha256(entry: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()

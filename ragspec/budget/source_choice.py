@@ -21,7 +21,7 @@ from bisect import bisect_right
 
 from ragspec.acceptance.base import Step
 from ragspec.budget.base import Adviser, Settings
-from ragspec.budget.cost_line import CostLine
+from ragspec.budget.cost_curve import CostLine
 from ragspec.budget.gains import BUCKETS, DUE, FIRST_ASKED, OUTLOOKS, Experience, Gain
 
 CHEAP, COSTLY_NODES = 0.1, 7  # what costs more plain steps than this is asked for few nodes
@@ -40,11 +40,11 @@ class SourceChoice(Adviser):
     """
 
     def __init__(self, experience: Experience, settings: Settings) -> None:
-        super().__init__(experience.calibration, settings.learns)
+        super().__init__(experience.calibration)
         self._experience = experience
-        self._share = settings.probe_share if settings.learns else 0.0
+        self._share = settings.probe_share
         self.asked = self._largest = bisect_right(BUCKETS, settings.maximum) - 1
-        self._rate = self._plain = self.extra = 0.0
+        self._plain = self.extra = 0.0
         self._nodes, self._outlook = 0, -1
         self._asking: tuple[Gain, int] | None = None  # a source, and how many trees there were
         self._tried: list[tuple[str, Gain, int, int]] = []  # and those with its own
@@ -54,8 +54,7 @@ class SourceChoice(Adviser):
         """Start a step: tokens per millisecond, milliseconds of a plain step."""
         for source, net in self._books.items():
             self._experience.taught.setdefault(source, Gain()).learn(net, fading=TEACHING)
-        self._rate, self._plain = rate, plain
-        self.rate = rate if self.learns else 0.0  # runs are to be repeatable
+        self.rate, self._plain = rate, plain
         self._tried, self._books, self._asking, self.extra = [], {}, None, 0.0
         self._outlook, self.asked = -1, self._largest
 
@@ -63,7 +62,7 @@ class SourceChoice(Adviser):
         """Return how many nodes to ask for in all; 0 where no draft pays and no trial is due."""
         self._outlook = -1 if outlook is None else bisect_right(OUTLOOKS, outlook)
         gain, cost = self._experience.drafts[self._outlook], self._experience.draft
-        self.asked, net = gain.best(cost, self._rate, self._largest)
+        self.asked, net = gain.best(cost, self.rate, self._largest)
         if not gain.known:
             self.asked = min(self.asked, FIRST_ASKED)
         elif net <= 0.0 and not gain.due(cost.of(BUCKETS[self.asked]) / self._plain, self._share):
@@ -73,7 +72,7 @@ class SourceChoice(Adviser):
 
     def learn_draft(self, net: list[float], best: int) -> None:
         """Learn what the draft brought at this outlook, see `SizedGain.learn_sizes`."""
-        if self.asked and self.learns:
+        if self.asked:
             self._experience.drafts[self._outlook].learn_sizes(net, best)
 
     def allowance(self, source: str, budget: int) -> int:
@@ -84,8 +83,8 @@ class SourceChoice(Adviser):
         price = known.cost.of(budget)
         best = max((max(each.reach, default=0.0) for each in self._open), default=0.0)
         gain = known.gains[bisect_right(OUTLOOKS, best)]
-        share = self._share if gain.known or not self.learns else EXPLORING
-        pays = gain.mean + gain.doubt > price * self._rate
+        share = self._share if gain.known else EXPLORING
+        pays = gain.mean + gain.doubt > price * self.rate
         if not pays and not gain.due(price / self._plain, share):
             self._alone[source] = self._alone.get(source, 0) + 1
             return 0
@@ -98,28 +97,26 @@ class SourceChoice(Adviser):
         if asking is not None:
             self._tried.append((source, *asking, len(self._open)))
             self.extra += milliseconds
-        if self.learns:
-            self._experience.source(source).cost.learn(self._nodes, milliseconds)
-            if source in self._experience.taught:
-                self._book(source, -self._rate * milliseconds)
+        self._experience.source(source).cost.learn(self._nodes, milliseconds)
+        if source in self._experience.taught:
+            self._book(source, -self.rate * milliseconds)
 
     def rests(self, source: str) -> bool:
         """Return whether teaching the source did not pay; some texts try it all the same."""
         gain = self._experience.taught.get(source)
         if gain is None or gain.trials < TAUGHT or gain.mean + gain.doubt >= 0.0:
             return False
-        gain.passed = (gain.passed + 1) % TRIED if self.learns else 1
+        gain.passed = (gain.passed + 1) % TRIED
         if gain.passed:
             self._alone[source] = 0
         return gain.passed > 0
 
     def taught(self, source: str, milliseconds: float) -> None:
         """Charge the source for the time that it took to tell it of a step."""
-        if self.learns:
-            self._book(source, -self._rate * milliseconds)
+        self._book(source, -self.rate * milliseconds)
 
     def _book(self, source: str, tokens: float) -> None:
-        steps = tokens / (self._rate * self._plain)
+        steps = tokens / (self.rate * self._plain)
         self._books[source] = self._books.get(source, 0.0) + steps
 
     def learn_step(self, step: Step, line: CostLine, rate: float) -> None:
@@ -129,15 +126,15 @@ class SourceChoice(Adviser):
         What only one source offered, it pays: the time that its nodes added to the forward.
         """
         found, tree, rows = self.learn(step.tokens), step.tree, len(step.tree) + 1
-        if max(found, default=0) > self._rate * self._experience.draft.of(BUCKETS[self.asked]):
+        if max(found, default=0) > self.rate * self._experience.draft.of(BUCKETS[self.asked]):
             self._experience.drafts[self._outlook].passed = DUE  # claims may be better than known
-        for source, gain, before, after in self._tried if self.learns else ():
+        for source, gain, before, after in self._tried:
             own = sum(tree.sources[each] == source for each in tree.source.tolist())
             # The first node adds most: it is where whoever drafts alone pays for drafting at all.
             price = 1000.0 * rate * (line.at(rows) - line.at(rows - own))
             more = max(found[:after], default=0) - max(found[:before], default=0)
             cost = self._experience.source(source).cost.of(COSTLY_NODES)
-            gain.learn(more - price, self._rate * cost)
+            gain.learn(more - price, self.rate * cost)
             if source in self._experience.taught:
                 others = max((*found[:before], *found[after:]), default=0)
                 self._book(source, max(found, default=0) - others - price)

@@ -1,4 +1,4 @@
-"""The tree of most tokens per second, step by step: the sessions of AutoBudget and FrozenBudget.
+"""The tree of most tokens per second, step by step: the sessions of AutoBudget.
 
 `fit` chooses the size of the tree that was proposed. It is that of most tokens for the time of this
 very step, and not of the run on average: a token that is sure is worth a plain step where nothing
@@ -18,9 +18,8 @@ from itertools import accumulate
 
 from ragspec.acceptance.base import Step
 from ragspec.budget.base import BudgetSession, Settings
-from ragspec.budget.cost_line import CostLine
+from ragspec.budget.cost_curve import CostLine, ForwardCost
 from ragspec.budget.gains import BUCKETS, OUTLIER, Experience
-from ragspec.budget.shared_forward import ForwardCost
 from ragspec.budget.source_choice import SourceChoice
 from ragspec.trees.draft_tree import DRAWN, DraftTree
 from ragspec.trees.operations import keep_best, keep_order
@@ -121,13 +120,12 @@ class GoodputSession:
         asked, alive = BUCKETS[self.adviser.asked], self.cost.alive
         self._verified = self._verified or len(step.tree) > 0
         self.adviser.learn_step(step, self._line, self._rate() / alive)
-        if self.settings.learns:
-            if self._last is not None:
-                self._learn_times(*self._last)
-            rows = self.cost.width or len(step.tree) + 1
-            forward, verify = 1000.0 * self._line.at(rows), step.milliseconds.get("verify", 0.0)
-            self._last = step, forward, asked, self.adviser.extra, alive
-            self.cost.refine(rows, length, verify / 1000.0)
+        if self._last is not None:
+            self._learn_times(*self._last)
+        rows = self.cost.width or len(step.tree) + 1
+        forward, verify = 1000.0 * self._line.at(rows), step.milliseconds.get("verify", 0.0)
+        self._last = step, forward, asked, self.adviser.extra, alive
+        self.cost.refine(rows, length, verify / 1000.0)
 
     def _learn_times(
         self, step: Step, forward: float, asked: int, extra: float, alive: int

@@ -165,8 +165,8 @@ def expect_drafter(drafter: object) -> None:
         got = drafter.__name__ if isinstance(drafter, type) else type(drafter).__name__
         what = f"the class {got}" if isinstance(drafter, type) else got
         raise InputError(
-            f"got {what} as a drafter; expected an object with name, kind and open(request), "
-            "such as ContextDrafter() or store.drafter()."
+            f"got {what} as a drafter; expected a name, an object with name, kind and "
+            "open(request), such as ContextDrafter() or store.drafter(), or a list of these."
         )
 
 

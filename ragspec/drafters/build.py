@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragspec.acceptance.base import Rule
-from ragspec.drafters.base import Drafter
+from ragspec.drafters.base import Drafter, expect_drafter
 from ragspec.drafters.combined import check_fits, within
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.method import Sources, build, one
@@ -68,12 +68,7 @@ def _made(item: Any) -> Sequence[Drafter]:
     if isinstance(item, str):
         made = build(item, Sources())
         return made if isinstance(made, list) else [made]
-    if isinstance(item, type) or not isinstance(item, Drafter):
-        got = f"the class {item.__name__}" if isinstance(item, type) else type(item).__name__
-        raise InputError(
-            f"got {got} as a drafter; expected a name, an object with name, kind "
-            "and open(request), or a list of these"
-        )
+    expect_drafter(item)
     return [item]
 
 

@@ -24,7 +24,6 @@ NEEDS = {
     "store": "pass ragspec.retrievers.CorpusIndex.open(folder).drafter() in the place of the name",
     "draft model": "pass draft_model=, or ragspec.ModelDrafter(model) in the place of the name",
     "head": "pass ragspec.drafters.HeadDrafter(folder) in the place of the name",
-    "continuation": "pass ragspec.drafters.SyntheticDrafter(acceptance, continuation)",
 }
 
 

@@ -33,7 +33,7 @@ from ragspec.models.load import load_model
 from ragspec.models.supported import rank_count
 from ragspec.registry import resolve
 from ragspec.sampling.settings import Sampling
-from ragspec.target.base import ReadsInPieces, TargetSession
+from ragspec.target.base import CachedSession, TargetSession
 from ragspec.target.causal import CausalTarget
 from ragspec.target.open import open_target
 from ragspec.target.static.open import open_static
@@ -72,7 +72,7 @@ class Engine:
         if batch_size < 1:
             raise InputError(f"batch_size is {batch_size}; expected at least 1")
         ready = isinstance(model, CausalTarget)
-        self.target: CausalTarget = model if ready else open_target(model, cache, static)
+        self.target: CausalTarget = model if ready else open_target(model, static)
         if ready and static != "auto":
             self.target = open_static(self.target, static)
         self.model = self.target.model
@@ -295,7 +295,7 @@ class Engine:
 
 def _told(session: TargetSession, run: Run) -> TargetSession:
     """Let the session tell the caller of this run, and nobody before, what it reads."""
-    if isinstance(session, ReadsInPieces):
+    if isinstance(session, CachedSession):
         session.on_read = run.settings.on_read
     return session
 
@@ -310,5 +310,5 @@ def _check_ranks(model: Any, budget: BudgetPolicy) -> None:
         raise InputError(
             f"got budget={budget.name!r}, which goes by each process's own clock, for a model cut "
             f"among {ranks} ranks; expected one that is the same on all of them. Give a number of "
-            "draft nodes, or the path of one frozen profile."
+            "draft nodes."
         )

@@ -15,7 +15,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from ragspec.errors import InputError
-from ragspec.target.base import Beginning, Resumes, SharesBeginnings, TargetSession
+from ragspec.target.base import Beginning, CachedSession, TargetSession
 
 if TYPE_CHECKING:
     from ragspec.target.causal import CausalTarget
@@ -91,7 +91,7 @@ class KeptContext:
         self.prefixes = PrefixCache() if prefixes is None else prefixes
         self._using = threading.Lock()
         self._target: CausalTarget | None = None
-        self._session: Resumes | None = None
+        self._session: CachedSession | None = None
         self._tokens: list[int] = []
         self._stack: ExitStack | None = None
         self._held: TargetSession | None = None
@@ -130,7 +130,7 @@ class KeptContext:
                 with self._entered(session):
                     yield session, known
             finally:  # also after an interrupt: what was committed stays as it is
-                if isinstance(session, Resumes):
+                if isinstance(session, CachedSession):
                     self._tokens = text[: session.resume(len(text))]
                     self._session = session
                     if prefix > known:
@@ -154,7 +154,9 @@ class KeptContext:
     @contextmanager
     def _entered(self, session: TargetSession) -> Iterator[None]:
         """Enter a session for one call, or for all of a block of `held`."""
-        if self._stack is None or not isinstance(session, Resumes):  # which serves no other call
+        if self._stack is None or not isinstance(
+            session, CachedSession
+        ):  # which serves no other call
             with session:
                 yield
             return
@@ -167,14 +169,14 @@ class KeptContext:
     ) -> int:
         """Begin with a prefix that is kept, where it is; return how many tokens are known."""
         found = self.prefixes.find(target, prefix)
-        if found is None or not isinstance(session, SharesBeginnings):
+        if found is None or not isinstance(session, CachedSession):
             return known
         session.begin_with(found)
         return len(prefix)
 
     def _keep(self, session: TargetSession, tokens: Sequence[int], prefix: int) -> None:
         """Keep a prefix that was read, for other texts."""
-        if len(tokens) == prefix and isinstance(session, SharesBeginnings):
+        if len(tokens) == prefix and isinstance(session, CachedSession):
             found = session.beginning(prefix)
             if found is not None:
                 self.prefixes.keep(self._target, tokens, found)

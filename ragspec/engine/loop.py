@@ -15,7 +15,7 @@ import torch
 
 from ragspec.acceptance.base import Rule, Step, Verdict, open_rule
 from ragspec.acceptance.target_view import RowView
-from ragspec.budget.shared_forward import SharedForward
+from ragspec.budget.cost_curve import SharedForward
 from ragspec.budget.tree_size import fit_together
 from ragspec.engine.reading import Reading, hidden_of, portions, read
 from ragspec.engine.rows import Row
@@ -32,7 +32,7 @@ from ragspec.engine.step import (
 from ragspec.errors import UnsupportedModelError
 from ragspec.models.device import out_of_memory, without_autograd
 from ragspec.sampling.top_tokens import Tops
-from ragspec.target.base import KeepsHidden, TargetSession
+from ragspec.target.base import CachedSession, TargetSession
 from ragspec.trees.draft_tree import DraftTree
 
 P = ParamSpec("P")
@@ -370,7 +370,7 @@ def _known(slot: int | None) -> int:
 
 def _keep_hidden(session: TargetSession, rows: Sequence[Row]) -> None:
     """Let the session keep hidden states; raises UnsupportedModelError where a law needs them."""
-    if isinstance(session, KeepsHidden):
+    if isinstance(session, CachedSession):
         session.keep_hidden()
     elif any(row.transform_reads for row in rows):
         raise UnsupportedModelError(

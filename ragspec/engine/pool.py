@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from ragspec.acceptance.base import Step
-from ragspec.budget.shared_forward import SharedForward
+from ragspec.budget.cost_curve import SharedForward
 from ragspec.engine.engine import Engine
 from ragspec.engine.loop import Loop
 from ragspec.engine.options import Options, RowSettings

@@ -12,7 +12,7 @@ import torch
 from ragspec.drafters.base import Prefill, tell_prefill
 from ragspec.engine.rows import Row
 from ragspec.sampling.top_tokens import Tops
-from ragspec.target.base import KeepsHidden, ReadsPrompts, TargetSession
+from ragspec.target.base import CachedSession, TargetSession
 from ragspec.trees.draft_tree import DraftTree
 
 
@@ -101,7 +101,7 @@ def read(
     pending = [reading.left[:count] for reading, count in lined]
     k = max(row.top if row.reads_prompt else 0 for row in rows)
     tops: list[Tops] = []
-    if (k or any(row.hidden for row in rows)) and isinstance(session, ReadsPrompts):
+    if (k or any(row.hidden for row in rows)) and isinstance(session, CachedSession):
         logits, tops = session.read_prompts(pending, k)
     else:
         logits = session.verify(pending, [DraftTree.empty()] * len(rows))
@@ -115,7 +115,7 @@ def read(
 def hidden_of(session: TargetSession, rows: Sequence[Row]) -> Sequence[torch.Tensor | None]:
     """Return the hidden states of the last forward, row by row; None where none are kept."""
     wanted = any(row.reads_hidden for row in rows)  # first: to ask a protocol takes 0.1 ms
-    kept = session.hidden if wanted and isinstance(session, KeepsHidden) else []
+    kept = session.hidden if wanted and isinstance(session, CachedSession) else []
     return kept or [None] * len(rows)
 
 

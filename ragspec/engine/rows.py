@@ -12,8 +12,8 @@ from ragspec.acceptance.base import Rule, Step
 from ragspec.acceptance.target_view import RowView
 from ragspec.acceptance.walk import Walk
 from ragspec.budget.base import BudgetSession
+from ragspec.budget.cost_curve import SharedCost, SharedForward
 from ragspec.budget.policy import for_one_text
-from ragspec.budget.shared_forward import SharedCost, SharedForward
 from ragspec.drafters.base import (
     DraftContext,
     Drafter,

@@ -14,7 +14,7 @@ from ragspec.acceptance.target_view import RowView, choose_together
 from ragspec.acceptance.walk import Walk
 from ragspec.engine.rows import Row
 from ragspec.sampling.top_tokens import Tops
-from ragspec.target.base import FollowsLaws, LaunchesSteps, TargetSession
+from ragspec.target.base import StepSession, TargetSession
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import limit_depth
 
@@ -193,34 +193,30 @@ class Launcher:
     def __init__(self, session: TargetSession) -> None:
         self.session = session
         # Asked once: to ask a protocol takes 0.1 ms.
-        self._following = session if isinstance(session, FollowsLaws) else None
-        self._launching = session if isinstance(session, LaunchesSteps) else None
+        self._steps = session if isinstance(session, StepSession) else None
 
     @property
     def ahead(self) -> bool:
         """Whether a forward may be under way while the host does other things."""
-        return self._launching is not None
+        return self._steps is not None
 
     def launch(self, step: InFlightStep) -> None:
         """Begin a forward, where the session does not wait for its end."""
-        session, rows = self._following, step.rows
-        if session is not None and all(follows(row) for row in rows):
+        session, rows = self._steps, step.rows
+        if session is None:
+            return
+        if all(follows(row) for row in rows):
             session.follow([row.law for row in rows], [row.context.tokens for row in rows])
-        if self._launching is not None:
-            began = time.perf_counter()
-            self._launching.launch(_pending(rows), step.trees)
-            step.launching = time.perf_counter() - began
+        began = time.perf_counter()
+        session.launch(_pending(rows), step.trees)
+        step.launching = time.perf_counter() - began
 
     def wait(self, step: InFlightStep) -> StepOutput:
         """Return the output of a forward that has begun."""
-        if self._launching is None:
-            logits, seconds = self.session.verify(_pending(step.rows), step.trees), 0.0
-        else:
-            logits = self._launching.settle()
-            seconds = self._launching.seconds
-        return StepOutput(
-            logits, None if self._following is None else self._following.chosen, seconds
-        )
+        session = self._steps
+        if session is None:
+            return StepOutput(self.session.verify(_pending(step.rows), step.trees), None)
+        return StepOutput(session.settle(), session.chosen, session.seconds)
 
 
 def _pending(rows: Sequence[Row]) -> list[Sequence[int]]:

@@ -85,9 +85,23 @@ class TargetSession(Protocol):
     ) -> None: ...
 
 
+# The keys and values of the first n tokens of a text: a pair [1, heads, n, width] for each layer.
+Beginning = Sequence[tuple[torch.Tensor, torch.Tensor]]
+
+
 @runtime_checkable
-class Resumes(TargetSession, Protocol):
-    """The optional part of a target session that can go on from what it holds."""
+class CachedSession(TargetSession, Protocol):
+    """A session over a key-value cache that can be cut, shared and read in parts.
+
+    hidden: of the last forward, for each row [copies, n, H] what the output head reads: after
+    `verify` at the root and the nodes (beyond a row's own undefined), after `read_prompts` at the
+    prompt's last n tokens. copies: cache rows of a sequence, 2 with guidance, the conditional one
+    first. on_read: None, or called with the tokens of the longest prompt that were read and those
+    in all; with 0 at first and then after every part. Not for what is read at once.
+    """
+
+    hidden: list[torch.Tensor]
+    on_read: Callable[[int, int], None] | None
 
     def resume(self, length: int) -> int:
         """Forget all but the first `length` committed tokens; return how many are left.
@@ -95,15 +109,6 @@ class Resumes(TargetSession, Protocol):
         What an interrupt left half done is forgotten too. The session is to be entered again.
         """
         ...
-
-
-# The keys and values of the first n tokens of a text: a pair [1, heads, n, width] for each layer.
-Beginning = Sequence[tuple[torch.Tensor, torch.Tensor]]
-
-
-@runtime_checkable
-class SharesBeginnings(Resumes, Protocol):
-    """The optional part of a target session that hands on what it holds of a text's beginning."""
 
     def beginning(self, length: int) -> Beginning | None:
         """Return a copy of the first committed tokens' keys and values; None where not fit."""
@@ -113,38 +118,52 @@ class SharesBeginnings(Resumes, Protocol):
         """Forget everything and hold these keys and values as committed tokens."""
         ...
 
+    def read_prompts(
+        self, pending: Sequence[Sequence[int]], k: int
+    ) -> tuple[torch.Tensor, list[Tops]]:
+        """Verify empty trees; return logits [B, 1, V] and the best tokens along the prompts.
 
-@runtime_checkable
-class FollowsLaws(TargetSession, Protocol):
-    """The optional part of a target session that works out the target's own tokens by itself.
-
-    chosen: of the last forward, for each row the target's own tokens after the root and the nodes;
-    below 0 what is to be worked out from the logits. None where nothing was followed.
-    """
-
-    chosen: list[list[int]] | None
-
-    def follow(self, laws: Sequence[TokenLaw], texts: Sequence[Sequence[int]]) -> None:
-        """Let the next forward choose by these laws and keep the paths that the walk accepts.
-
-        texts: all committed tokens of each row, the root last; lent. What `commit` is given then
-        are these paths, or beginnings of them. Laws that the session does not know are left to
-        the host.
+        These are, for each row, the k best after the last T' tokens of the prompt, where T' may be
+        smaller than the prompt, 0 included. No rows where k is 0.
         """
+        ...
+
+    def read_states(self, tokens: Sequence[int]) -> torch.Tensor | None:
+        """Read more of the one row, as `verify` does without a draft; `commit` is to follow.
+
+        Returns what the output head would read at each of the tokens, [copies, n, H]; None where it
+        has no part in the model. No logits but the last are computed.
+        """
+        ...
+
+    def keep_hidden(self) -> None:
+        """Keep the hidden states of all forwards from now on."""
         ...
 
 
 @runtime_checkable
-class LaunchesSteps(TargetSession, Protocol):
-    """The optional part of a target session whose forwards run while the host does other things.
+class StepSession(TargetSession, Protocol):
+    """A session whose forwards choose the target's tokens and run beside the host.
 
-    `verify` is `launch`, then `settle`. What was launched may be abandoned. seconds: that the
-    device took for the last forward that has settled, 0 where it does not say.
+    `verify` is `launch`, then `settle`. What was launched may be abandoned. chosen: of the last
+    forward, for each row the target's own tokens after the root and the nodes; below 0 what is to
+    be computed from the logits. None where nothing was followed. seconds: that the device took for
+    the last forward that has settled, 0 where it does not say.
     """
+
+    chosen: list[list[int]] | None
 
     @property
     def seconds(self) -> float:
         """The seconds of the device."""
+        ...
+
+    def follow(self, laws: Sequence[TokenLaw], texts: Sequence[Sequence[int]]) -> None:
+        """Let the next forward choose by these laws and keep the paths that the walk accepts.
+
+        texts: all committed tokens of each row, the root last; lent. `commit` then gets these
+        paths, or beginnings of them. Laws that the session does not know are left to the host.
+        """
         ...
 
     def launch(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> None:
@@ -153,60 +172,4 @@ class LaunchesSteps(TargetSession, Protocol):
 
     def settle(self) -> torch.Tensor:
         """Wait for the forward that was launched; returns what `verify` does."""
-        ...
-
-
-@runtime_checkable
-class ReadsPrompts(Protocol):
-    """The optional part of a target session that tells more about prompts than their ends."""
-
-    def read_prompts(
-        self, pending: Sequence[Sequence[int]], k: int
-    ) -> tuple[torch.Tensor, list[Tops]]:
-        """Verify empty trees; return logits [B, 1, V] and what the target thought on the way.
-
-        That is, for each row, its k best tokens after the last T' tokens of the prompt, where T'
-        may be smaller than the prompt, 0 included. No rows where k is 0.
-        """
-        ...
-
-
-@runtime_checkable
-class ReadsStates(TargetSession, Protocol):
-    """The optional part of a target session that tells the states of a whole long text."""
-
-    def read_states(self, tokens: Sequence[int]) -> torch.Tensor | None:
-        """Read more of the one row, as `verify` does without a draft; `commit` is to follow.
-
-        Returns what the output head would read at each of the tokens, [copies, n, H]; None where it
-        has no part in the model. No logits but the last are made.
-        """
-        ...
-
-
-@runtime_checkable
-class ReadsInPieces(Protocol):
-    """The optional part of a target session that reads long prompts piece by piece.
-
-    on_read: None, or what is called with how many tokens of the longest prompt have been read and
-    how many are to be; with 0 at first and then after every piece. Not for what is read at once.
-    """
-
-    on_read: Callable[[int, int], None] | None
-
-
-@runtime_checkable
-class KeepsHidden(Protocol):
-    """The optional part of a target session that keeps what its output head reads.
-
-    hidden: of the last forward, for each row [copies, n, H]: after `verify` at the root and the
-    nodes (what lies beyond a row's own is undefined), after `read_prompts` at the prompt's last n
-    tokens, as many as it tells the best tokens of. copies: the cache rows of a sequence, 2 with
-    guidance, the conditional one first.
-    """
-
-    hidden: list[torch.Tensor]
-
-    def keep_hidden(self) -> None:
-        """Keep the states of all forwards from now on."""
         ...

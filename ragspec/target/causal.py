@@ -10,7 +10,6 @@ import inspect
 import math
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -18,23 +17,23 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from ragspec.errors import ModelError
+from ragspec.errors import InputError, ModelError
 from ragspec.models.device import input_device
 from ragspec.models.supported import unwrapped
 from ragspec.sampling.distribution import TokenLaw
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.top_tokens import Tops, best_tokens
-from ragspec.target.base import Beginning, FollowsLaws
+from ragspec.target.base import Beginning, StepSession
 from ragspec.target.cpu_weights import Packed, lend, pack
 from ragspec.target.hidden_states import HeadInputs
 from ragspec.target.kv_cache import SlotCache, slot_bytes
 from ragspec.target.reading import LONG, OnRead, in_pieces, piece_of, read_in_pieces
-from ragspec.target.rotary_tables import RotaryTables
+from ragspec.target.rotary_tables import rereads, table_border
 from ragspec.target.row_texts import Place, RowTexts
 from ragspec.target.tree_attention import Configs, TreeView, model_configs, tree_view
 from ragspec.trees.draft_tree import DraftTree, Ints
-from ragspec.trees.operations import ancestors, limit_depth
+from ragspec.trees.operations import ancestors, depths, limit_depth
 
 FIRST_BYTES = 256 << 20  # of keys and values that a session for texts of any length begins with
 FIRST_SLOTS = 512  # of each of its rows, at least
@@ -51,6 +50,7 @@ class CausalTarget:
     input_size: ids that may be read, V and further ones where the model has tokens for input only.
     copies: rows of the cache that a sequence owns. piece: tokens of a prompt that are read at once,
     None for all of them. widths: positions that forwards can have after a prompt, () for any.
+    border: see `table_border`. rereads: whether a text is read again beyond it.
     """
 
     copies: int = 1
@@ -69,10 +69,11 @@ class CausalTarget:
         accepted = inspect.signature(unwrapped(model).forward).parameters
         self.keeps_logits = "logits_to_keep" in accepted
         self.takes_positions = "position_ids" in accepted
-        self.tables = RotaryTables(model)
+        self.border = table_border(model)
+        self.rereads = self.border is not None and rereads(model)
         self.device = input_device(model.get_input_embeddings())
         self.dtype: torch.dtype = model.dtype
-        self.piece = piece_of(self.device)
+        self.piece = piece_of(self.device) if self.border is None else None
         self._training: bool = unwrapped(model).training
 
     def check_mode(self) -> None:
@@ -103,7 +104,7 @@ class CausalTarget:
         Tables that depend on the length turn a prompt's tokens by that of the whole prompt, and
         forwards of another shape give other bits.
         """
-        return not (self.bit_exact or self.tables)
+        return not self.bit_exact and self.border is None
 
     def open(self, rows: int, capacity: int) -> TreeSession:
         """Return an empty session of R rows with room for `capacity` slots (it grows)."""
@@ -174,7 +175,7 @@ class CausalTarget:
             session.cache.commit([[0]] * texts)
             for attempt in range(TIMINGS):
                 session.cache.book.lengths = [length] * texts
-                if isinstance(session, FollowsLaws):
+                if isinstance(session, StepSession):
                     session.follow([law] * texts, roots)
                 self.synchronize()
                 start = time.perf_counter()
@@ -225,7 +226,7 @@ class TreeSession:
         self._packs = Packed(())
 
     def keep_hidden(self) -> None:
-        """Keep what the output head reads from now on; see `base.KeepsHidden`."""
+        """Keep what the output head reads from now on; see `base.CachedSession`."""
         if self._head_inputs is None:
             self._head_inputs = HeadInputs(self.target.output_head)
 
@@ -270,23 +271,22 @@ class TreeSession:
 
     def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
         """Return the whole draft, or what the row's keys are fit for; see `TargetSession.admit`."""
-        border = self.target.tables.reread
+        border = self.target.border
         if border is None:
             return tree
-        if len(text) > border >= self.cache.book.lengths[row]:
+        if len(text) <= border:
+            return limit_depth(tree, border - len(text))
+        if self.target.rereads and border >= self.cache.book.lengths[row]:
             self._anew[row] = list(text)
             return DraftTree.empty(tree.kind)
-        return limit_depth(tree, border - len(text)) if len(text) <= border else tree
+        return tree
 
     def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
         """Run one forward, or several over a long prompt; see `TargetSession.verify`."""
         if self._anew:
             pending = self._read_anew(pending)
-        self._pending = [len(row) for row in pending]
-        self._given = list(zip(pending, trees, strict=True))
-        device, book = self.target.device, self.cache.book
-        width = self.width if any(book.lengths) else 1
-        tokens, view = _layout(book.lengths, pending, trees, device, width, self.target.piece)
+        book = self.cache.book
+        tokens, view = self._lay_out(pending, trees, self.width if any(book.lengths) else 1)
         unused = book.read(tokens.shape[1]) - book.extent - tokens.shape[1]
         view = replace(view, unused=unused) if unused else view
         wanted = max(len(tree) for tree in trees) + 1
@@ -299,10 +299,20 @@ class TreeSession:
         index = torch.tensor(firsts)[:, None] + torch.arange(wanted)
         index = index.clamp(max=n - 1)
         kept, where = torch.unique(index, return_inverse=True)
-        logits, states = self._forward(tokens, view, kept.to(device))
+        logits, states = self._forward(tokens, view, kept.to(self.target.device))
         rows = torch.arange(len(firsts))[:, None]
         self.hidden = [] if states is None else list(states[:, rows, where].unbind(1))
         return logits[rows, where]
+
+    def _lay_out(
+        self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree], width: int = 1
+    ) -> tuple[torch.Tensor, TreeView]:
+        """Return the tokens of the next forward and their view, and note what it reads."""
+        self._expect_one_table(pending, trees)
+        self._pending = [len(row) for row in pending]
+        self._given = list(zip(pending, trees, strict=True))
+        target = self.target
+        return _layout(self.cache.book.lengths, pending, trees, target.device, width, target.piece)
 
     def _read_anew(self, pending: Sequence[Sequence[int]]) -> list[Sequence[int]]:
         """Empty the rows whose keys have become unfit; return what is to be read in each row."""
@@ -317,14 +327,10 @@ class TreeSession:
     def read_prompts(
         self, pending: Sequence[Sequence[int]], k: int
     ) -> tuple[torch.Tensor, list[Tops]]:
-        """Read the prompts; see `base.ReadsPrompts`. Of long ones only the ends are told."""
+        """Read the prompts; see `base.CachedSession`. Of long ones only the ends are told."""
         rows, device = len(pending), self.target.device
-        counts = self._pending = [len(row) for row in pending]
-        empty = [DraftTree.empty()] * rows
-        self._given = list(zip(pending, empty, strict=True))
-        lengths, piece = self.cache.book.lengths, self.target.piece
-        tokens, view = _layout(lengths, pending, empty, device, piece=piece)
-        n = tokens.shape[1]
+        tokens, view = self._lay_out(pending, [DraftTree.empty()] * rows)
+        counts, n = self._pending, tokens.shape[1]
         start = max(0, n - MOST_LOGITS // (rows * self.target.vocab_size))
         kept = sorted({*range(start, n), *(count - 1 for count in counts)})
         index = torch.tensor(kept, device=device)
@@ -338,13 +344,9 @@ class TreeSession:
         return logits[torch.arange(rows, device=device), ends][:, None], tops
 
     def read_states(self, tokens: Sequence[int]) -> torch.Tensor | None:
-        """Return what the head reads at all of a row's next tokens; see `base.ReadsStates`."""
-        lengths, target = self.cache.book.lengths, self.target
-        moved, view = _layout(
-            lengths, [tokens], [DraftTree.empty()], target.device, piece=target.piece
-        )
-        self._pending, self._given = [len(tokens)], [(tokens, DraftTree.empty())]
-        kept = self._head_inputs
+        """Return what the head reads at all of a row's next tokens; see `base.CachedSession`."""
+        target, kept = self.target, self._head_inputs
+        moved, view = self._lay_out([tokens], [DraftTree.empty()])
         # Logits of all places would take a fifth of the time, and hundreds of megabytes.
         self._head_inputs = HeadInputs(target.output_head, last_alone=target.keeps_logits)
         try:
@@ -371,7 +373,7 @@ class TreeSession:
         """
         self.target.check_mode()
         states = None
-        with lend(self.target.model, self._configs, self._packs), self._tables(view):
+        with lend(self.target.model, self._configs, self._packs):
             if self._head_inputs is None:
                 logits = self.target.forward(tokens, view, self.cache, keep)
             else:
@@ -384,15 +386,20 @@ class TreeSession:
             states = states[:, -keep:] if isinstance(keep, int) else states[:, keep]
         return logits, states.view(-1, len(tokens), *states.shape[1:])
 
-    def _tables(self, view: TreeView) -> AbstractContextManager[None]:
-        """Have every query turned by the rotary table of its own text; see `RotaryTables`."""
-        if not self.target.tables:
-            return nullcontext()
-        read = torch.tensor(self._pending, device=view.lengths.device)[:, None]
-        within = (view.lengths[:, None] == 0) & (view.positions < read)  # of a prompt
-        lengths = torch.where(within, read, view.positions + 1)
-        longest = max(self.cache.book.lengths) + max(view.slot_positions.shape[1], *self._pending)
-        return self.target.tables.serve(lengths, longest)
+    def _expect_one_table(
+        self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]
+    ) -> None:
+        """Raise InputError for rows on both sides of a border; see `rotary_tables`."""
+        border, lengths = self.target.border, self.cache.book.lengths
+        if border is None:
+            return
+        rows = list(zip(lengths, pending, trees, strict=True))
+        longest = max(n + len(p) + int(depths(t.parents).max(initial=0)) for n, p, t in rows)
+        if longest > border and not all((n or len(p) - 1) >= border for n, p, _ in rows):
+            raise InputError(
+                f"got rows on both sides of {border} tokens, where the model changes its rotary "
+                "table; expected one side a forward. Use open_target(model) or one row."
+            )
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep pending tokens and accepted nodes; see `TargetSession.commit`."""
@@ -408,20 +415,20 @@ class TreeSession:
     def resume(self, length: int) -> int:
         """Keep the first tokens of the one row, or nothing where they are not fit for another text.
 
-        See `base.Resumes` and `CausalTarget.divisible`.
+        See `base.CachedSession` and `CausalTarget.divisible`.
         """
         self.abandon()
         self.cache.truncate(0, length if self.target.divisible else 0)
         return self.cache.book.lengths[0]
 
     def beginning(self, length: int) -> Beginning | None:
-        """Return a copy of the first keys and values of the one row; see `SharesBeginnings`."""
+        """Return a copy of the first keys and values of the one row; see `CachedSession`."""
         if not self.target.divisible or self.cache.book.lengths[0] < length:
             return None
         return self.cache.beginning(length)
 
     def begin_with(self, beginning: Beginning) -> None:
-        """Hold these keys and values and no others; see `base.SharesBeginnings`."""
+        """Hold these keys and values and no others; see `base.CachedSession`."""
         self._anew = {}
         self.cache.begin_with(beginning)
 

@@ -1,4 +1,4 @@
-"""Attention over given keys and values: fused where a kernel serves, by parts and blocks if long.
+"""Attention over keys and values: fused where a kernel serves, committed slots apart if long.
 
 Shapes throughout: query [B, heads, n, width], key and value [B, groups, S, width], the result
 [B, heads, n, width]. Queries that share a key head read it where it lies: keys, values and masks
@@ -10,8 +10,6 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
-
-from ragspec.target.chain_mask import BLOCK, LARGE_BLOCK, ChainMask
 
 _HALVES = (torch.bfloat16, torch.float16)
 _KERNEL = "_scaled_dot_product_flash_attention_for_cpu"  # what sdpa calls, with its second result
@@ -43,7 +41,9 @@ def attend(
             query, key, value, None, dropout, is_causal=True, scale=scaling, enable_gqa=True
         )
     if query.device.type == "cpu" and query.shape[2] > 2 * query.shape[3]:
-        # More rows of a mask than of keys and values: these are the cheaper ones to repeat.
+        # A mask of many queries costs more to repeat than keys and values do.
+        if mask is not None and mask.shape[1] == 1 and joins(query, value):
+            return masked(query, key, value, mask, scaling)
         return functional.scaled_dot_product_attention(
             query, key, value, mask, dropout, scale=scaling, enable_gqa=True
         )
@@ -179,70 +179,17 @@ def behind(
     return out.reshape(*shape[:3], -1)
 
 
-def in_blocks(
+def masked(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    mask: ChainMask,
+    mask: torch.Tensor,
     scaling: float | None,
-    softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attend as a chain's mask says, one block of queries after the other; softcap, sinks: or None.
-
-    Where no kernel is fused a block is as small as `SCORES` asks for.
-    """
-    batch, heads, n, _ = query.shape
-    weighs = joins(query, value)
-    fused = softcap is None and (weighs or (sinks is None and query.device.type != "cpu"))
-    size = BLOCK if query.device.type == "cpu" else LARGE_BLOCK
-    if not fused:
-        span = key.shape[2] if mask.local is None else min(key.shape[2], mask.local + size)
-        size = max(16, min(size, SCORES // (batch * heads * span)))
-    # In the order of what comes of it, so that nobody has to copy it.
-    out = query.new_empty(batch, n, heads, value.shape[3]).transpose(1, 2)
-    for block in mask.blocks(size):
-        asking = query[:, :, block.start : block.end]
-        trimmed, seen = mask.of(block)
-        keys, values = (part[:, :, trimmed.first : trimmed.last] for part in (key, value))
-        if fused and weighs:
-            found = _one_block(asking, keys, values, seen, scaling, sinks)
-        elif fused and seen is None:
-            found = behind(asking, keys, values, scaling)
-        elif fused:
-            found = _masked(asking, keys, values, seen, scaling)
-        else:
-            found = explicit(asking, keys, values, seen, seen is None, scaling, softcap, sinks)
-        out[:, :, block.start : block.end] = found
-    return out
-
-
-def _one_block(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    scaling: float | None,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
-    if mask is None:
-        return in_parts(query, key, value, None, scaling, sinks)
-    found, weight = _kernel(query, key, value, mask, False, scaling)
-    return with_sinks(found, weight, sinks).to(query.dtype)
-
-
-def _masked(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    scaling: float | None,
-) -> torch.Tensor:
-    shape = query.shape
-    query, key, value = _grouped(query, key, value)
-    mask = _for_groups(mask, shape[0], key.shape[0] // shape[0])
-    out = functional.scaled_dot_product_attention(query, key, value, mask, scale=scaling)
-    return out.reshape(*shape[:3], -1)
+    """Attend by the kernel that gives weights; mask [B or 1, 1, n, S]. It repeats no keys."""
+    out, weight = _kernel(query, key, value, mask, False, scaling)
+    return with_sinks(out, weight, sinks).to(query.dtype)
 
 
 def explicit(
@@ -257,8 +204,35 @@ def explicit(
 ) -> torch.Tensor:
     """Attend by plain matrix products, for what the fused kernels lack.
 
-    causal: the last query sees all slots, each one before it one less.
+    causal: the last query sees all slots, each one before it one less. Long prompts go by blocks
+    of queries, so that at most `SCORES` weights are held at once.
     """
+    batch, heads, n, _ = query.shape
+    slots = key.shape[2]
+    size = max(16, SCORES // (batch * heads * slots))
+    if n <= size:
+        return _products(query, key, value, mask, causal, scaling, softcap, sinks)
+    parts = []
+    for start in range(0, n, size):
+        end = min(n, start + size)
+        seen = slots - n + end if causal else slots
+        rows = None if mask is None else mask[:, :, start:end]
+        block = query[:, :, start:end], key[:, :, :seen], value[:, :, :seen]
+        parts.append(_products(*block, rows, causal, scaling, softcap, sinks))
+    return torch.cat(parts, dim=2)
+
+
+def _products(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attend with all queries of one block; see `explicit`."""
     batch, heads, n, width = query.shape
     groups, slots = key.shape[1], key.shape[2]
     scale = width**-0.5 if scaling is None else scaling

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from ragspec.models.supported import check_scope
-from ragspec.storage.filesystem import cache_directory
 from ragspec.target.causal import CausalTarget
 from ragspec.target.probe import probe_target
 from ragspec.target.static.open import open_static
 
 
-def open_target(model: Any, cache: Path | None = None, static: str = "auto") -> CausalTarget:
+def open_target(model: Any, static: str = "auto") -> CausalTarget:
     """Return the target over a model, after its architecture passed the load-time probe.
 
     static: how its steps are taken, see `target.static`; a model that cannot be taken so is
@@ -20,6 +18,4 @@ def open_target(model: Any, cache: Path | None = None, static: str = "auto") -> 
     models outside the scope, InputError for a mode that this device lacks.
     """
     check_scope(model)
-    target = CausalTarget(model)
-    verdict = probe_target(target, cache or cache_directory())
-    return open_static(verdict.target, static)
+    return open_static(probe_target(CausalTarget(model)).target, static)

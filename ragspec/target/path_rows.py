@@ -1,13 +1,10 @@
-"""Targets for models that cannot attend to a tree: each path of the draft is a row of its own.
+"""Targets for models that cannot attend to a tree: the draft is a chain over the model's own cache.
 
 Recurrent hybrids have layers without ancestor masks, and some attention code reads positions off
-cache slots. Both go right where every row of a forward is one plain sequence over the model's own
-cache, the model as it was found:
-
-- a *chain* is one such row; a tree is its *path rows*, the cache expanded to one row a leaf;
-- what a forward wrote beyond the accepted nodes is cropped where all layers are plain key-value
-  layers. Else the states from before the forward come back, and the accepted tokens go in front
-  of the next forward (lagged replay), which costs positions but no forward of its own.
+cache slots. Both go right where a forward is one plain sequence over the model's own cache. What a
+forward wrote beyond the accepted nodes is cropped where all layers are plain key-value layers. Else
+the states from before the forward come back, and the accepted tokens go in front of the next
+forward (lagged replay), which costs positions but no forward of its own.
 
 Rows of text advance one after the other, so a batch is no faster than its rows.
 """
@@ -21,24 +18,21 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 import torch
 
 from ragspec.target.causal import CausalTarget, TreeSession
 from ragspec.target.listed_rows import ListedRows
-from ragspec.trees.draft_tree import ROOT, DraftTree
-from ragspec.trees.operations import keep_paths, limit_depth, paths
+from ragspec.trees.draft_tree import DraftTree
+from ragspec.trees.operations import keep_paths, limit_depth
 
 LAG = 16  # replayed tokens beyond this are settled by a forward of their own
-MOST_PATHS = 8
 
 
 class PathTarget(CausalTarget):
-    """A causal model that verifies paths, not trees. mode: "chain" or "rows"."""
+    """A causal model that verifies chains, not trees."""
 
-    def __init__(self, model: Any, mode: str) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__(model)
-        self.mode = mode
         self._timed: tuple[tuple[int, int], PathSession] | None = None
 
     @property
@@ -67,31 +61,39 @@ class PathTarget(CausalTarget):
 
 
 class ShortTreeTarget(CausalTarget):
-    """A causal model that verifies trees where all slots lie below `limit`, else chains.
+    """A causal model that verifies trees in some sessions, else chains over its own cache.
 
-    For attention that scales queries by their slot in the cache (Llama 4), which is not where they
-    stand in the text; below the limit the scale is one.
+    limit: slots from which on attention scales queries by their slot in the cache (Llama 4), which
+    is not their position in the text; None for other models. Of models whose rotary table changes
+    with the length (longrope) only sessions of one row verify trees.
     """
 
-    def __init__(self, model: Any, limit: int) -> None:
+    def __init__(self, model: Any, limit: int | None) -> None:
         super().__init__(model)
         self.limit = limit
-        self._beyond = PathTarget(model, "chain")
+        self._beyond = PathTarget(model)
+
+    def _fits(self, rows: int, slots: int) -> bool:
+        """Return whether trees are right in a session of so many rows and slots."""
+        short = self.limit is None or slots < self.limit
+        return short and (self.border is None or rows == 1)
 
     def open(self, rows: int, capacity: int) -> TreeSession | PathSession:  # type: ignore[override]
         """Return an empty session of R rows, fit for `capacity` slots."""
-        if capacity < self.limit:
+        if self._fits(rows, capacity):
             return _ShortTreeSession(self, rows, capacity)
         return self._beyond.open(rows, capacity)
 
     def open_rows(self, rows: int) -> TreeSession | PathSession:  # type: ignore[override]
         """Return an empty session of R rows: of chains, where texts may reach the limit."""
         most = self.max_length
+        if self.limit is None:
+            return super().open_rows(rows)
         return self.open(rows, self.limit if most is None else min(most, self.limit))
 
     def time_forward(self, n: int, length: int, texts: int = 1) -> float:
         """Return the seconds of one forward over n positions after `length` cached ones."""
-        if length + n < self.limit:
+        if self._fits(texts, length + n):
             return super().time_forward(n, length, texts)
         return self._beyond.time_forward(n, length, texts)
 
@@ -103,7 +105,8 @@ class _ShortTreeSession(TreeSession):
 
     def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
         """Return the whole draft, or none of it where it does not fit; see `TargetSession`."""
-        fits = self.cache.book.extent + 1 + len(tree) <= self.target.limit
+        limit = self.target.limit
+        fits = limit is None or self.cache.book.extent + 1 + len(tree) <= limit
         return super().admit(tree, row, text) if fits else DraftTree.empty(tree.kind)
 
 
@@ -111,9 +114,8 @@ class _ShortTreeSession(TreeSession):
 class _Row:
     """One text: the model's cache, what it was before the last forward, and what it lacks.
 
-    length: tokens in the cache. replay: committed tokens that the cache has not seen. head: tokens
-    that the last forward had in front of the draft. tree, leaves: that draft and the nodes of its
-    paths.
+    length: tokens in the cache. replay: committed tokens that the cache has not seen. head, draft:
+    the tokens of the last forward.
     """
 
     cache: Any = None
@@ -121,8 +123,7 @@ class _Row:
     before: Any = None
     replay: list[int] = field(default_factory=list)
     head: list[int] = field(default_factory=list)
-    tree: DraftTree = field(default_factory=DraftTree.empty)
-    leaves: list[tuple[int, ...]] = field(default_factory=list)
+    draft: list[int] = field(default_factory=list)
 
     def fork(self) -> _Row:
         """Return an independent copy, as of the last commit."""
@@ -130,7 +131,7 @@ class _Row:
 
 
 class PathSession(ListedRows[_Row]):
-    """Verification path by path over the model's own cache; see `TargetSession`."""
+    """Verification of chains over the model's own cache; see `TargetSession`."""
 
     def __init__(self, target: PathTarget, rows: int) -> None:
         super().__init__(rows, _Row, _Row.fork)
@@ -154,17 +155,17 @@ class PathSession(ListedRows[_Row]):
         return list(self._line)
 
     def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
-        """Return the part of a draft that is worth its rows: the best chain, or the best paths.
+        """Return the likeliest path of a draft; of draws the first.
 
-        Drafts end where the keys of the row cease to be fit; see `RotaryTables`.
+        Drafts end where the rotary table of the row changes; see `rotary_tables`.
         """
-        border, own = self.target.tables.reread, self.lined[row]
-        if border is not None and len(text) > border >= own.length + len(own.replay):
-            self._all[self._line[row]] = _Row(replay=list(text[:-1]))
-            return DraftTree.empty(tree.kind)
+        border, own = self.target.border, self.lined[row]
         if border is not None and len(text) <= border:
             tree = limit_depth(tree, border - len(text))
-        return keep_paths(tree, 1 if self.target.mode == "chain" else MOST_PATHS)
+        elif border is not None and self.target.rereads and border >= own.length + len(own.replay):
+            self._all[self._line[row]] = _Row(replay=list(text[:-1]))
+            return DraftTree.empty(tree.kind)
+        return keep_paths(tree, 1)
 
     def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
         """Run one forward a row; see `TargetSession.verify`."""
@@ -189,44 +190,31 @@ class PathSession(ListedRows[_Row]):
 
     def _verify(self, row: _Row, pending: list[int], tree: DraftTree) -> torch.Tensor:
         """Return the logits of the root and the nodes: [N + 1, V]."""
-        if len(row.replay) > LAG and row.length:
-            self._forward(row, [row.replay], 1)
+        known, border = row.length + len(row.replay), self.target.border
+        crosses = border is not None and known <= border < known + len(pending)
+        if row.replay and row.length and (len(row.replay) > LAG or crosses):
+            self._forward(row, row.replay, 1)
             row.replay = []
-        row.head, row.tree = [*row.replay, *pending], tree
-        row.leaves = paths(tree.parents) or [()]
-        depth = max(len(leaf) for leaf in row.leaves)
-        row.before = snapshot(row.cache) if depth else None
-        if len(row.leaves) > 1 and row.cache is not None:
-            row.cache.reorder_cache(torch.zeros(len(row.leaves), dtype=torch.int64))
-        tokens = tree.tokens.tolist()
-        filler = [row.head[-1]] * depth
-        batch = [
-            [*row.head, *(tokens[node] for node in leaf), *filler[len(leaf) :]]
-            for leaf in row.leaves
-        ]
-        logits = self._forward(row, batch, depth + 1)
-        where = _places(row.leaves, len(tree))
-        return logits[where[0], where[1]]
+        row.head, row.draft = [*row.replay, *pending], tree.tokens.tolist()
+        row.before = snapshot(row.cache) if row.draft else None
+        return self._forward(row, [*row.head, *row.draft], len(row.draft) + 1)
 
-    def _forward(self, row: _Row, tokens: list[list[int]], keep: int) -> torch.Tensor:
-        """Feed equally long rows of tokens to the row's cache: logits [R, keep, V]."""
+    def _forward(self, row: _Row, tokens: list[int], keep: int) -> torch.Tensor:
+        """Feed tokens to the row's cache; return the last logits [keep, V]."""
         target = self.target
         target.check_mode()
         arguments: dict[str, Any] = {"logits_to_keep": keep} if target.keeps_logits else {}
-        ids = torch.tensor(tokens, device=target.device)
+        ids = torch.tensor([tokens], device=target.device)
         positions = torch.arange(row.length, row.length + ids.shape[1], device=target.device)
         if target.takes_positions:  # as `generate` does: some count otherwise by themselves
-            arguments["position_ids"] = positions.expand(ids.shape)
-        lengths = positions + 1
-        if row.length == 0:
-            lengths = lengths.clamp(min=len(row.head))  # a prompt has one table
-        with torch.no_grad(), target.tables.serve(lengths[None], row.length + ids.shape[1]):
+            arguments["position_ids"] = positions[None]
+        with torch.no_grad():
             out = target.model(
                 input_ids=ids, past_key_values=row.cache, use_cache=True, **arguments
             )
         row.cache = out.past_key_values
         row.length += ids.shape[1]
-        logits: torch.Tensor = out.logits[:, -keep:]
+        logits: torch.Tensor = out.logits[0, -keep:]
         return logits
 
 
@@ -260,22 +248,17 @@ def _cloned(value: Any) -> Any:
 
 def _commit(row: _Row, path: tuple[int, ...]) -> None:
     """Bring the row's cache to the end of the accepted path, or note what it lacks."""
-    depth = max(len(leaf) for leaf in row.leaves)
-    beyond = depth - len(path)
+    beyond = len(row.draft) - len(path)
     row.length -= beyond
     if beyond and not _croppable(row.cache):
         row.cache = row.before
         row.length -= len(row.head) + len(path)
-        row.replay = [*row.head, *(int(row.tree.tokens[node]) for node in path)]
+        row.replay = [*row.head, *row.draft[: len(path)]]
     else:
-        if len(row.leaves) > 1:
-            winner = next(i for i, leaf in enumerate(row.leaves) if leaf[: len(path)] == path)
-            row.cache.reorder_cache(torch.tensor([winner]))
         if beyond:
             row.cache.crop(-beyond)
         row.replay = []
-    row.before = None
-    row.tree, row.leaves = DraftTree.empty(), [()]
+    row.before, row.draft = None, []
 
 
 def _croppable(cache: Any) -> bool:
@@ -288,12 +271,3 @@ def _croppable(cache: Any) -> bool:
     return type(cache) is DynamicCache and all(
         type(layer) is DynamicLayer for layer in cache.layers
     )
-
-
-def _places(leaves: Sequence[tuple[int, ...]], nodes: int) -> np.ndarray[Any, Any]:
-    """Return the row and the depth at which the root and every node stand: i64 [2, N + 1]."""
-    where = np.zeros((2, nodes + 1), dtype=np.int64)
-    for i, leaf in enumerate(leaves):
-        for depth, node in enumerate(leaf, start=1):
-            where[:, node - ROOT] = i, depth
-    return where

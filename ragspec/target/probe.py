@@ -4,32 +4,23 @@ A wrong mask or position gives wrong logits without an error, so before a model 
 of random trees are compared with those of their paths, each run alone and whole by the model as
 it was found. Two rows of unequal length, and a second tree after the first one's accepted path
 was kept, so that ragged batches, positions, sliding windows and compaction are all in it. A model
-that fails is tried on chains, then on path rows (`path_rows`), else refused with the figures.
+that fails is tried on chains over its own cache (`path_rows`), else refused with the figures.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from ragspec.errors import UnsupportedModelError
 from ragspec.models.supported import foreign_layers, slot_limit, state_layers, unwrapped
-from ragspec.storage import json_cache
 from ragspec.target.causal import CausalTarget
 from ragspec.target.path_rows import PathTarget, ShortTreeTarget
-from ragspec.target.probe_key import described, probe_key
 from ragspec.target.probe_trial import CHAINS, TREES, Attempt, Trial, shortest_window
 
-_RIGHT = {
-    "tree": "trees give the logits of their paths",
-    "chain": "chains over the model's own cache are right",
-    "rows": "path rows over the model's own cache are right",
-}
 _LOOKS_AHEAD = (
     "its logits depend on later tokens of the same forward (attention to both sides, or dynamic "
     "quantisation with one scale per tensor?); use a model that attends to the left alone, and "
@@ -42,7 +33,7 @@ _TRAINING = "two equal forwards differ: the model is in training mode, call mode
 class ProbeVerdict:
     """What a model may be used for, and the figures behind it.
 
-    mode: "tree", "chain", "rows" or "refused". error: largest difference of two logits between
+    mode: "tree", "chain" or "refused". error: largest difference of two logits between
     a draft verified in that mode (refused: as a tree) and its paths run alone, infinite where the
     model raised. tolerance: what rounding may do in this dtype. prefix: tokens before the draft.
     """
@@ -61,13 +52,12 @@ class Probed(NamedTuple):
     verdict: ProbeVerdict
 
 
-def probe_target(target: CausalTarget, directory: Path | None) -> Probed:
+def probe_target(target: CausalTarget) -> Probed:
     """Return the target to use for a model, which is `target` itself where trees are right.
 
-    directory: where verdicts are kept (see `json_cache`); None: probe afresh. Raises
-    UnsupportedModelError for a refused model.
+    Raises UnsupportedModelError for a refused model.
     """
-    verdict = cached(target, directory) if directory is not None else probe(target)
+    verdict = probe(target)
     if verdict.mode == "refused":
         name = type(unwrapped(target.model)).__name__
         raise UnsupportedModelError(
@@ -75,28 +65,11 @@ def probe_target(target: CausalTarget, directory: Path | None) -> Probed:
             "draft that equal those of plain decoding. Use another model, or call its own generate."
         )
     if verdict.mode != "tree":
-        return Probed(PathTarget(target.model, verdict.mode), verdict)
+        return Probed(PathTarget(target.model), verdict)
     limit = slot_limit(target.model.config)
-    return Probed(target if limit is None else ShortTreeTarget(target.model, limit), verdict)
-
-
-def cached(target: CausalTarget, directory: Path) -> ProbeVerdict:
-    """Return the verdict kept under `directory` for this model, or probe and keep it.
-
-    A refusal is not kept: its cause may be the state of the machine. Nor is anything of a model
-    whose key does not describe it, see `described`.
-    """
-    key = probe_key(target)
-    if not described(target.model, key):
-        return probe(target)
-    kept = json_cache.read(directory, "probe", key)
-    with contextlib.suppress(TypeError):  # damage that left it JSON
-        if kept is not None:
-            return ProbeVerdict(**kept)
-    verdict = probe(target)
-    if verdict.mode != "refused":
-        json_cache.write(directory, "probe", key, asdict(verdict))
-    return verdict
+    if limit is None and target.border is None:
+        return Probed(target, verdict)
+    return Probed(ShortTreeTarget(target.model, limit), verdict)
 
 
 def probe(target: CausalTarget) -> ProbeVerdict:
@@ -116,14 +89,13 @@ def probe(target: CausalTarget) -> ProbeVerdict:
         return ProbeVerdict("refused", _TRAINING, math.inf, 0.0, trial.prefix)
     attempt = trial.attempt(target.open, TREES)
     if attempt.passed:
-        return _verdict(trial, "tree", attempt, _RIGHT["tree"])
+        return _verdict(trial, "tree", attempt, "trees give the logits of their paths")
     why = f"tree attention goes wrong here ({_cause(target) or attempt.story})"
-    for mode, stages in (("chain", CHAINS), ("rows", TREES)):
-        path_target = PathTarget(target.model, mode)
-        second = trial.attempt(path_target.open, stages)
-        if second.passed:
-            return _verdict(trial, mode, second, f"{why}; {_RIGHT[mode]}")
-        why += f", {mode} too ({second.story})"
+    second = trial.attempt(PathTarget(target.model).open, CHAINS)
+    if second.passed:
+        reason = f"{why}; chains over the model's own cache are right"
+        return _verdict(trial, "chain", second, reason)
+    why += f", chain too ({second.story})"
     if trial.looks_ahead():
         why = _LOOKS_AHEAD
     return _verdict(trial, "refused", attempt, why)

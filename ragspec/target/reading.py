@@ -15,8 +15,8 @@ import torch
 
 from ragspec.target.tree_attention import TreeView
 
-PIECE = 1024  # tokens that a CPU reads at once
-LARGE_PIECE = 4096  # and an accelerator
+PIECE = 512  # tokens that a CPU reads at once
+LARGE_PIECE = 2048  # and an accelerator
 LONG = 256  # tokens of a chain whose ancestors are not worth a table of n x n
 States = torch.Tensor | None
 Forward = Callable[[torch.Tensor, TreeView, int | torch.Tensor], tuple[torch.Tensor, States]]

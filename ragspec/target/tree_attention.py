@@ -10,7 +10,7 @@ draft: its configuration is put back afterwards, so `generate` and other engines
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -21,14 +21,12 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, eager_mask
 
-from ragspec.models.device import is_cuda
-from ragspec.target.chain_mask import ChainMask, MaskFunction
-from ragspec.target.kernels import attend, behind, explicit, in_blocks, in_parts, joins
-from ragspec.target.static.attention import StepMask
+from ragspec.target.kernels import attend, behind, explicit, in_parts, joins, masked
 
 LARGE_MASK = 1 << 17  # entries of a row's mask, queries by slots
 NAME = "ragspec"
 Configs = list[tuple[Any, bool]]
+MaskFunction = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +98,7 @@ def tree_mask(
     """Return the additive mask [B, 1, n, S] of the tree in view, or None where none is needed.
 
     That is for plain causality, and where committed slots are attended to apart, see `in_parts`.
-    The mask of a long chain is one that tells block by block what is seen, see `ChainMask`.
+    The mask of a long chain under a window covers the last slots alone, those that it sees.
     Without a view, and for masks over something other than the cache (cross attention), it is
     spelled out, as for eager attention: a lease can end between another thread's mask and its
     attention. Models with attention code of their own know no mask but the one they are given, so
@@ -127,14 +125,11 @@ def tree_mask(
     windowed = local or (local_size is None and mask_function is not causal_mask_function)
     if not windowed and not own and _needs_none(view, kv_length):
         return None
-    if not own and not bidirectional and q_length * kv_length >= LARGE_MASK:
-        reach = local_size if local else None
-        rule = mask_function if local else causal_mask_function
-        if (local or not windowed) and _is_plain_chain(view, rule, reach):
-            shape = batch_size, q_length, kv_length
-            return ChainMask(rule, _starts(view), shape, reach, dtype)
+    first = 0
+    if local_size is not None and local and not own and not bidirectional:
+        first = _first_visible(view, mask_function, local_size, q_length * kv_length)
     if view.related is None:
-        allowed = _model_allows(view, mask_function, kv_length)
+        allowed = _model_allows(view, mask_function, kv_length, first)
     else:
         allowed = _tree_allowed(view, view.related, kv_length)
         if windowed:
@@ -158,19 +153,27 @@ def tree_attention(
     """Attend with an optional mask, logit soft-cap and attention sinks.
 
     Shapes: query [B, heads, n, width], key and value [B, groups, S, width], mask [B, 1, n, S] or
-    [B, heads, n, S] -> [B, n, heads, width]. Queries that share a key head are folded into one
-    longer query, so that keys and values are never repeated.
+    [B, heads, n, S] -> [B, n, heads, width]. A narrower mask is that of the last slots. Queries
+    that share a key head are folded into one longer query, so that keys and values are never
+    repeated.
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = causal and attention_mask is None and query.shape[2] > 1
     sinks = s_aux if s_aux is not None else getattr(module, "sinks", None)
     view = _in_view(key) if causal else None
+    if attention_mask is not None and attention_mask.shape[-1] < key.shape[2]:
+        last = slice(key.shape[2] - attention_mask.shape[-1], None)
+        key, value = key[:, :, last], value[:, :, last]
     if view is not None:
         out = _unmasked(query, key, value, view, scaling, softcap, sinks)
-    elif isinstance(attention_mask, StepMask):
-        out = attention_mask.attend(query, key, value, scaling, softcap, sinks)
-    elif isinstance(attention_mask, ChainMask):
-        out = in_blocks(query, key, value, attention_mask, scaling, softcap, sinks)
+    elif (
+        softcap is None
+        and sinks is not None
+        and attention_mask is not None
+        and attention_mask.shape[1] == 1
+        and joins(query, value)
+    ):
+        out = masked(query, key, value, attention_mask, scaling, sinks)
     elif softcap is not None or sinks is not None:
         out = explicit(query, key, value, attention_mask, causal, scaling, softcap, sinks)
     else:
@@ -196,12 +199,9 @@ def _unmasked(
         own = None if related is None else _additive(related, query.dtype).to(query.device)
         return in_parts(query, key, value, own, scaling, sinks)
     if related is None:
-        if plain and is_cuda(query.device):
+        if plain:
             return behind(query, key, value, scaling)
-        starts = _starts(view).to(query.device)
-        shape = query.shape[0], n, slots
-        mask = ChainMask(causal_mask_function, starts, shape, None, query.dtype)
-        return in_blocks(query, key, value, mask, scaling, softcap, sinks)
+        return explicit(query, key, value, None, True, scaling, softcap, sinks)
     whole = _additive(_tree_allowed(view, related, slots), query.dtype).to(query.device)
     if plain:
         return attend(query, key, value, whole, False, scaling)
@@ -309,8 +309,10 @@ def _tree_allowed(view: TreeView, related: torch.Tensor, slots: int) -> torch.Te
     return allowed.scatter_(2, index.expand(rows, n, m), related)
 
 
-def _model_allows(view: TreeView, mask_function: MaskFunction, slots: int) -> torch.Tensor:
-    """Ask the model's own rule about logical positions: bool [B, n, slots]."""
+def _model_allows(
+    view: TreeView, mask_function: MaskFunction, slots: int, first: int = 0
+) -> torch.Tensor:
+    """Ask the model's own rule about logical positions of slots from `first` on: bool [B, n, S]."""
     rows, m = view.slot_positions.shape
     device = view.lengths.device
     logical = torch.arange(slots, device=device).expand(rows, slots).clone()
@@ -319,8 +321,8 @@ def _model_allows(view: TreeView, mask_function: MaskFunction, slots: int) -> to
     batch = torch.arange(rows, device=device)[:, None, None, None]
     head = torch.zeros(1, dtype=torch.int64, device=device)[None, :, None, None]
     queries = view.positions[:, None, :, None]
-    allowed = mask_function(batch, head, queries, logical[:, None, None, :])
-    return allowed.expand(rows, 1, view.positions.shape[1], slots)[:, 0]
+    allowed = mask_function(batch, head, queries, logical[:, None, None, first:])
+    return allowed.expand(rows, 1, view.positions.shape[1], slots - first)[:, 0]
 
 
 def _pays_apart(view: TreeView, slots: int) -> bool:
@@ -346,29 +348,20 @@ def _needs_none(view: TreeView, slots: int) -> bool:
     return chains or alone or _pays_apart(view, slots)
 
 
-def _is_plain_chain(view: TreeView, rule: MaskFunction, local: int | None) -> bool:
-    """Tell whether a `ChainMask` of this rule says what the view does.
+def _first_visible(view: TreeView, rule: MaskFunction, local: int, entries: int) -> int:
+    """Return how many first slots no query of a long chain sees under a window of `local` slots.
 
-    Its tokens then lie at the slots of their positions, and none sees a slot beyond `local`.
+    entries: of the whole mask; small ones are not worth it. 0 where the rule sees farther.
     """
-    if view.related is not None or view.unused or view.hidden is not None:
-        return False
-    places = torch.arange(view.slot_positions.shape[1], device=view.lengths.device)
-    if not torch.equal(view.slot_positions, view.lengths[:, None] + places):
-        return False
-    if local is None:
-        return True
-    queries = view.slot_positions[:, None, -view.positions.shape[1] :, None]
-    beyond = queries - local
-    zero = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device=queries.device)
-    rows = torch.arange(len(queries), device=queries.device)[:, None, None, None]
-    return not bool((rule(rows, zero, queries, beyond) & (beyond >= 0)).any())
-
-
-def _starts(view: TreeView) -> torch.Tensor:
-    """Return at which slots the queries of a chain begin: i64 [B], [1] where all are equal."""
-    starts = view.lengths + view.slot_positions.shape[1] - view.positions.shape[1]
-    return starts[:1] if view.level else starts
+    if view.related is not None or view.hidden is not None or entries < LARGE_MASK:
+        return 0
+    first = max(0, int(view.positions.min()) - local + 1)
+    device = view.positions.device
+    zero = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device=device)
+    rows = torch.arange(len(view.positions), device=device)[:, None, None, None]
+    slots = torch.arange(first, device=device)[None, None, None]
+    seen = rule(rows, zero, view.positions[:, None, [0, -1], None], slots)
+    return 0 if bool(seen.any()) else first
 
 
 def _in_view(key: torch.Tensor) -> TreeView | None:

@@ -129,7 +129,7 @@ def test_a_store_that_nobody_reads_and_a_name_that_nobody_has_are_refused(source
         compose("context", sources)
     with pytest.raises(InputError, match="a store and --drafter none"):
         compose(None, sources)
-    for name in ("nope", "head", "synthetic", "jacobi"):
+    for name in ("nope", "head", "jacobi"):
         with pytest.raises(UnknownNameError, match=f"unknown drafter '{name}'") as caught:
             compose(name, sources)
         known = str(caught.value).partition("Known: ")[2].rstrip(".").split(", ")

@@ -46,7 +46,6 @@ def test_a_name_near_nothing_gets_the_list_and_no_guess() -> None:
         ("rest", r"'rest' got no store.*CorpusIndex\.open"),
         ("model", "'model' got no draft model.*draft_model="),
         ("head", r"'head' got no head.*HeadDrafter\(folder\)"),
-        ("synthetic", r"'synthetic' got no continuation.*SyntheticDrafter\("),
     ],
 )
 def test_what_needs_more_than_its_name_says_what_to_pass(name: str, told: str) -> None:

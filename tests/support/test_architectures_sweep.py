@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from ragspec.target.causal import CausalTarget
@@ -40,8 +37,8 @@ MODES = {
 
 
 @pytest.mark.parametrize("model_type", MODES)
-def test_types_outside_the_list_of_architectures(model_type: str, tmp_path: Path) -> None:
-    found = examine(model_type, tmp_path)
+def test_types_outside_the_list_of_architectures(model_type: str) -> None:
+    found = examine(model_type)
     assert found.mode == MODES[model_type], found.reason
     assert found.right, found
     assert found.accepted > 0 or found.mode == "refused"
@@ -55,17 +52,15 @@ def test_types_outside_the_list_of_architectures(model_type: str, tmp_path: Path
         ("glm_moe_dsa", "more than keys and values (DynamicIndexedLayer)"),
     ],
 )
-def test_the_reason_against_trees_is_that_of_the_model(
-    model_type: str, reason: str, tmp_path: Path
-) -> None:
-    assert reason in examine(model_type, tmp_path).reason
+def test_the_reason_against_trees_is_that_of_the_model(model_type: str, reason: str) -> None:
+    assert reason in examine(model_type).reason
 
 
 @pytest.fixture
 def believing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take every model for one that verifies trees."""
 
-    def believe(target: CausalTarget, folder: Path) -> Probed:
+    def believe(target: CausalTarget) -> Probed:
         return Probed(target, ProbeVerdict("tree", "", 0.0, 0.0, 0))
 
     monkeypatch.setattr(sweep, "probe_target", believe)
@@ -80,12 +75,12 @@ def test_a_wrong_text_is_seen(capsys: pytest.CaptureFixture[str]) -> None:
     assert total == "2 types: 2 tree; 1 wrong"
 
 
-def test_what_is_not_tiny_is_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_not_tiny_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "MOST_WEIGHTS", 100)
-    found = examine("arcee", tmp_path)
+    found = examine("arcee")
     assert found.mode == "not built"
     assert "which is not tiny" in found.reason
-    assert examine("no such type", tmp_path).mode == "not built"
+    assert examine("no such type").mode == "not built"
 
 
 def test_the_table_says_what_is_wrong() -> None:
@@ -101,9 +96,8 @@ def test_the_table_says_what_is_wrong() -> None:
 
 
 @pytest.fixture(scope="module")
-def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finding]:
-    folder: Any = tmp_path_factory.mktemp("verdicts")
-    return {model_type: examine(model_type, folder) for model_type in model_types()}
+def findings() -> dict[str, Finding]:
+    return {model_type: examine(model_type) for model_type in model_types()}
 
 
 @pytest.mark.slow

@@ -113,31 +113,25 @@ class FeatureHead(nn.Module):
         target: CausalTarget,
         generator: torch.Generator,
         *,
-        heads: int | None = None,
-        intermediate_size: int | None = None,
         tokens: Sequence[int] | None = None,
     ) -> FeatureHead:
         """Return an untrained head for a target, in float32 on its device.
 
-        heads, intermediate_size: None takes the target's number of heads where that divides the
-        width, and 8/3 of the width in steps of 32. tokens: those that it may draft, increasing;
-        None: all. Raises InputError for sizes that do not fit.
+        It has the target's number of attention heads where that divides the width, and a
+        feed-forward part of 8/3 of the width in steps of 32. tokens: those that it may draft,
+        increasing; None: all.
         """
         config = target.model.config.get_text_config()
         hidden = _states_size(target)
-        if heads is None:
-            heads = int(getattr(config, "num_attention_heads", 0) or 1)
-            heads = heads if hidden % (2 * heads) == 0 else 1
-        if intermediate_size is None:
-            intermediate_size = -(-hidden * 8 // 96) * 32
+        heads = int(getattr(config, "num_attention_heads", 0) or 1)
         first = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
         made = cls(
             HeadConfig(
                 embedding_size=target.embed(first).shape[-1],
                 hidden_size=hidden,
                 vocab_size=target.vocab_size,
-                heads=heads,
-                intermediate_size=intermediate_size,
+                heads=heads if hidden % (2 * heads) == 0 else 1,
+                intermediate_size=-(-hidden * 8 // 96) * 32,
                 target=target_print(target),
                 draft_vocab_size=None if tokens is None else len(tokens),
             )
@@ -255,14 +249,6 @@ def target_print(target: CausalTarget) -> str:
         for name, weight in sorted(module.named_parameters()):
             values = _sampled(weight).to(torch.bfloat16).float().tolist()
             digest.update(f"{name} {tuple(weight.shape)} {values}".encode())
-    return digest.hexdigest()
-
-
-def weights_print(target: CausalTarget) -> str:
-    """Return a SHA-256 of values of all weights of a target, in the dtype that they have."""
-    digest = hashlib.sha256()
-    for name, weight in sorted(target.model.named_parameters()):
-        digest.update(f"{name} {weight.dtype} {_sampled(weight).float().tolist()}".encode())
     return digest.hexdigest()
 
 

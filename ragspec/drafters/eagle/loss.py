@@ -15,8 +15,8 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional
 
+from ragspec.drafters.eagle.batches import Reading
 from ragspec.drafters.eagle.head import FeatureHead
-from ragspec.drafters.eagle.states import Reading
 from ragspec.drafters.eagle.vocabulary import DraftVocabulary
 from ragspec.target.causal import CausalTarget
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,14 +21,14 @@ from typing import Any
 
 import torch
 
-from ragspec.drafters.eagle.batches import SHORTEST, Batches, seeded
-from ragspec.drafters.eagle.head import FeatureHead, check_head, weights_print
+from ragspec.drafters.eagle.batches import SHORTEST, Batches, Reads, StateReader, seeded
+from ragspec.drafters.eagle.head import FeatureHead, check_head
 from ragspec.drafters.eagle.loss import frozen_output, head_loss
-from ragspec.drafters.eagle.states import Reads, StateFile, StateReader
 from ragspec.drafters.eagle.vocabulary import frequent_tokens
-from ragspec.errors import InputError
+from ragspec.errors import InputError, StoreError
 from ragspec.target.causal import CausalTarget
 
+CHECKPOINT, PART = "training.pt", ".training.part"
 _CLIP = 0.5
 _RATE = 0.6
 _WARM_UP = 0.03
@@ -167,19 +168,6 @@ class HeadTrainer:
         self.steps = 0
         self._spent = 0.0  # seconds of runs before this one
 
-    def keep_states(self, folder: Path) -> None:
-        """Keep the target's states in a folder, if any piece is to be read twice.
-
-        Raises StoreError where the disk has no room for them; then they are read anew every time.
-        """
-        if self.settings.steps > len(self.batches):
-            lengths = list(map(len, self.batches.pieces))
-            sizes = self.target.copies, self.head.config.hidden_size
-            name = f"{self.batches.digest()} {self._begins()} {weights_print(self.target)}"
-            name = hashlib.sha256(name.encode()).hexdigest()
-            file = StateFile(folder, name, lengths, *sizes)
-            self._reader = StateReader(self.target, self.batches.pieces, file)
-
     def run(self) -> Iterator[Progress]:
         """Take step after step until the last, or until the time is over."""
         spent, began = self._spent, time.perf_counter()
@@ -256,3 +244,36 @@ def _schedule(part: float) -> float:
     if part < _WARM_UP:
         return (part + 0.002) / (_WARM_UP + 0.002)
     return 0.1 + 0.45 * (1.0 + math.cos(math.pi * (part - _WARM_UP) / (1.0 - _WARM_UP)))
+
+
+def save_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Replace the checkpoint in a folder; raise StoreError where it cannot be written."""
+    part = folder / PART
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(state, part)
+        os.replace(part, folder / CHECKPOINT)
+    except (OSError, RuntimeError) as error:  # torch's writer raises the latter on a full disk
+        part.unlink(missing_ok=True)
+        raise StoreError(
+            f"Cannot write the state of the training to {folder} ({error}). Free some space; the "
+            "checkpoint before it is untouched."
+        ) from error
+
+
+def load_state(folder: Path) -> dict[str, Any]:
+    """Return the checkpoint in a folder; raise StoreError where none can be read."""
+    path = folder / CHECKPOINT
+    if not path.is_file():
+        raise StoreError(
+            f"Expected an interrupted training in {folder}, got no {CHECKPOINT}. Leave --resume "
+            "out to start again."
+        )
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True)
+        state["marks"], state["steps"], state["head"], state["optimizer"], state["spent"]
+    except Exception as error:  # pickles raise what they like
+        raise StoreError(
+            f"{path} is damaged ({error}). Delete it and start again without --resume."
+        ) from error
+    return state

@@ -13,7 +13,7 @@ from ragspec.drafters.model.cache import DraftCache
 from ragspec.drafters.model.level_step import LevelShape, LevelStep, ReadPlaces
 from ragspec.drafters.model.static_tree import PlaceChoices, TreeShape
 from ragspec.target.static.buffers import StackedCache
-from ragspec.target.static.shapes import MOST_QUERIES, queries_of, slots_of
+from ragspec.target.static.layout import MOST_QUERIES, queries_of, slots_of
 from ragspec.target.static.target import StaticTarget
 
 

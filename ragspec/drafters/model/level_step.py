@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 
 from ragspec.drafters.model.cache import fitted
 from ragspec.drafters.model.static_tree import TreeShape
-from ragspec.target.static.buffers import Stacks, step_cache
+from ragspec.target.static.buffers import Stacks, Staging, step_cache
 from ragspec.target.static.layout import Counters, Layout, plain_mask, windowed
-from ragspec.target.static.staging import Staging
 from ragspec.target.static.step import own_code
 from ragspec.target.static.target import StaticTarget
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ragspec.sampling.row_laws import RowLaws
 from ragspec.target.static.buffers import Stacks
-from ragspec.target.static.shapes import MOST_QUERIES
+from ragspec.target.static.layout import MOST_QUERIES
 from ragspec.target.static.step import FixedStep
 from ragspec.target.static.text_laws import TextLaws
 

@@ -10,9 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from ragspec.models.device import is_cuda, pins
 from ragspec.target.kv_cache import SlotCache, SlotLayer
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -175,3 +178,27 @@ def compact(stacks: Stacks, source: torch.Tensor, target: torch.Tensor) -> None:
         shape = (len(stack), rows, stack.shape[2], source.shape[1], stack.shape[4])
         taken = lined.gather(3, source[None, :, None, :, None].expand(shape))
         lined.scatter_(3, target[None, :, None, :, None].expand(shape), taken)
+
+
+class Staging:
+    """What is sent to one tensor, again and again; there: i64, whose address stays.
+
+    Pinned memory is taken once: to pin some for each step costs more than the copy.
+    """
+
+    def __init__(self, there: torch.Tensor) -> None:
+        self._there = there
+        self._here = torch.empty(
+            there.shape, dtype=there.dtype, device="cpu", pin_memory=pins(there.device)
+        )
+        self._values = self._here.numpy()
+        self._sent = torch.Event(there.device) if is_cuda(there.device) else None
+
+    def send(self, values: NDArray[np.int64]) -> None:
+        """Write the values; waits only where those sent before are still on their way."""
+        if self._sent is not None:
+            self._sent.synchronize()
+        self._values[:] = values
+        self._there.copy_(self._here, non_blocking=True)
+        if self._sent is not None:
+            self._sent.record()

@@ -19,6 +19,31 @@ from numpy.typing import NDArray
 
 from ragspec.models.layer_windows import Window
 
+QUERIES = (1, 4, 8, 16, 32, 64)  # of each row, the root included
+MOST_QUERIES = QUERIES[-1]
+LEAST_SLOTS = 128
+
+
+def queries_of(count: int) -> int:
+    """Return the queries of the least step that holds `count`."""
+    return next(size for size in QUERIES if size >= count)
+
+
+def rows_of(count: int, most: int) -> int:
+    """Return the rows of the least step that holds `count`, at most those of the buffers."""
+    return min(1 << (count - 1).bit_length(), most)
+
+
+def slots_of(count: int, most: int) -> int:
+    """Return the slots of the least step that holds `count`, at most those of the buffers.
+
+    Steps of a quarter of a power of two: at most a fourth is read in vain.
+    """
+    if count <= LEAST_SLOTS:
+        return min(LEAST_SLOTS, most)
+    quarter = 1 << max((count - 1).bit_length() - 3, 0)
+    return min(-(-count // quarter) * quarter, most)
+
 
 def ancestor_bits(parents: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return which queries each query is or stands below, by bits: i64 [B, n] -> i64 [B, n].
@@ -106,6 +131,13 @@ def windowed(
     places = slots.scatter_(1, layout.columns, layout.positions)
     reached = window.reaches(layout.positions[:, :, None], places[:, None])
     return torch.where(reached, mask, counters.never)
+
+
+def step_mask(
+    layout: Layout, last: torch.Tensor, counters: Counters, window: Window
+) -> torch.Tensor:
+    """Return the additive mask [B, 1, n, S]; last i64 [B]: see `lay_out`."""
+    return windowed(plain_mask(layout, last, counters), layout, counters, window)[:, None]
 
 
 def walk(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 
 from ragspec.errors import InputError
@@ -13,7 +11,6 @@ from ragspec.models.supported import rank_count
 from ragspec.target.causal import CausalTarget
 from ragspec.target.probe_trial import TREES, Trial
 from ragspec.target.rotary_tables import asks_for_length
-from ragspec.target.static.attention import expect_attention
 from ragspec.target.static.buffers import LayerShape
 from ragspec.target.static.step import Masks
 from ragspec.target.static.target import StaticTarget
@@ -23,33 +20,25 @@ MODES = ("auto", "off", "eager", "graph", "compile")
 
 
 def open_static(
-    target: CausalTarget,
-    mode: str = "auto",
-    backend: str = "inductor",
-    attention: str = "mask",
+    target: CausalTarget, mode: str = "auto", backend: str = "inductor"
 ) -> CausalTarget:
     """Return a target that takes steps of fixed shape, where it can; else the one that was given.
 
     Its `static` says how it steps, with the reason where it does so as before. mode: see
     `target.static.target`; "auto" is "graph" on CUDA, else "off". backend: of torch.compile.
-    attention: "mask", "flex" or "varlen", see `static.attention`; where a model goes wrong with it
-    it gets a mask.
     Raises InputError for an unknown mode and for "graph" without CUDA.
     """
     wanted = _expect_mode(mode, target.device)
     if wanted == "off" or isinstance(target, StaticTarget):
         return target
-    expect_attention(attention)
-    found, reason = _tried(target, wanted, backend, attention)
+    found, reason = _tried(target, wanted, backend)
     if found is None:
         target.static = f"off: {reason}"
         return target
     return found
 
 
-def _tried(
-    target: CausalTarget, wanted: str, backend: str, attention: str
-) -> tuple[StaticTarget | None, str]:
+def _tried(target: CausalTarget, wanted: str, backend: str) -> tuple[StaticTarget | None, str]:
     """Return the target that passed a trial, or None and why there is none."""
     if reason := _hindrance(target):
         return None, reason
@@ -59,11 +48,10 @@ def _tried(
     windows = layer_windows(target.model.config)
     trial, stories = Trial(target), []
     named = bool(getattr(target.model.config.get_text_config(), "layer_types", None))
-    ways = dict.fromkeys((attention, "mask"))
-    for way, by_name in itertools.product(ways, (named, not named)):
+    for by_name in (named, not named):
         if not by_name and len(set(windows.values())) > 1:
             continue  # one mask cannot be that of two kinds of layer
-        found = StaticTarget(target.model, "eager", Masks(windows, by_name), layers, backend, way)
+        found = StaticTarget(target.model, "eager", Masks(windows, by_name), layers, backend)
         attempt = trial.attempt(found.open, TREES)
         if attempt.passed:
             found.static = wanted
@@ -88,10 +76,10 @@ def _expect_mode(mode: str, device: torch.device) -> str:
 
 def _hindrance(target: CausalTarget) -> str:
     """Return why a target cannot take steps of fixed shape, "" where nothing is known."""
-    if type(target) is not CausalTarget:
-        return f"{type(target).__name__} makes its forwards in a way of its own"
     if asks_for_length(target.model):
         return "its rotary tables depend on the length of the text"
+    if type(target) is not CausalTarget:
+        return f"{type(target).__name__} makes its forwards in a way of its own"
     if not target.takes_positions:
         return "it counts positions by itself"
     if (ranks := rank_count(target.model)) > 1:

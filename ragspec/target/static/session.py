@@ -23,8 +23,7 @@ from ragspec.target.base import Beginning
 from ragspec.target.causal import CausalTarget, TreeSession
 from ragspec.target.static.arena import Arena
 from ragspec.target.static.buffers import StackedCache, compact
-from ragspec.target.static.layout import ancestor_bits
-from ragspec.target.static.shapes import MOST_QUERIES, queries_of, rows_of, slots_of
+from ragspec.target.static.layout import MOST_QUERIES, ancestor_bits, queries_of, rows_of, slots_of
 from ragspec.target.static.step import StepShape
 from ragspec.target.tree_attention import Configs, TreeView
 from ragspec.trees.draft_tree import DraftTree
@@ -72,7 +71,7 @@ class TakesSteps(Protocol):
 class StaticSession(TreeSession):
     """Tree verification by steps of fixed shape.
 
-    See `TargetSession`, `base.FollowsLaws` and `base.LaunchesSteps`.
+    See `TargetSession` and `base.StepSession`.
     """
 
     cache: StackedCache
@@ -107,7 +106,7 @@ class StaticSession(TreeSession):
         return list(self._wanted)
 
     def follow(self, laws: Sequence[TokenLaw], texts: Sequence[Sequence[int]]) -> None:
-        """Let the next forward follow the target's own tokens; see `base.FollowsLaws`."""
+        """Let the next forward follow the target's own tokens; see `base.StepSession`."""
         known = all(RowLaws.takes(law) for law in laws)
         self._laws = list(zip(laws, texts, strict=True)) if known else None
 
@@ -117,7 +116,7 @@ class StaticSession(TreeSession):
         return self.settle()
 
     def launch(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> None:
-        """Begin a forward; see `base.LaunchesSteps`."""
+        """Begin a forward; see `base.StepSession`."""
         laws, self._laws = self._laws, None
         self.chosen = self._kept = None
         widest = 1 + max(map(len, trees))
@@ -133,7 +132,7 @@ class StaticSession(TreeSession):
         self._found = None, logits[self._at]
 
     def settle(self) -> torch.Tensor:
-        """Wait for the packet of the step that was launched; see `base.LaunchesSteps`."""
+        """Wait for the packet of the step that was launched; see `base.StepSession`."""
         assert self._found is not None
         (packet, logits), self._found = self._found, None
         again, self._again = self._again, None
@@ -146,13 +145,13 @@ class StaticSession(TreeSession):
 
     @property
     def seconds(self) -> float:
-        """What the device took for the last step; see `base.LaunchesSteps`."""
+        """What the device took for the last step; see `base.StepSession`."""
         return self._watch.seconds if self._static and self._kept is not None else 0.0
 
     def read_prompts(
         self, pending: Sequence[Sequence[int]], k: int
     ) -> tuple[torch.Tensor, list[Tops]]:
-        """Read the prompts; see `base.ReadsPrompts`."""
+        """Read the prompts; see `base.CachedSession`."""
         self._static = False
         self._line(self._wanted)
         logits, tops = super().read_prompts(self._spread(pending), k)
@@ -160,7 +159,7 @@ class StaticSession(TreeSession):
         return logits[self._at], [tops[at] for at in self._at] if tops else []
 
     def read_states(self, tokens: Sequence[int]) -> torch.Tensor | None:
-        """Return what the head reads at all of a row's next tokens; see `base.ReadsStates`."""
+        """Return what the head reads at all of a row's next tokens; see `base.CachedSession`."""
         self._static = False
         self._line(self._wanted)
         return super().read_states(tokens)
@@ -290,7 +289,7 @@ class StaticSession(TreeSession):
             self._arena.moved()
 
     def begin_with(self, beginning: Beginning) -> None:
-        """Hold these keys and values and no others; see `base.SharesBeginnings`."""
+        """Hold these keys and values and no others; see `base.CachedSession`."""
         self._reserve(beginning[0][0].shape[-2] if beginning else 0)
         super().begin_with(beginning)
 

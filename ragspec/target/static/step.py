@@ -23,10 +23,8 @@ from numpy.typing import NDArray
 
 from ragspec.models.layer_windows import Window
 from ragspec.sampling.row_laws import LawShape, RowLaws
-from ragspec.target.static.attention import Attention, masked
-from ragspec.target.static.buffers import Stacks, compact, step_cache
-from ragspec.target.static.layout import Counters, kept_first, lay_out, walk
-from ragspec.target.static.staging import Staging
+from ragspec.target.static.buffers import Stacks, Staging, compact, step_cache
+from ragspec.target.static.layout import Counters, kept_first, lay_out, step_mask, walk
 from ragspec.target.static.text_laws import FRESH
 
 
@@ -90,7 +88,6 @@ class StaticStep:
 
     laws: of the B rows, None for logits alone. head: the module whose inputs are kept as `states`,
     None for none. compiler: makes a callable out of a function, None to run it as it is.
-    attention: how the model is told what is seen.
     """
 
     def __init__(
@@ -102,11 +99,10 @@ class StaticStep:
         laws: RowLaws | None,
         head: torch.nn.Module | None = None,
         compiler: Callable[[Any], Any] | None = None,
-        attention: Attention = masked,
     ) -> None:
         self.shape = shape
         self._model, self._stacks, self._masks = model, stacks, masks
-        self._laws, self._head, self._attention = laws, head, attention
+        self._laws, self._head = laws, head
         device = stacks.buffers[0].device
         rows, n = shape.rows, shape.queries
         self.given = torch.zeros(rows, shape.width, dtype=torch.int64, device=device)
@@ -167,8 +163,8 @@ class StaticStep:
         last, generated = self.given[:, 3 * n], self.given[:, 3 * n + 1]
         layout = lay_out(above, last, self._counters, self._columns)
 
-        def mask(window: Window) -> Any:
-            return self._attention(layout, last, self._counters, window)
+        def mask(window: Window) -> torch.Tensor:
+            return step_mask(layout, last, self._counters, window)
 
         logits = self._model(
             input_ids=tokens,

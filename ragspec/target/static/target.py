@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 from ragspec.models.device import is_cuda, out_of_memory
 from ragspec.target.causal import CausalTarget
 from ragspec.target.static.arena import Arena
-from ragspec.target.static.attention import expect_attention
 from ragspec.target.static.buffers import LayerShape, Stacks
+from ragspec.target.static.layout import MOST_QUERIES, QUERIES, slots_of
 from ragspec.target.static.session import Found, StaticSession
-from ragspec.target.static.shapes import MOST_QUERIES, QUERIES, slots_of
 from ragspec.target.static.step import CapturedStep, FixedStep, Masks, StaticStep, StepShape
 from ragspec.target.tree_attention import Configs, lease
 
@@ -39,7 +38,7 @@ class StaticTarget(CausalTarget):
     """A causal model verified by steps of fixed shape; see `open_static` for who may be one.
 
     mode: "eager", "graph" or "compile". layers: the shapes of the keys and values of each layer.
-    backend: of torch.compile. attention: see `static.attention`.
+    backend: of torch.compile.
     """
 
     def __init__(
@@ -49,12 +48,11 @@ class StaticTarget(CausalTarget):
         masks: Masks,
         layers: Sequence[tuple[LayerShape, LayerShape]],
         backend: str = "inductor",
-        attention: str = "mask",
     ) -> None:
         super().__init__(model)
         self.static, self.widths = mode, QUERIES
         self.masks, self.layers = masks, tuple(layers)
-        self.backend, self.attention = backend, expect_attention(attention)
+        self.backend = backend
         self._free: list[Arena] = []
         self._lock = threading.Lock()
         self._pool: Any = None
@@ -115,7 +113,6 @@ class StaticTarget(CausalTarget):
                 None if shape.law is None else arena.laws[shape.rows].laws,
                 head=self.output_head if hidden else None,
                 compiler=compiler,
-                attention=self.attention,
             )
 
         packet, logits, states = self.take(arena, (shape, hidden), make, given, configs)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ragspec.sampling.distribution import TokenLaw
 from ragspec.sampling.row_laws import LawShape, RowLaws
-from ragspec.target.static.shapes import MOST_QUERIES
+from ragspec.target.static.layout import MOST_QUERIES
 
 FRESH = MOST_QUERIES  # tokens that a text may gain by one step
 _NOTHING = -1

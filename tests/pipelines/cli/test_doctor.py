@@ -10,9 +10,6 @@ from ragspec.budget.cost_measurement import cached
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.cli.doctor import REQUIRED, examine, show
 from ragspec.pipelines.console.terminal import Terminal
-from ragspec.target.causal import CausalTarget
-from ragspec.target.probe_key import probe_key
-from tests.support.architectures import build
 
 
 def keep_a_curve(folder: Path) -> None:
@@ -22,7 +19,6 @@ def keep_a_curve(folder: Path) -> None:
 
 def test_findings_are_json_and_name_what_is_there(tmp_path: Path) -> None:
     keep_a_curve(tmp_path)
-    (tmp_path / "probe-broken.json").write_text("{")
     found = json.loads(json.dumps(examine(["./no-such-model"], tmp_path)))
     assert found["ragspec"] == ragspec.__version__
     assert found["packages"]["torch"] and not found["missing"]
@@ -34,7 +30,6 @@ def test_findings_are_json_and_name_what_is_there(tmp_path: Path) -> None:
     absent = found["models"][names.index("./no-such-model")]
     assert absent["folder"] is None and "path:" in absent["tried"][0]
     assert [entry["key"]["model"] for entry in found["costs"]] == ["tiny-model"]
-    assert found["probes"] == [{"file": "probe-broken.json", "damaged": True}]
 
 
 def test_a_model_that_is_there_is_found_by_its_path(tmp_path: Path) -> None:
@@ -47,29 +42,14 @@ def test_a_model_that_is_there_is_found_by_its_path(tmp_path: Path) -> None:
 
 def test_tables_show_the_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keep_a_curve(tmp_path)
-    (tmp_path / "probe-broken.json").write_text("[]")
     found = examine([], tmp_path)
     show(found, Terminal())
-    found["missing"], found["probes"], found["costs"] = ["torch"], [], []
+    found["missing"], found["costs"] = ["torch"], []
     show(found, Terminal())
     out = capsys.readouterr().out
     for part in ("This machine", "Packages", "starter-draft", "Cost of a forward", "cpu here"):
         assert part in out
-    assert "No probe verdicts yet" in out and "Missing: torch" in out
-
-
-def test_verdicts_tell_variants_of_a_model_apart(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target = CausalTarget(build("llama"))
-    for variant in ("", "torchao", "offloaded"):
-        key = {**probe_key(target), "variant": variant}
-        entry = {"key": key, "mode": "tree", "reason": "right"}
-        (tmp_path / f"probe-{variant}.json").write_text(json.dumps(entry), encoding="utf-8")
-    show(examine([], tmp_path), Terminal())
-    out = capsys.readouterr().out
-    for told in ("LlamaForCausalLM", "(torchao)", "(offloaded)"):
-        assert told in out
+    assert "Missing: torch" in out
 
 
 def test_command_prints_one_object(capsys: pytest.CaptureFixture[str]) -> None:

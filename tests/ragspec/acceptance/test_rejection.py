@@ -1,3 +1,5 @@
+"""What all rules over drawn drafts keep, by enumeration of every draw; then what each is alone."""
+
 from __future__ import annotations
 
 from functools import partial
@@ -7,6 +9,8 @@ import pytest
 import torch
 
 from ragspec.acceptance.base import Rule
+from ragspec.acceptance.block_verification import Block
+from ragspec.acceptance.k_seq import KSeq
 from ragspec.acceptance.rejection import ChainRejection, MultiStep, WithoutReplacement
 from ragspec.errors import RuleError
 from ragspec.sampling.noise import NoiseStream
@@ -48,7 +52,23 @@ CASES = [
     (WithoutReplacement(), distinct(2, 1), 3),
     (WithoutReplacement(), distinct(2, 2), 3),
     (WithoutReplacement(), distinct(1, 1, 1), 3),
+    (KSeq(), independent(2), 5),
+    (KSeq(), independent(3), 4),
+    (KSeq(), independent(2, 1), 3),
+    (KSeq(), independent(1, 2), 3),
+    (KSeq(), independent(1, 1), 3),
+    (Block(), independent(1), 5),
+    (Block(), independent(1, 1), 4),
+    (Block(), independent(1, 1, 1), 3),
+    (Block(), independent(1, 1, 1, 1, 1), 2),
 ]
+RULES: list[Rule] = [ChainRejection(), MultiStep(), WithoutReplacement(), KSeq(), Block()]
+
+
+def each(*trees: Grow) -> pytest.MarkDecorator:
+    """Run a test for every rule with its tree, in the order of RULES."""
+    pairs = list(zip(RULES, trees, strict=True))
+    return pytest.mark.parametrize(("rule", "tree"), pairs, ids=names)
 
 
 def names(value: object) -> str:
@@ -66,36 +86,20 @@ def depth(tree: Grow) -> int:
 @pytest.mark.parametrize(("rule", "tree", "vocab"), CASES, ids=names)
 def test_output_follows_the_target(rule: Rule, tree: Grow, vocab: int, zeros: bool) -> None:
     for seed in range(3):
-        laws = Laws(vocab, seed, alike=0.4 * seed, zeros=zeros)
+        laws = Laws(vocab, seed, alike=0.4 * seed, zeros=zeros and vocab > 2)
         assert law_deviation(rule, laws, tree, depth(tree) + 1) <= EXACT
 
 
-@pytest.mark.parametrize(
-    ("rule", "tree"),
-    [
-        (ChainRejection(), independent(1, 1)),
-        (MultiStep(), independent(2)),
-        (WithoutReplacement(), distinct(2)),
-    ],
-    ids=names,
-)
+@each(independent(1, 1), independent(2), distinct(2), independent(2), independent(1, 1))
 def test_steps_are_independent(rule: Rule, tree: Grow) -> None:
     assert law_deviation(rule, Laws(2, 1), tree, length=4, steps=2) <= EXACT
 
 
-@pytest.mark.parametrize(
-    ("rule", "tree"),
-    [
-        (ChainRejection(), independent(1, 1)),
-        (MultiStep(), independent(3)),
-        (WithoutReplacement(), distinct(2, 1)),
-    ],
-    ids=names,
-)
+@each(independent(1, 1), independent(3), distinct(2, 1), independent(3), independent(1, 1, 1))
 def test_greedy_target_gives_greedy_text(rule: Rule, tree: Grow) -> None:
     laws = Laws(5, 4, greedy=True)
     best: tuple[int, ...] = ()
-    while len(best) < 12:
+    while len(best) < 16:
         best = (*best, int(laws.target(best).argmax()))
     for seed in range(20):
         text = generate(rule, laws, NoiseStream(seed), tree, steps=4)
@@ -121,32 +125,28 @@ def test_all_tokens_as_candidates_are_always_accepted() -> None:
     assert mean_length(WithoutReplacement(), Laws(3, 2), distinct(3)) == pytest.approx(2, abs=EXACT)
 
 
-def test_a_draft_like_the_target_is_always_accepted() -> None:
-    laws = Laws(4, 0, alike=1.0)
-    assert mean_length(ChainRejection(), laws, independent(1, 1)) == pytest.approx(3, abs=EXACT)
+@pytest.mark.parametrize("rule", [ChainRejection(), Block()], ids=names)
+def test_a_draft_like_the_target_is_always_accepted(rule: Rule) -> None:
+    laws = Laws(3, 0, alike=1.0)
+    assert mean_length(rule, laws, independent(1, 1, 1)) == pytest.approx(4, abs=EXACT)
 
 
-@pytest.mark.parametrize("rule", [ChainRejection(), MultiStep(), WithoutReplacement()])
-def test_real_noise_gives_the_law(rule: Rule) -> None:
-    tree = distinct(1, 1) if isinstance(rule, WithoutReplacement) else independent(1, 1)
+@each(independent(1, 1), independent(1, 1), distinct(1, 1), independent(2), independent(1, 1))
+def test_real_noise_gives_the_law(rule: Rule, tree: Grow) -> None:
     found, bound = sampled_deviation(rule, Laws(3, 5), tree, length=2, samples=400)
     assert found <= bound
 
 
-@pytest.mark.parametrize("rule", [ChainRejection(), MultiStep(), WithoutReplacement()])
+@pytest.mark.parametrize("rule", RULES, ids=names)
 def test_an_empty_draft_is_plain_decoding(rule: Rule) -> None:
     laws = Laws(5, 6)
     assert law_deviation(rule, laws, lambda *_: DraftTree.empty(), length=1) <= EXACT
 
 
-@pytest.mark.parametrize(
-    ("rule", "tree"),
-    [
-        (ChainRejection(), independent(1, 1, 1)),
-        (MultiStep(), independent(2, 1)),
-        (WithoutReplacement(), distinct(2, 1)),
-    ],
-    ids=names,
+@each(
+    *[independent(1, 1, 1), independent(2, 1), distinct(2, 1)],
+    independent(2, 1),
+    independent(1, 1, 1),
 )
 def test_a_text_that_ends_in_the_draft(rule: Rule, tree: Grow) -> None:
     for seed in range(2):
@@ -167,6 +167,8 @@ def test_refusals_say_what_to_do() -> None:
         (DraftTree.chain([1, 2], "drawn", kind=sampled, q=q[:, :3]), "laws over 3 tokens"),
         (DraftTree.build([1, 2], [-1, -1], "drawn", kind=sampled, q=q), "expected a chain"),
     ]
+    with pytest.raises(RuleError, match="expected a chain"):
+        judge(Block(), cases[-1][0])
     for tree, message in cases:
         with pytest.raises(RuleError, match=message) as caught:
             judge(ChainRejection(), tree)

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.budget.cost_curve import CostCurve, isotonic
-from ragspec.budget.cost_line import BEYOND, ROWS, CostLine, padded
+from ragspec.budget.cost_curve import BEYOND, ROWS, CostCurve, CostLine, isotonic, padded
 from ragspec.budget.cost_measurement import (
     Padding,
     cached,
@@ -235,16 +234,6 @@ def test_batched_counts_the_rows_of_all() -> None:
     assert batched.seconds(64, 128) == pytest.approx(true_seconds(256, 128))
 
 
-def test_settled_holds_what_was_learned() -> None:
-    curve = made()
-    for _ in range(50):
-        curve.refine(9, 128, 1.3 * true_seconds(9, 128))
-    settled = curve.settled()
-    for n in ROWS:
-        assert settled.seconds(n, 128) == pytest.approx(curve.seconds(n, 128))
-    assert settled.seconds(9, 128) > 1.2 * true_seconds(9, 128)
-
-
 WIDTHS = (1, 4, 8, 16, 32, 64)
 
 
@@ -268,7 +257,6 @@ def test_forwards_of_few_widths_cost_what_the_next_one_does() -> None:
         assert curve.seconds(n, 128) == pytest.approx(true_seconds(width, 128), rel=1e-6)
     again = CostCurve(**curve.to_dict())
     assert again.seconds(33, 128) == curve.seconds(64, 128)
-    assert curve.settled().seconds(5, 128) == pytest.approx(curve.seconds(8, 128))
 
 
 @pytest.mark.parametrize(("texts", "n"), [(2, 64), (4, 64), (8, 64), (16, 64), (16, 8), (16, 32)])

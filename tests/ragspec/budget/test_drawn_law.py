@@ -21,8 +21,7 @@ from ragspec.acceptance.k_seq import KSeq
 from ragspec.acceptance.rejection import ChainRejection, MultiStep, WithoutReplacement
 from ragspec.budget import tree_size
 from ragspec.budget.base import BudgetPolicy, BudgetSession
-from ragspec.budget.cost_curve import CostCurve
-from ragspec.budget.cost_line import ROWS
+from ragspec.budget.cost_curve import ROWS, CostCurve
 from ragspec.budget.policy import AutoBudget, FixedBudget
 from ragspec.budget.tree_size import GoodputSession
 from ragspec.drafters.base import DraftContext, DraftRequest
@@ -32,13 +31,10 @@ from ragspec.drafters.model.sampled import SampledGrowth
 from ragspec.sampling.distribution import TokenLaw
 from ragspec.sampling.noise import NoiseStream, Stream
 from ragspec.sampling.settings import Sampling
-from ragspec.target import path_rows
 from ragspec.target.path_rows import PathSession, PathTarget
-from ragspec.target.rotary_tables import RotaryTables
 from ragspec.trees import operations
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import limit_depth
-from tests.support import tiny
 from tests.support.enumeration import Tokens, enumerate_outcomes
 from tests.support.laws import Laws, LawTarget, deviation, emitted
 
@@ -142,10 +138,8 @@ def with_claims(tree: DraftTree) -> DraftTree:
     return replace(tree, reach=np.asarray(reach, dtype=np.float32))
 
 
-def draft(
-    session: BudgetSession, drafter: Drawn, text: Tokens, mode: str | None = None
-) -> DraftTree:
-    """Return what the loop would verify, by a target that verifies trees, or paths in a mode."""
+def draft(session: BudgetSession, drafter: Drawn, text: Tokens, chains: bool = False) -> DraftTree:
+    """Return what the loop would verify, by a target of trees, or of chains."""
     context = DraftContext([7, *text], 1, 50, session.adviser)
     if not (allowed := session.allowance(LENGTH)):
         return DraftTree.empty(drafter.kind)
@@ -154,11 +148,10 @@ def draft(
     tree = fused.propose(context, allowed)
     assert not fused.faults and len(tree), "the drafter failed, so the test shows nothing"
     tree = session.fit(limit_depth(tree, context.remaining - 1), LENGTH)
-    if mode is None:
+    if not chains:
         return tree
     target = PathTarget.__new__(PathTarget)
-    target.mode = mode
-    target.tables = RotaryTables(tiny.model("llama"))
+    target.border = None
     return PathSession(target, 1).admit(tree)
 
 
@@ -180,16 +173,13 @@ def taught(policy: BudgetPolicy, drafter: Drawn, cost: CostCurve) -> BudgetSessi
 
 
 def row_of(policy: str, cost: str, drafter: Drawn) -> BudgetSession:
-    """Return a row that knows its past: a fixed number of nodes, "auto" or "frozen"."""
-    if policy.isdigit():
-        return taught(FixedBudget(int(policy)), drafter, curve(*CURVES[cost]))
-    auto = AutoBudget()
-    row = taught(auto, drafter, curve(*CURVES[cost]))
-    return row if policy == "auto" else taught(auto.freeze(), drafter, curve(*CURVES[cost]))
+    """Return a row that knows its past: a fixed number of nodes, or "auto"."""
+    budget = FixedBudget(int(policy)) if policy.isdigit() else AutoBudget()
+    return taught(budget, drafter, curve(*CURVES[cost]))
 
 
 def bias(
-    session: BudgetSession, rule: Rule, drafter: Drawn, steps: int = 1, mode: str | None = None
+    session: BudgetSession, rule: Rule, drafter: Drawn, steps: int = 1, chains: bool = False
 ) -> float:
     """Return how far the text lies from the target's law, as a total variation."""
 
@@ -197,7 +187,7 @@ def bias(
         row = copy.deepcopy(session)
         text: Tokens = ()
         for _ in range(steps):
-            tree = draft(row, replace(drafter, noise=noise), text, mode)
+            tree = draft(row, replace(drafter, noise=noise), text, chains)
             verdict = rule.judge(tree, LawTarget(drafter.laws, tree, text, noise))
             new = emitted(tree, verdict)
             row.observe(Step(tree, verdict.path, new), LENGTH)
@@ -228,8 +218,7 @@ POLICIES = [
     ("auto", "dear third row"),
     ("auto", "dear second row"),
     ("auto", "every row alike"),
-    ("frozen", "every row alike"),
-    ("frozen", "dear fourth row"),
+    ("auto", "dear fourth row"),
 ]
 
 
@@ -336,13 +325,9 @@ def test_what_a_step_taught_may_size_the_next(rule: Rule) -> None:
     assert bias(row, rule, drafter, steps=2) <= EXACT
 
 
-@pytest.mark.parametrize("mode", ["chain", "rows"])
-def test_a_target_of_few_paths_keeps_those_drawn_first(
-    mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(path_rows, "MOST_PATHS", 2)
+def test_a_target_of_chains_keeps_those_drawn_first(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = Drawn(LAWS, DISTINCT, (3,), telling=False)
     row = row_of("3", "flat", drafter)
-    assert bias(row, WithoutReplacement(), drafter, mode=mode) <= EXACT
+    assert bias(row, WithoutReplacement(), drafter, chains=True) <= EXACT
     prune_freely(monkeypatch)
-    assert bias(row_of("3", "flat", drafter), WithoutReplacement(), drafter, mode=mode) > SEEN
+    assert bias(row_of("3", "flat", drafter), WithoutReplacement(), drafter, chains=True) > SEEN

@@ -14,6 +14,7 @@ from ragspec.budget.gains import (
     FADING,
     PAUSE,
     DraftCost,
+    Experience,
     Gain,
     SizedGain,
 )
@@ -140,3 +141,13 @@ def test_gains_of_sizes_fall_where_they_add_nothing_and_rise_at_the_edge() -> No
         gain.learn_sizes([-1.0, 0.0, 1.0, 2.0, 3.0], 4)
     assert gain.added[5] == pytest.approx(0.5 * gain.added[4])
     assert gain.added[4] > 0.6
+
+
+def test_the_host_s_time_is_clipped_and_the_first_steps_weigh_as_in_a_mean() -> None:
+    experience = Experience()
+    for milliseconds in (0.3, 0.3, 300.0):
+        experience.learn_host(milliseconds)
+    assert experience.host < 0.4
+    for tokens in (1, 3):
+        experience.learn_step(tokens, 10.0)
+    assert (experience.tokens, experience.time) == (2.0, 10.0)

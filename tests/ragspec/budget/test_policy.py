@@ -1,18 +1,13 @@
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from ragspec.acceptance.base import Step
 from ragspec.budget.base import BudgetPolicy, BudgetSession
-from ragspec.budget.cost_curve import CostCurve
-from ragspec.budget.cost_line import ROWS
-from ragspec.budget.policy import AutoBudget, FixedBudget, FrozenBudget, make_budget
-from ragspec.errors import InputError, StoreError, UnknownNameError
-from ragspec.storage.plain import to_plain
+from ragspec.budget.cost_curve import ROWS, CostCurve
+from ragspec.budget.policy import AutoBudget, FixedBudget, make_budget
+from ragspec.errors import InputError, UnknownNameError
 from ragspec.trees.draft_tree import DraftTree
 
 
@@ -56,7 +51,7 @@ def test_auto_and_ready_made_policies() -> None:
     assert isinstance(auto, BudgetPolicy)
 
 
-@pytest.mark.parametrize("spec", ["automatic", "", "1.5", None, True, 2.5])
+@pytest.mark.parametrize("spec", ["automatic", "", "1.5", "profile.json", None, True, 2.5])
 def test_other_words_are_refused(spec: object) -> None:
     with pytest.raises(UnknownNameError, match="expected 'auto'"):
         make_budget(spec)  # type: ignore[arg-type]
@@ -98,54 +93,3 @@ def test_auto_learns_from_one_row_for_the_next() -> None:
     assert policy.experience.calibration.tables["a"]
     assert policy.experience.steps == 59, "the times of the last are not known"
     assert policy.open(curve()).experience is policy.experience
-
-
-def test_frozen_repeats_exactly_whatever_the_times(tmp_path: Path) -> None:
-    auto = AutoBudget()
-    run(auto.open(curve()), 1, 80)
-    frozen = auto.freeze()
-    frozen.save(tmp_path / "profile.json")
-    loaded = make_budget(tmp_path / "profile.json")
-    assert isinstance(loaded, FrozenBudget) and not loaded.needs_cost
-    first = run(frozen.open(None), 2, 60)
-    again = run(frozen.open(curve()), 2, 60, slow=7.0)
-    from_disk = run(loaded.open(None), 2, 60, slow=0.1)
-    assert first == again == from_disk
-    assert len(set(first)) > 1
-    loaded.save(tmp_path / "copy.json")
-    assert (tmp_path / "copy.json").read_text() == (tmp_path / "profile.json").read_text()
-
-
-def test_freezing_leaves_the_policy_free_to_learn() -> None:
-    auto = AutoBudget()
-    run(auto.open(curve()), 1, 40)
-    frozen = auto.freeze()
-    before = json.dumps(to_plain(frozen.experience))
-    run(auto.open(curve()), 2, 40)
-    assert json.dumps(to_plain(frozen.experience)) == before
-    assert json.dumps(to_plain(auto.experience)) != before
-
-
-def test_a_frozen_profile_of_a_useless_dear_drafter_does_not_draft() -> None:
-    auto = AutoBudget()
-    session = auto.open(curve())
-    for _ in range(40):
-        allowed = session.adviser.nodes(None, session.allowance(128))
-        tree = DraftTree.empty()
-        if allowed:
-            tree = session.fit(DraftTree.chain(list(range(allowed)), "a"), 128)
-        spent = {"draft": 6.0, "verify": 10 + 0.4 * len(tree), "host": 0.2}
-        session.observe(Step(tree, (), (99,), spent), 128)
-    frozen = auto.freeze().open(None)
-    asked = [frozen.adviser.nodes(None, frozen.allowance(128)) for _ in range(50)]
-    assert asked == [0] * 50
-    assert frozen.reason is not None and "worth its time" in frozen.reason
-
-
-@pytest.mark.parametrize("text", [None, "", "{}", "[]", '{"format": 9}', "\x00"])
-def test_a_damaged_profile_is_refused(tmp_path: Path, text: str | None) -> None:
-    path = tmp_path / "profile.json"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(StoreError, match="Make it again"):
-        make_budget(str(path))

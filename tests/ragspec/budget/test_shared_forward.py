@@ -9,11 +9,9 @@ import pytest
 
 from ragspec.acceptance.base import Step
 from ragspec.budget.base import BudgetSession
-from ragspec.budget.cost_curve import CostCurve
-from ragspec.budget.cost_line import ROWS
+from ragspec.budget.cost_curve import ROWS, CostCurve, SharedCost, SharedForward
 from ragspec.budget.gains import BUCKETS
 from ragspec.budget.policy import AutoBudget, FixedBudget
-from ragspec.budget.shared_forward import SharedCost, SharedForward
 from ragspec.budget.tree_size import GoodputSession, fit_together
 from ragspec.trees.draft_tree import DraftTree
 

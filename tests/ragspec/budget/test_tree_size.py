@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from ragspec.acceptance.base import Step
 from ragspec.budget.base import Settings
-from ragspec.budget.cost_curve import CostCurve
-from ragspec.budget.cost_line import ROWS
+from ragspec.budget.cost_curve import ROWS, CostCurve
 from ragspec.budget.gains import BUCKETS, Experience
 from ragspec.budget.policy import AutoBudget
 from ragspec.budget.tree_size import GoodputSession

@@ -100,7 +100,7 @@ def test_a_target_may_be_the_draft_model() -> None:
     with pytest.raises(TokenizerMismatchError, match="50 token ids and the target 97"):
         build(None, other)
     with pytest.raises(UnsupportedModelError, match="cannot draft: it has no tree attention"):
-        build(None, PathTarget(tiny.model("llama"), "rows"))
+        build(None, PathTarget(tiny.model("llama")))
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused() -> None:

@@ -13,11 +13,11 @@ from ragspec.budget.base import Adviser
 from ragspec.budget.calibration import Calibration
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
 from ragspec.drafters.fuse import FAULTS_ALLOWED, PATIENCE, WARM_UP, Fuse
-from ragspec.drafters.synthetic import SyntheticDrafter
 from ragspec.errors import InputError
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import check
 from tests.support.fixed import FixedDrafter, fake_clock
+from tests.support.synthetic import SyntheticDrafter
 
 REQUEST = DraftRequest((1, 2), 20)
 PLACE = DraftContext([1, 2], 2, 50)

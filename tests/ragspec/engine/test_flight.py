@@ -15,7 +15,7 @@ from ragspec.engine.engine import Engine
 from ragspec.engine.pool import Pool
 from ragspec.engine.ticket import Ticket
 from ragspec.sampling.settings import Sampling
-from ragspec.target.base import LaunchesSteps
+from ragspec.target.base import StepSession
 from ragspec.target.causal import CausalTarget
 from ragspec.target.static.session import StaticSession
 from tests.support import tiny
@@ -80,7 +80,7 @@ def test_a_forward_is_under_way_while_tokens_are_handed_on(
         seen.append(told.copy())
         told.clear()
 
-    assert isinstance(target.open(1, 9), LaunchesSteps)
+    assert isinstance(target.open(1, 9), StepSession)
     law = Sampling(temperature=0.9, repetition_penalty=1.3, seed=3)
     found = engine_of(target, expected).generate(
         PROMPTS[0], law, max_new_tokens=NEW, on_step=on_step

@@ -169,7 +169,7 @@ def test_models_that_read_a_prompt_at_once_have_pools_too(kind: str) -> None:
     if kind == "constant width":
         target: CausalTarget = ConstantWidthTarget(tiny.model("llama", dtype=torch.float64), 4)
     else:
-        target = PathTarget(build("qwen3_5_text" if kind == "recurrent" else "bloom"), "chain")
+        target = PathTarget(build("qwen3_5_text" if kind == "recurrent" else "bloom"))
     engine = Engine(target, drafter="context", budget=3)
     some = [(p, s, {"max_new_tokens": 8, "ignore_eos": True}) for p, s, _ in asked(4)]
     with Pool(engine, slots=1 if kind == "constant width" else 3, chunk=4) as pool:
@@ -386,7 +386,7 @@ def test_where_memory_ends_a_row_is_put_back_and_no_text_changes(
 
 
 def test_rows_of_paths_are_read_again_where_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(PathTarget(build("qwen3_5_text"), "chain"), drafter=None)
+    engine = Engine(PathTarget(build("qwen3_5_text")), drafter=None)
     some = [(p, s, {"max_new_tokens": 8, "ignore_eos": True}) for p, s, _ in asked(4)]
     texts = alone(engine, some)
     true, count = engine.model.forward, iter(range(1000))

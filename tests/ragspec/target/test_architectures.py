@@ -102,9 +102,9 @@ def test_there_are_enough_architectures() -> None:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_the_probe_says_what_is_known(name: str, cache: Path) -> None:
+def test_the_probe_says_what_is_known(name: str) -> None:
     expected = ARCHITECTURES[name].mode
-    verdict = probe_target(CausalTarget(build(name)), cache).verdict
+    verdict = probe_target(CausalTarget(build(name))).verdict
     assert verdict.mode == expected, verdict.reason
     assert verdict.error < 5e-5, "the verified mode is this close"
     if expected != "tree":

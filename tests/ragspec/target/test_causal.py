@@ -170,7 +170,7 @@ def test_sizes_are_read_off_the_model() -> None:
 # --- mutants: each must be seen by the comparison above -------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [CausalTarget, lambda model: PathTarget(model, "chain")])
+@pytest.mark.parametrize("kind", [CausalTarget, lambda model: PathTarget(model)])
 def test_training_mode_is_refused_once_a_model_was_opened_for_evaluation(kind: Any) -> None:
     model = copy.deepcopy(build("llama"))
     target = kind(model)

@@ -1,4 +1,4 @@
-"""Attention by parts and blocks is that over whole masks, and repeats nothing."""
+"""Attention by kernels and by blocks of queries is that over whole masks, and repeats nothing."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers.masking_utils import causal_mask_function
+from transformers.masking_utils import (
+    chunked_causal_mask_function,
+    sliding_window_causal_mask_function,
+)
 
 import ragspec.target.kernels as kernels
-from ragspec.target.chain_mask import ChainMask
-from ragspec.target.kernels import behind, explicit, in_blocks
-from tests.ragspec.target.test_chain_mask import RULES, make
+from ragspec.target.kernels import attend, behind, explicit, masked
 
-HEADS, WIDTH = 4, 8
+HEADS, WIDTH, LOCAL = 4, 8, 8
+RULES = {
+    "sliding": sliding_window_causal_mask_function(LOCAL),
+    "chunked": chunked_causal_mask_function(LOCAL, torch.zeros(3, dtype=torch.int64)),
+}
 
 
 def draw(rows: int, groups: int, n: int, slots: int, seed: int = 0) -> list[torch.Tensor]:
@@ -41,40 +46,61 @@ class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made
 
 
-@pytest.mark.parametrize("starts", [[0], [11], [4, 17]])
+def mask_of(rule: str, starts: list[int], n: int, dtype: torch.dtype = torch.float64) -> Any:
+    """Return the additive mask [B, 1, n, S] of chains that begin at these slots."""
+    batch = torch.arange(len(starts))[:, None, None, None]
+    queries = (torch.tensor(starts)[:, None] + torch.arange(n))[:, None, :, None]
+    slots = torch.arange(max(starts) + n)[None, None, None]
+    allowed = RULES[rule](batch, batch[:1] * 0, queries, slots)
+    return torch.zeros(allowed.shape, dtype=dtype).masked_fill(~allowed, float("-inf"))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("extra", ["plain", "softcap", "sinks", "both"])
+def test_blocks_of_queries_give_what_one_product_does(
+    extra: str, groups: int, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n, rows = 50, 2
+    mask = None if causal else mask_of("sliding", [11, 4], n)
+    query, key, value = draw(rows, groups, n, 11 + n)
+    softcap = 1.5 if extra in ("softcap", "both") else None
+    sinks = torch.linspace(-1, 2, HEADS).double() if extra in ("sinks", "both") else None
+    given = query, key, value, mask, causal, 0.4, softcap, sinks
+    expected = explicit(*given)
+    monkeypatch.setattr(kernels, "SCORES", 1)
+    torch.testing.assert_close(explicit(*given), expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("starts", [[0, 0], [11, 11], [4, 17]])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize("way", ["plain", "softcap", "sinks", "both", "no kernel", "width"])
-def test_blocks_give_what_a_whole_mask_does(
-    way: str, groups: int, rule: str, starts: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("sinks", [None, torch.linspace(-1, 2, HEADS).double()])
+def test_the_kernel_with_weights_gives_what_products_do(
+    sinks: torch.Tensor | None, groups: int, rule: str, starts: list[int]
 ) -> None:
-    monkeypatch.setattr(kernels, "BLOCK", 8)
-    if way == "no kernel":
-        monkeypatch.setattr(kernels, "_KERNEL", "_no_such_kernel")
-    n, rows = 21, 2
-    mask = make(rule, starts, n, rows)
-    query, key, value = draw(rows, groups, n, mask.shape[3])
-    value = value[..., :6] if way == "width" else value
-    softcap = 1.5 if way in ("softcap", "both") else None
-    sinks = torch.linspace(-1, 2, HEADS, dtype=torch.float64) if way in ("sinks", "both") else None
-    found = in_blocks(query, key, value, mask, 0.4, softcap, sinks)
-    whole = mask.spelled_out()
-    expected = explicit(query, key, value, whole, False, 0.4, softcap, sinks)
+    n = 21
+    mask = mask_of(rule, starts, n)
+    query, key, value = draw(2, groups, n, mask.shape[3])
+    expected = explicit(query, key, value, mask, False, 0.4, None, sinks)
+    found = masked(query, key, value, mask, 0.4, sinks)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
-    assert found.transpose(1, 2).is_contiguous()
+    if sinks is None:
+        found = attend(query, key, value, mask, False, 0.4)
+        torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("sinks", [False, True])
-def test_blocks_are_rounded_as_near_as_one(dtype: torch.dtype, sinks: bool) -> None:
-    mask = make("sliding", [600], 40)
+@pytest.mark.parametrize("sinks", [None, torch.linspace(-1, 2, HEADS).double()])
+def test_the_kernel_rounds_as_near_as_products(
+    dtype: torch.dtype, sinks: torch.Tensor | None
+) -> None:
+    mask = mask_of("sliding", [600], 40)
     query, key, value = draw(1, 2, 40, 640)
-    sink = torch.linspace(-1, 2, HEADS, dtype=torch.float64) if sinks else None
-    exact = explicit(query, key, value, mask.spelled_out(), False, None, None, sink)
+    exact = explicit(query, key, value, mask, False, None, None, sinks)
     q, k, v = (part.to(dtype) for part in (query, key, value))
-    small = ChainMask(mask.rule, mask.starts, (1, 40, 640), mask.local, dtype)
-    whole = explicit(q, k, v, small.spelled_out(), False, None, None, sink)
-    found = in_blocks(q, k, v, small, None, None, sink)
+    whole = explicit(q, k, v, mask.to(dtype), False, None, None, sinks)
+    found = masked(q, k, v, mask.to(dtype), None, sinks)
     assert found.dtype is dtype
     errors = [float((each.double() - exact).abs().mean()) for each in (found, whole)]
     assert errors[0] < 1.5 * errors[1]
@@ -91,35 +117,16 @@ def test_the_triangle_ends_at_the_last_query_and_key(groups: int, dtype: torch.d
     torch.testing.assert_close(behind(query, key, value, 0.3), expected, atol=close, rtol=0)
 
 
-@pytest.mark.parametrize("way", ["window", "window, sinks", "full, softcap", "full, widths"])
-def test_neither_masks_nor_keys_nor_weights_of_all_queries_are_made(
-    way: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_weights_of_all_queries_are_not_held_at_once(
+    softcap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "BLOCK", 32)
-    monkeypatch.setattr(kernels, "SCORES", 1 << 15)
     n, start = 512, 512
     query, key, value = draw(1, 1, n, start + n)
-    value = value[..., :4] if way == "full, widths" else value
-    mask = make("sliding" if way.startswith("window") else "full", [start], n)
-    sinks = torch.zeros(HEADS, dtype=torch.float64) if way == "window, sinks" else None
-    softcap = 1.5 if way == "full, softcap" else None
-    with Largest() as largest:
-        in_blocks(query, key, value, mask, None, softcap, sinks)
-    assert 0 < largest.bytes <= 8 * max(n * HEADS * WIDTH, 2 * kernels.SCORES)
-    assert 8 * max(n * HEADS * WIDTH, 2 * kernels.SCORES) <= 8 * n * (start + n) / 4
-    with Largest() as largest:
-        explicit(query, key, value, mask.spelled_out(), False, None, softcap, sinks)
-    assert largest.bytes >= 8 * n * (start + n), "the comparison can fail"
-
-
-def test_full_attention_of_ragged_chains_is_causal_row_by_row() -> None:
-    starts, n = [2, 9], 5
-    query, key, value = draw(2, 2, n, 14)
-    mask = ChainMask(causal_mask_function, torch.tensor(starts), (2, n, 14), None, torch.float64)
-    found = in_blocks(query, key, value, mask, None)
-    for row, start in enumerate(starts):
-        one, own, other = (part[row : row + 1] for part in (query, key, value))
-        alone = explicit(
-            one, own[:, :, : start + n], other[:, :, : start + n], None, True, None, None, None
-        )
-        torch.testing.assert_close(found[row : row + 1], alone, atol=1e-12, rtol=0)
+    sizes = []
+    for scores in (1 << 15, 1 << 25):
+        monkeypatch.setattr(kernels, "SCORES", scores)
+        with Largest() as largest:
+            explicit(query, key, value, None, True, None, softcap, None)
+        sizes.append(largest.bytes)
+    assert sizes[0] <= 8 * 16 * HEADS * (start + n) < 8 * n * (start + n) <= sizes[1]

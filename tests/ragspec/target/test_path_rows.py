@@ -1,9 +1,8 @@
-"""Chains and path rows over the model's own cache give the logits of plain texts."""
+"""Chains over the model's own cache give the logits of plain texts."""
 
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,14 +15,12 @@ from ragspec.target.causal import CausalTarget, TreeSession
 from ragspec.target.open import open_target
 from ragspec.target.path_rows import (
     LAG,
-    MOST_PATHS,
     PathSession,
     PathTarget,
     ShortTreeTarget,
     snapshot,
 )
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.trees.operations import paths
 from tests.ragspec.target.test_causal import assert_right, path_to, random_text, random_tree
 from tests.support import architectures_sweep as sweep
 from tests.support.architectures import ARCHITECTURES, COMMON, VOCAB, build
@@ -44,14 +41,14 @@ def close(model: Any, logits: torch.Tensor, texts: list[list[int]], trees: list[
 
 @given(st.data())
 @settings(max_examples=20)
-def test_ragged_batches_of_trees_step_after_step(data: st.DataObject) -> None:
+def test_ragged_batches_of_chains_step_after_step(data: st.DataObject) -> None:
     model = build(data.draw(st.sampled_from([RECURRENT, SLOTTED, WINDOWED])))
     rows = data.draw(st.integers(1, 2))
     texts = [random_text(data, 1, 14) for _ in range(rows)]
     pending = [list(text) for text in texts]
-    with PathTarget(model, "rows").open(rows, 0) as session:
+    with PathTarget(model).open(rows, 0) as session:
         for _ in range(4):
-            trees = [random_tree(data, 5) for _ in texts]
+            trees = [session.admit(random_tree(data, 5)) for _ in texts]
             close(model, session.verify(pending, trees), texts, trees)
             kept = [path_to(tree, data.draw(st.integers(-1, len(tree) - 1))) for tree in trees]
             session.commit(kept)
@@ -80,7 +77,7 @@ def test_accepted_tokens_are_replayed_in_front_of_the_next_forward(
 ) -> None:
     model = copy.deepcopy(build(RECURRENT))
     text, seen = [1, 2, 3, 4, 5], fed(model, monkeypatch)
-    with PathTarget(model, "chain").open(1, 0) as session:
+    with PathTarget(model).open(1, 0) as session:
         session.verify([text], [EMPTY])
         session.commit([()])
         session.verify([[6]], [DraftTree.chain([7, 8, 9], "test")])
@@ -97,7 +94,7 @@ def test_accepted_tokens_are_replayed_in_front_of_the_next_forward(
 def test_plain_key_value_layers_are_cropped_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     model = copy.deepcopy(build(SLOTTED))
     seen = fed(model, monkeypatch)
-    with PathTarget(model, "chain").open(1, 0) as session:
+    with PathTarget(model).open(1, 0) as session:
         session.verify([[1, 2, 3]], [EMPTY])
         session.commit([()])
         session.verify([[4]], [DraftTree.chain([5, 6, 7], "test")])
@@ -110,7 +107,7 @@ def test_plain_key_value_layers_are_cropped_instead(monkeypatch: pytest.MonkeyPa
 def test_a_long_replay_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     model = copy.deepcopy(build(RECURRENT))
     text, seen = [1, 2, 3], fed(model, monkeypatch)
-    with PathTarget(model, "chain").open(1, 0) as session:
+    with PathTarget(model).open(1, 0) as session:
         session.verify([text], [EMPTY])
         session.commit([()])
         for token in range(4, 4 + LAG + 4):
@@ -126,7 +123,7 @@ def test_a_long_replay_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_are_dropped_and_copied(name: str) -> None:
     model = build(name)
     texts = [[1, 2, 3, 4, 5], [6, 7], [8, 9, 10]]
-    with PathTarget(model, "rows").open(4, 0) as session:
+    with PathTarget(model).open(4, 0) as session:
         for text in texts:
             session.join(text)
         session.line_up([0, 1, 2])
@@ -155,49 +152,47 @@ def test_a_snapshot_is_not_touched_by_later_forwards(name: str) -> None:
 
 def test_positions_are_those_that_generate_gives() -> None:
     model = sweep.build("roberta")  # by itself it counts from the number of its padding token
-    text, tree = list(range(20, 31)), DraftTree.build([5, 6, 7], [-1, -1, 1], "test")
+    text, tree = list(range(20, 31)), DraftTree.chain([6, 7], "test")
     ids = torch.tensor([[*text, 1, 6, 7]])
     with torch.no_grad():
         expected = model(input_ids=ids, position_ids=torch.arange(14)[None]).logits[0]
         by_itself = model(input_ids=ids).logits[0]
-    with PathTarget(model, "rows").open(1, 0) as session:
+    with PathTarget(model).open(1, 0) as session:
         first = session.verify([text], [EMPTY])
         session.commit([()])
         logits = session.verify([[1]], [tree])
     torch.testing.assert_close(first[0, 0], expected[10])
-    torch.testing.assert_close(logits[0, [0, 2, 3]], expected[11:])
+    torch.testing.assert_close(logits[0], expected[11:])
     assert (by_itself - expected).abs().max() > 1.0
 
 
-def test_only_paths_worth_their_rows_are_admitted() -> None:
+def test_only_the_likeliest_path_is_admitted() -> None:
     parents = [-1, -1, 1, -1, 3, *[-1] * 10]
     reach = [0.5, 0.4, 0.3, 0.9, 0.1, *[0.01] * 10]
     tree = DraftTree.build(range(15), parents, "test", reach=reach)
-    chain = PathTarget(build(SLOTTED), "chain").open(1, 0).admit(tree)
+    session = PathTarget(build(SLOTTED)).open(1, 0)
+    chain = session.admit(tree)
     assert chain.tokens.tolist() == [3, 4]
     assert chain.parents.tolist() == [-1, 0]
-    rows = PathTarget(build(SLOTTED), "rows").open(1, 0).admit(tree)
-    assert len(paths(rows.parents)) == MOST_PATHS
-    assert {0, 1, 2, 3, 4} <= set(rows.tokens.tolist())
-    assert chain is PathTarget(build(SLOTTED), "chain").open(1, 0).admit(chain)
+    assert session.admit(chain) is chain
 
 
 @pytest.mark.parametrize("name", [RECURRENT, SLOTTED])
 def test_a_forward_can_be_timed_at_any_length(name: str) -> None:
-    target = PathTarget(build(name), "chain")
+    target = PathTarget(build(name))
     for n, length in ((1, 16), (4, 16), (1, 32), (8, 16)):
         assert target.time_forward(n, length) > 0
 
 
 def test_float64_models_without_states_are_exact_to_rounding() -> None:
-    model, tree = build(WINDOWED), DraftTree.build([5, 6, 7], [-1, -1, 1], "test")
+    model, tree = build(WINDOWED), DraftTree.chain([6, 7], "test")
     text = list(range(20, 20 + 11))
     assert max(text) < VOCAB
-    with PathTarget(model, "rows").open(1, 0) as session:
+    with PathTarget(model).open(1, 0) as session:
         session.verify([text], [EMPTY])
         session.commit([()])
         session.verify([[1]], [tree])
-        session.commit([(1,)])
+        session.commit([(0,)])
         logits = session.verify([[2]], [tree])
     assert_right(model, logits, [[*text, 1, 6, 2]], [tree])
 
@@ -217,11 +212,11 @@ def tempered() -> Any:
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
-def test_scales_by_slots_are_left_to_chains(tempered: Any, tmp_path: Path) -> None:
+def test_scales_by_slots_are_left_to_chains(tempered: Any) -> None:
     text = list(range(20, 20 + 37))
     chain = DraftTree.chain([3, 4, 5, 6], "test")
     bushy = DraftTree.build(range(3, 11), [-1, -1, -1, 0, 1, 2, 3, 4], "test")
-    probed = open_target(tempered, tmp_path)
+    probed = open_target(tempered)
     assert isinstance(probed, ShortTreeTarget), "the probe does not reach the scale by itself"
     for target, tree, right in (
         (probed, chain, True),

@@ -133,9 +133,11 @@ def test_a_piece_that_sees_the_wrong_slots_is_noticed(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("length", [BORDER - 1, BORDER, BORDER + 20])
 @pytest.mark.parametrize("name", ["llama", "phi3"])
-def test_every_piece_is_turned_by_the_table_of_the_whole_prompt(name: str, length: int) -> None:
+def test_models_with_two_rotary_tables_read_whole(name: str, length: int) -> None:
     model, text = longrope(name), long_prompt(length)
-    with pieced(model, 16).open(1, 256) as session:
+    target = CausalTarget(model)
+    assert target.piece is None
+    with target.open(1, 256) as session:
         logits = session.verify([text], [EMPTY])
     assert torch.allclose(logits[0, 0], reference(model, text), atol=1e-9)
 
@@ -226,7 +228,7 @@ def test_what_a_watcher_raises_ends_the_reading_alone() -> None:
 
 
 def test_models_that_keep_states_read_whole() -> None:
-    target = PathTarget(copy.deepcopy(build("llama")), "chain")
+    target = PathTarget(copy.deepcopy(build("llama")))
     target.piece = 4
     widths, told = Widths(target.model), []
     engine = Engine(target, drafter=None)

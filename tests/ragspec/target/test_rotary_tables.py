@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import copy
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
 from ragspec.engine.engine import Engine
-from ragspec.errors import PromptTooLongError
+from ragspec.errors import InputError, PromptTooLongError
 from ragspec.sampling.settings import Sampling
-from ragspec.target.causal import CausalTarget
+from ragspec.target.causal import CausalTarget, TreeSession
 from ragspec.target.constant_width import ConstantWidthTarget
-from ragspec.target.path_rows import PathTarget
-from ragspec.target.rotary_tables import RotaryTables
+from ragspec.target.open import open_target
+from ragspec.target.path_rows import PathSession, PathTarget
+from ragspec.target.rotary_tables import rereads, table_border
+from ragspec.trees.draft_tree import DraftTree
 from tests.support.architectures import COMMON, VOCAB
 from tests.support.architectures_sweep import TOWERS
 from tests.support.noisy import NoisyTrees
@@ -38,6 +39,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "phi4_multimodal": TOWERS | {"original_max_position_embeddings": BORDER},
     "llama": {},
     "qwen2": {},
+    "mistral": {"sliding_window": 16},  # chains cannot be cropped, so tokens are replayed
 }
 
 
@@ -78,11 +80,11 @@ def greedy(model: Any, text: list[int]) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("mode", ["tree", "chain", "rows"])
+@pytest.mark.parametrize("mode", ["tree", "chain"])
 @pytest.mark.parametrize("name", MODELS)
 def test_texts_that_cross_the_border_are_those_of_plain_decoding(name: str, mode: str) -> None:
     model = build(name)
-    target = CausalTarget(model) if mode == "tree" else PathTarget(model, mode)
+    target = CausalTarget(model) if mode == "tree" else PathTarget(model)
     text = prompt(40)
     expected = greedy(copy.deepcopy(model), text)
     plain = Engine(target, drafter=None)
@@ -112,77 +114,42 @@ def test_rows_of_a_batch_do_not_choose_each_others_table(name: str, drafted: boo
     texts = [prompt(40, 1), prompt(90, 2), prompt(64, 3), prompt(9, 4)]
     expected = [greedy(copy.deepcopy(model), text) for text in texts]
     truths = {tuple(text): out for text, out in zip(texts, expected, strict=True)}
-    engine = Engine(CausalTarget(model), drafter=NoisyTrees(truths) if drafted else None, budget=9)
+    engine = Engine(open_target(model), drafter=NoisyTrees(truths) if drafted else None, budget=9)
     assert [out.tokens for out in engine.generate(texts, max_new_tokens=NEW)] == expected
 
 
 def test_samples_of_one_prompt_cross_the_border_alike() -> None:
     model, text = build("phi3"), prompt(60)
     sampling = Sampling(temperature=0.8, seed=3, n=3)
-    plain = Engine(CausalTarget(model), drafter=None).generate(text, sampling, max_new_tokens=NEW)
+    plain = Engine(open_target(model), drafter=None).generate(text, sampling, max_new_tokens=NEW)
     truths = {tuple(text): plain[1].tokens}
-    engine = Engine(CausalTarget(model), drafter=NoisyTrees(truths), budget=9)
+    engine = Engine(open_target(model), drafter=NoisyTrees(truths), budget=9)
     drafted = engine.generate(text, sampling, max_new_tokens=NEW)
     assert [out.tokens for out in drafted] == [out.tokens for out in plain]
 
 
-def test_the_model_is_left_as_it_was_found() -> None:
-    model = build("llama")
-    rotary = model.model.rotary_emb
-    before = rotary.inv_freq.clone()
-    tables = RotaryTables(model)
-    positions = torch.arange(70)[None]
-    x = torch.zeros(1, 70, 32, dtype=torch.float64)
-    alone = copy.deepcopy(rotary)(x, positions)
-    short = copy.deepcopy(rotary)(x[:, :60], positions[:, :60])
-    lengths = (positions + 1).expand(2, -1).clone()
-    lengths[1] = 70
-    with tables.serve(lengths, 70):
-        with tables.serve(lengths[:, :60], 64):
-            inner = rotary(x[:, :60], positions[:, :60])
-        own = rotary(x, positions.expand(2, -1))
-        with ThreadPoolExecutor(1) as pool:  # another thread's forward is served by nobody
-            other = pool.submit(copy.deepcopy(rotary), x, positions).result()
-    for part in range(2):
-        assert torch.equal(own[part][1], alone[part][0]), "by the table of a long text"
-        assert torch.equal(own[part][0, 64:], alone[part][0, 64:])
-        assert torch.equal(own[part][0, :60], short[part][0])
-        assert torch.equal(inner[part], short[part])
-        assert torch.equal(other[part], alone[part])
-    assert torch.equal(rotary.inv_freq, before)
-    assert "forward" not in rotary.__dict__
+def test_one_row_verifies_trees_and_several_take_turns() -> None:
+    target = open_target(build("llama"))
+    with target.open(1, 8) as one, target.open(2, 8) as two:
+        assert isinstance(one, TreeSession) and isinstance(two, PathSession)
+    assert min(target.time_forward(2, 8, texts) for texts in (1, 2)) > 0
 
 
-def test_a_forward_of_the_modules_own_comes_back() -> None:
-    model = build("llama")
-    rotary = model.model.rotary_emb
-    calls = []
-
-    def counted(x: torch.Tensor, position_ids: torch.Tensor) -> Any:
-        calls.append(position_ids)
-        return type(rotary).forward(rotary, x, position_ids)
-
-    rotary.forward = counted
-    tables = RotaryTables(model)
-    positions = torch.arange(9)[None]
-    x = torch.zeros(1, 9, 32, dtype=torch.float64)
-    with tables.serve(positions + 1, 9):
-        rotary(x, positions)
-        assert not calls
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(rotary, x, positions).result()
-        assert len(calls) == 1
-    assert rotary.forward is counted
+@pytest.mark.parametrize("texts", [([1] * 65, [1, 2]), ([1] * 62, [1, 2])])
+def test_rows_on_both_sides_of_the_border_are_refused(texts: tuple[list[int], ...]) -> None:
+    """A target that was not opened by the probe must not choose the wrong table silently."""
+    with CausalTarget(build("llama")).open(2, 80) as session:
+        trees = [DraftTree.chain([3, 4, 5], "test"), DraftTree.empty()]
+        with pytest.raises(InputError, match="both sides of 64"):
+            session.verify(texts, trees)
 
 
 def test_models_with_one_table_are_let_be() -> None:
     from tests.support.architectures import build as plain
 
-    assert not RotaryTables(plain("llama"))
-    assert not RotaryTables(plain("phi3"))
-    assert RotaryTables(plain("phi3")).reread is None
-    assert RotaryTables(build("llama")).reread is None
-    assert RotaryTables(build("phi3")).reread == BORDER
+    assert table_border(plain("llama")) is table_border(plain("phi3")) is None
+    assert table_border(build("llama")) == table_border(build("phi3")) == BORDER
+    assert rereads(build("phi3")) and not rereads(build("llama"))
 
 
 def test_dynamic_scaling_is_used_within_its_first_table() -> None:

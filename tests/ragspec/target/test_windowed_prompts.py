@@ -1,11 +1,12 @@
 """Long prompts of windowed, chunked and other models: at every border the model's own logits.
 
 All in float64, against one plain forward of the model over the whole text. Windows and chunks are
-8, blocks of queries 6 or 8, and everything is long.
+8, and everything is long.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -13,10 +14,8 @@ import pytest
 import torch
 
 import ragspec.target.causal as causal_module
-import ragspec.target.kernels as kernels
 import ragspec.target.tree_attention as attention_module
 from ragspec.target.causal import CausalTarget, TreeSession
-from ragspec.target.chain_mask import ChainMask
 from ragspec.trees.draft_tree import DraftTree
 from tests.ragspec.target.test_kernels import Largest
 from tests.support.architectures import ARCHITECTURES, COMMON, HEAD, VOCAB, WINDOW
@@ -102,53 +101,37 @@ def worst(name: str, lengths: str, piece: int | None) -> float:
 
 
 @pytest.fixture
-def everything_is_long(monkeypatch: pytest.MonkeyPatch) -> list[ChainMask]:
-    """Let no chain be too short for blocks; return the masks that were asked for."""
-    asked: list[ChainMask] = []
-    real = kernels.in_blocks
+def everything_is_long(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let no chain be too short for a narrow mask; return the slots that such masks left out."""
+    cuts: list[int] = []
+    real = attention_module._first_visible
 
-    def counted(query: Any, key: Any, value: Any, mask: ChainMask, *more: Any) -> torch.Tensor:
-        asked.append(mask)
-        return real(query, key, value, mask, *more)
+    def counted(*arguments: Any) -> int:
+        cuts.append(real(*arguments))
+        return cuts[-1]
 
     monkeypatch.setattr(attention_module, "LARGE_MASK", 1)
-    monkeypatch.setattr(attention_module, "in_blocks", counted)
+    monkeypatch.setattr(attention_module, "_first_visible", counted)
     monkeypatch.setattr(causal_module, "LONG", 1)
-    return asked
+    return cuts
 
 
 @pytest.mark.parametrize("piece", [8, 1000])
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_the_models_own_at_every_border(
-    name: str,
-    lengths: str,
-    piece: int,
-    everything_is_long: list[ChainMask],
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, lengths: str, piece: int, everything_is_long: list[int]
 ) -> None:
-    monkeypatch.setattr(kernels, "BLOCK", 8 if piece == 8 else 6)
     assert worst(name, lengths, piece) < (1e-5 if name in FLOAT32 else 1e-12)
-    crosses = name in WINDOWED and lengths not in ("shorter", "window - 1")
-    assert not crosses or everything_is_long, "nothing was attended to in blocks"
+    crosses = name in WINDOWED and lengths in ("blocks", "longer", "level")
+    assert not crosses or any(everything_is_long), "no slot was left out"
 
 
-@pytest.mark.parametrize("fault", ["window", "starts", "causal"])
-def test_a_block_that_sees_the_wrong_slots_is_noticed(
-    fault: str, everything_is_long: list[ChainMask], monkeypatch: pytest.MonkeyPatch
+def test_a_mask_that_leaves_out_a_visible_slot_is_noticed(
+    everything_is_long: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if fault == "window":
-        monkeypatch.setattr(
-            ChainMask,
-            "local",
-            property(lambda mask: 7, lambda mask, local: None),
-            raising=False,
-        )
-    elif fault == "starts":
-        real = attention_module._starts
-        monkeypatch.setattr(attention_module, "_starts", lambda view: (real(view) - 1).clamp(min=0))
-    else:
-        monkeypatch.setattr(ChainMask, "_is_causal", lambda *given: True)
+    real = attention_module._first_visible
+    monkeypatch.setattr(attention_module, "_first_visible", lambda *given: real(*given) + 1)
     assert worst("gemma3", "longer", 16) > 1e-6
 
 
@@ -159,8 +142,10 @@ def test_a_rule_that_sees_farther_than_it_says_is_spelled_out() -> None:
     def rule(row: Any, head: Any, query: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
         return (slot <= query) & ((slot > query - 8) | (slot == 0))
 
-    assert not attention_module._is_plain_chain(view, rule, 8)
-    assert attention_module._is_plain_chain(view, lambda b, h, q, s: (s <= q) & (s > q - 8), 8)
+    first = attention_module._first_visible
+    tail = replace(view, positions=places[:, 16:])
+    assert first(tail, rule, 8, 1 << 20) == 0
+    assert first(tail, lambda b, h, q, s: (s <= q) & (s > q - 8), 8, 1 << 20) == 9
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gpt_oss", "llama4"])

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from ragspec.drafters.model.drafter import ModelDrafter
-from ragspec.drafters.synthetic import SyntheticDrafter
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, PromptTooLongError, SamplingError, TokenizerMismatchError
 from ragspec.sampling.distribution import TokenLaw
@@ -18,6 +17,7 @@ from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from tests.support import image_models
+from tests.support.synthetic import SyntheticDrafter
 
 ALL = image_models.SIDE**2
 SAMPLED = Sampling(temperature=1.0, top_k=12, seed=3)

@@ -21,7 +21,6 @@ from transformers import (
 )
 
 from ragspec.drafters.model.drafter import ModelDrafter
-from ragspec.drafters.synthetic import SyntheticDrafter
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError
 from ragspec.sampling.settings import Sampling
@@ -33,6 +32,7 @@ from ragspec.visual.models.transformers_targets import (
     JanusTarget,
     janus_unconditional,
 )
+from tests.support.synthetic import SyntheticDrafter
 
 BOOK, PAD, BOS, BOI, LINE = 24, 0, 1, 3, 6
 COUNT = 12  # codes of a picture

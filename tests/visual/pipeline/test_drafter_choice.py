@@ -11,7 +11,6 @@ import torch
 from ragspec.acceptance.rejection import ChainRejection
 from ragspec.acceptance.walk import Walk
 from ragspec.drafters.eagle.head import FeatureHead
-from ragspec.drafters.synthetic import SyntheticDrafter
 from ragspec.errors import InputError, ModelNotFoundError, TokenizerMismatchError, UnknownNameError
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.visual.acceptance.by_name import make_rule
@@ -19,6 +18,7 @@ from ragspec.visual.models.target import ImageTarget
 from ragspec.visual.pipeline.drafter_choice import Conditions, draft_source, source_name
 from ragspec.visual.pipeline.folder import find_folder
 from tests.support import tiny_images
+from tests.support.synthetic import SyntheticDrafter
 
 LABELS = Conditions(torch.tensor([0, 2]))
 

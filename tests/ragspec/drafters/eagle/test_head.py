@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +65,11 @@ def test_sizes_are_those_of_the_target(picture: bool) -> None:
     )
     assert target.model.config.hidden_size % config.heads == 0
     check_head(head, target)
-    for heads_given in (5, 32):
-        with pytest.raises(InputError, match="divides"):
-            FeatureHead.fresh(target, torch.Generator(), heads=heads_given)
-    for size in (-4, 0):
-        with pytest.raises(InputError, match="at least 1"):
-            FeatureHead.fresh(target, torch.Generator(), heads=size)
-        with pytest.raises(InputError, match="at least 1"):
-            FeatureHead.fresh(target, torch.Generator(), intermediate_size=size)
+    for wrong, message in ((5, "divides"), (0, "at least 1")):
+        with pytest.raises(InputError, match=message):
+            replace(config, heads=wrong)
+    with pytest.raises(InputError, match="at least 1"):
+        replace(config, intermediate_size=-4)
 
 
 def test_a_saved_head_is_the_same_head(tmp_path: Path) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ragspec.drafters.eagle.batches import seeded
+from ragspec.drafters.eagle.batches import Reading, StateReader, seeded
 from ragspec.drafters.eagle.head import FeatureHead
 from ragspec.drafters.eagle.loss import frozen_output, head_loss, round_mask, rounds
-from ragspec.drafters.eagle.states import Reading, StateReader
 from ragspec.target.causal import CausalTarget
 from tests.support import heads, tiny
 

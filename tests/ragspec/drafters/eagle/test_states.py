@@ -1,17 +1,13 @@
-"""The states that a head learns from are the target's own, read side by side or kept in a file."""
+"""The states that a head learns from are the target's own, read side by side and once."""
 
 from __future__ import annotations
 
 import copy
-import shutil
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from ragspec.drafters.eagle.states import StateFile, StateReader, drop_states
-from ragspec.errors import StoreError
+from ragspec.drafters.eagle.batches import StateReader
 from ragspec.target.causal import CausalTarget
 from tests.support import heads, image_models, tiny
 
@@ -55,7 +51,7 @@ def test_texts_with_too_many_logits_are_read_in_parts(
 ) -> None:
     def limit(logits: int) -> None:
         monkeypatch.setattr("ragspec.target.causal.MOST_LOGITS", logits * heads.VOCAB)
-        monkeypatch.setattr("ragspec.drafters.eagle.states.MOST_LOGITS", logits * heads.VOCAB)
+        monkeypatch.setattr("ragspec.drafters.eagle.batches.MOST_LOGITS", logits * heads.VOCAB)
 
     pieces = [tiny.prompt(24, vocab_size=heads.VOCAB, seed=seed) for seed in range(4)]
     whole = StateReader(target, pieces).read(range(4))
@@ -68,39 +64,14 @@ def test_texts_with_too_many_logits_are_read_in_parts(
     torch.testing.assert_close(ends.embedded, whole.embedded[:, -6:])
 
 
-def kept_in(folder: Path, name: str = "abc") -> StateFile:
-    return StateFile(folder, name, list(map(len, MIXED)), 1, 32)
-
-
-def test_what_is_in_the_file_is_not_read_again(target: CausalTarget, tmp_path: Path) -> None:
-    first = StateReader(target, MIXED, kept_in(tmp_path)).read(range(4))
-    again = StateReader(target, MIXED, kept_in(tmp_path))
-    again._states = None  # type: ignore[assignment,method-assign]
-    read = again.read([2, 0])
-    assert torch.equal(read.states[0, :5], first.states[2, :5])
-    assert torch.equal(read.states[1], first.states[0, :9])
-    assert torch.equal(read.embedded[1], first.embedded[0, :9])
-
-
-def test_the_file_of_another_training_is_replaced_and_dropped_at_the_end(
-    target: CausalTarget, tmp_path: Path
-) -> None:
-    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
-    StateReader(target, MIXED, kept_in(tmp_path)).read([1])
-    other = kept_in(tmp_path, "def")
-    assert other.get(1) is None
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["config.json", "states-def.bin"]
-    drop_states(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
-
-
-def test_a_disk_without_room_is_told_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = SimpleNamespace(total=10, used=9, free=1)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(
-        StoreError, match=r"0.00 GB, cannot be kept .*a quarter of the room.*expected 4 times"
-    ):
-        kept_in(tmp_path)
-    assert not any(tmp_path.iterdir())
+@pytest.mark.parametrize("room", [0, 64 * 32, 1 << 20])
+def test_states_are_read_once_while_they_fit(target: CausalTarget, room: int) -> None:
+    reader = StateReader(target, MIXED, room)
+    first, read = reader.read(range(4)), list[int]()
+    states = reader._states
+    reader._states = lambda numbers: read.extend(numbers) or states(numbers)  # type: ignore
+    again = reader.read([2, 0])
+    assert torch.equal(again.states[0, :5], first.states[2, :5])
+    assert torch.equal(again.embedded[1], first.embedded[0, :9])
+    assert bool(read) is (room == 0)
+    assert reader._room >= 0

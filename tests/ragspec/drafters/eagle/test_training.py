@@ -5,17 +5,15 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ragspec.drafters.eagle.batches import seeded
+from ragspec.drafters.eagle.batches import StateReader, seeded
 from ragspec.drafters.eagle.head import FeatureHead
 from ragspec.drafters.eagle.loss import agreement as agreement_of
 from ragspec.drafters.eagle.loss import rounds
-from ragspec.drafters.eagle.states import StateReader
 from ragspec.drafters.eagle.training import HeadTrainer, HeadTraining, Progress, train_head
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.target.causal import CausalTarget
@@ -68,41 +66,19 @@ def test_rounds_teach_the_head_to_go_on_from_its_own_guesses(depth: int) -> None
     assert last_round(train_head(made, given, replace(settings, depth=depth))) < once
 
 
-def test_states_that_are_kept_give_the_head_that_reading_anew_gives(tmp_path: Path) -> None:
-    anew, kept = (HeadTrainer(target(), texts(), FEW) for _ in range(2))
-    kept.keep_states(tmp_path)
-    read = list[int]()
-    reader = kept._reader
-    assert isinstance(reader, StateReader)
-    states = reader._states
-    reader._states = lambda numbers: read.extend(numbers) or states(numbers)  # type: ignore
-    for trainer in (anew, kept):
+def test_cached_states_give_the_head_that_reading_again_gives() -> None:
+    pieces = HeadTrainer(target(), texts(), FEW).batches.pieces
+    trainers = [
+        HeadTrainer(target(), texts(), FEW, reader=StateReader(target(), pieces, room))
+        for room in (0, 1 << 30)
+    ]
+    for trainer in trainers:
         list(trainer.run())
-    assert sorted(read) == list(range(12))
-    torch.testing.assert_close(kept.head.fc.weight, anew.head.fc.weight, atol=2e-3, rtol=0.05)
-    assert kept.steps == anew.steps == 6
-    again = HeadTrainer(target(), texts(), FEW)
-    again.keep_states(tmp_path)
-    assert isinstance(again._reader, StateReader)
-    again._reader._states = None  # type: ignore[assignment,method-assign]
-    list(again.run())
-    assert torch.equal(again.head.fc.weight, kept.head.fc.weight)
+    one, other = (trainer.head.fc.weight for trainer in trainers)
+    torch.testing.assert_close(one, other, atol=2e-3, rtol=0.05)
 
 
-def test_states_of_another_model_or_of_other_conditions_are_not_taken(tmp_path: Path) -> None:
-    trainer = HeadTrainer(target(), texts(), FEW)
-    trainer.keep_states(tmp_path)
-    (mine,) = tmp_path.iterdir()
-    made: Any = copy.deepcopy(heads.model(torch.float32))
-    made.model.layers[0].mlp.up_proj.weight.data.mul_(1.5)
-    other = HeadTrainer(CausalTarget(made), texts(), FEW)
-    assert other.head.config.target == trainer.head.config.target
-    other.keep_states(tmp_path)
-    (theirs,) = tmp_path.iterdir()
-    assert theirs != mine
-
-
-def test_a_training_of_other_conditions_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_a_training_of_other_conditions_is_not_gone_on_with() -> None:
     """Their ids are the same: they only number the conditions."""
     one, other = picture(1.0), picture(1.0)
     other._conditions = other._conditions + 1.0
@@ -111,14 +87,9 @@ def test_a_training_of_other_conditions_is_not_gone_on_with(tmp_path: Path) -> N
     first, second = (HeadTrainer(made, prompts, settings) for made in (one, other))
     with pytest.raises(InputError, match="differs in conditions"):
         second.go_on(first.state())
-    first.keep_states(tmp_path)
-    (mine,) = tmp_path.iterdir()
-    second.keep_states(tmp_path)
-    (theirs,) = tmp_path.iterdir()
-    assert theirs != mine
 
 
-def test_a_training_goes_on_with_the_tokens_of_its_head(tmp_path: Path) -> None:
+def test_a_training_goes_on_with_the_tokens_of_its_head() -> None:
     start = FeatureHead.fresh(target(), seeded(0, 0, 0), tokens=[2, 5, 11])
     settings = replace(FEW, draft_vocab_size=3)
     left = HeadTrainer(target(), texts(), settings, head=start).state()
@@ -128,11 +99,6 @@ def test_a_training_goes_on_with_the_tokens_of_its_head(tmp_path: Path) -> None:
     states = torch.randn(4, 32, generator=seeded(1, 0, 0))
     whole = target().output_head(states)
     torch.testing.assert_close(again._output(states), whole[:, [2, 5, 11]])
-
-
-def test_states_are_not_kept_where_each_is_read_once(tmp_path: Path) -> None:
-    HeadTrainer(target(), texts(), replace(FEW, steps=3)).keep_states(tmp_path)
-    assert not any(tmp_path.iterdir())
 
 
 def test_a_head_may_draft_frequent_tokens_only() -> None:

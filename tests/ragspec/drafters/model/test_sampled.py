@@ -16,8 +16,7 @@ from ragspec.acceptance.block_verification import Block
 from ragspec.acceptance.k_seq import KSeq
 from ragspec.acceptance.rejection import ChainRejection, MultiStep, WithoutReplacement
 from ragspec.budget.base import BudgetPolicy, BudgetSession
-from ragspec.budget.cost_curve import CostCurve
-from ragspec.budget.cost_line import ROWS
+from ragspec.budget.cost_curve import ROWS, CostCurve
 from ragspec.budget.policy import AutoBudget, FixedBudget
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.fuse import Fuse

@@ -17,9 +17,9 @@ from ragspec.sampling.row_laws import LawShape
 from ragspec.sampling.row_penalties import PenaltyShape
 from ragspec.sampling.settings import Sampling
 from ragspec.target.causal import CausalTarget
+from ragspec.target.static.layout import MOST_QUERIES
 from ragspec.target.static.open import open_static
 from ragspec.target.static.session import StaticSession
-from ragspec.target.static.shapes import MOST_QUERIES
 from ragspec.target.static.step import StepShape
 from ragspec.trees.draft_tree import DraftTree
 from tests.support import tiny

@@ -17,9 +17,9 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.target.causal import CausalTarget
 from ragspec.target.static.arena import Arena
+from ragspec.target.static.layout import MOST_QUERIES
 from ragspec.target.static.open import open_static
 from ragspec.target.static.session import StaticSession
-from ragspec.target.static.shapes import MOST_QUERIES
 from ragspec.target.static.step import FixedStep, StaticStep, StepShape
 from ragspec.target.static.target import StaticTarget
 from ragspec.target.tree_attention import lease

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ragspec.drafters.base import DraftContext, DraftRequest, DraftSession
-from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.sampling.noise import NoiseStream, Stream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
@@ -26,12 +25,6 @@ class SyntheticDrafter:
     Raises InputError where there is no continuation or the acceptance lies outside 0 .. 1.
     """
 
-    method = Method(
-        "the true continuation, with errors",
-        "ceilings",
-        needs=frozenset({"continuation"}),
-        listed=False,
-    )
     name = "synthetic"
     kind = DraftKind.DETERMINISTIC
 

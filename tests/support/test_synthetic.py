@@ -4,9 +4,9 @@ import pytest
 
 from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, DraftRequest
-from ragspec.drafters.synthetic import SyntheticDrafter
 from ragspec.errors import InputError
 from ragspec.trees.operations import check
+from tests.support.synthetic import SyntheticDrafter
 
 PROMPT = (3, 1, 2)
 TRUTH = [index * 7 % 20 for index in range(2000)]
