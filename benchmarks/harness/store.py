@@ -135,7 +135,7 @@ def publish_segment(root: Path, folder: Path) -> Path:
     from ragspec.storage.manifest import Contents
     from ragspec.storage.store import publish
 
-    segment = Segment.open(folder, accelerator="numpy")
+    segment = Segment.open(folder)
     counts = len(segment), segment.document_count
     record = catalogue.SegmentRecord(_NAME, GLOBAL, catalogue.Source.BUILT, *counts)
     known = catalogue.Catalogue(segment.vocab_size, segment.depth, serial=2, segments=(record,))
@@ -152,7 +152,7 @@ def measure_open(root: Path) -> dict[str, float]:
     from ragspec.retrievers.corpus.index import CorpusIndex
 
     before, start = resident_bytes(), time.perf_counter()
-    corpus = CorpusIndex.open(root, verify="size", accelerator="numpy")
+    corpus = CorpusIndex.open(root, verify="size")
     seconds = time.perf_counter() - start
     grown = resident_bytes() - before
     tokens = corpus.info().tokens
@@ -212,14 +212,8 @@ def run_store_benchmark(
     seed: int = 0,
     progress: Callable[[str], None] = lambda message: None,
 ) -> dict[str, Any]:
-    """Build a corpus of `tokens` tokens in a scratch folder, measure it, and return the figures.
-
-    The look-ups of the fastest way there is are `lookup_...`, those of the NumPy path
-    `numpy_lookup_...`.
-    """
+    """Build a corpus of `tokens` tokens in a scratch folder, measure it, and return the figures."""
     import numpy as np
-
-    from ragspec.retrievers.indexes.segment import resolve_accelerator
 
     documents, further = tokens // LENGTH, max(8, queries // 50)
     text, folder = scratch / "text.bin", scratch / "segment"
@@ -241,15 +235,9 @@ def run_store_benchmark(
     progress("opening it")
     folder = publish_segment(scratch / "corpus", folder)
     figures |= in_fresh_process(measure_open, scratch / "corpus")
-    progress("looking things up with NumPy")
-    plain = in_fresh_process(measure_lookups, folder, contexts, "numpy", budget, rounds)
-    figures["accelerator"], fast = "numpy", plain
-    if resolve_accelerator("auto") == "numba":
-        progress("looking things up with numba")
-        fast = in_fresh_process(measure_lookups, folder, contexts, "numba", budget, rounds)
-        figures["accelerator"] = "numba"
-    both = {f"numpy_{name}": value for name, value in plain.items() if "lookup" in name}
-    return figures | fast | both | {"rounds": rounds, "seed": seed}
+    progress("looking things up")
+    lookups = in_fresh_process(measure_lookups, folder, contexts, budget, rounds)
+    return figures | lookups | {"rounds": rounds, "seed": seed}
 
 
 def store(

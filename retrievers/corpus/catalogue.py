@@ -15,7 +15,7 @@ from typing import Any
 
 from ragspec.drafters.method import GLOBAL
 from ragspec.errors import InputError, StoreError
-from ragspec.retrievers.indexes.segment import FILES, Accelerator, Segment
+from ragspec.retrievers.indexes.segment import FILES, Segment
 from ragspec.storage.manifest import FileRecord, Verify, check_file
 from ragspec.storage.store import POINTER, OpenStore, open_store
 
@@ -152,13 +152,11 @@ def files_of(store: OpenStore, record: SegmentRecord) -> dict[str, FileRecord]:
     return found
 
 
-def open_segment(
-    store: OpenStore, record: SegmentRecord, verify: Verify, accelerator: Accelerator = "auto"
-) -> Segment:
+def open_segment(store: OpenStore, record: SegmentRecord, verify: Verify) -> Segment:
     """Map one segment; raises StoreError where its files are not those of its records."""
     for name, each in files_of(store, record).items():
         check_file(store.path, name, each, verify)
-    segment = Segment.open(store.path / record.name, accelerator=accelerator)
+    segment = Segment.open(store.path / record.name)
     found = (len(segment), segment.document_count)
     if found != (record.tokens, record.documents):
         raise StoreError(
@@ -189,7 +187,6 @@ class View:
 def open_view(
     root: Path,
     verify: Verify,
-    accelerator: Accelerator = "auto",
     *,
     expected: Mapping[str, str] | None = None,
     last: View | None = None,
@@ -209,8 +206,7 @@ def open_view(
             catalogue = read_catalogue(store)
             known = _open_segments(last)
             segments = tuple(
-                known.get(_identity(store, record))
-                or open_segment(store, record, verify, accelerator)
+                known.get(_identity(store, record)) or open_segment(store, record, verify)
                 for record in catalogue.segments
             )
         except StoreError:

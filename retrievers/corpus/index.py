@@ -36,7 +36,7 @@ from ragspec.retrievers.fingerprints import (
     prints_of,
     tokenizer_fingerprint,
 )
-from ragspec.retrievers.indexes.segment import DEPTH, Accelerator, Segment
+from ragspec.retrievers.indexes.segment import DEPTH, Segment
 from ragspec.retrievers.indexes.token_rows import checked
 from ragspec.storage.manifest import Verify
 
@@ -110,7 +110,6 @@ class CorpusIndex:
         tokenizer: Any = None,
         model: Any = None,
         verify: Verify = "full",
-        accelerator: Accelerator = "auto",
         seal_tokens: int = SEAL_TOKENS,
         max_tokens: int | None = None,
     ) -> CorpusIndex:
@@ -118,17 +117,17 @@ class CorpusIndex:
 
         tokenizer, model: where given, the corpus must have been made with these (a corpus that is
         no model's output fits any model). verify: "full" hashes every file; "size" compares sizes,
-        which misses changed bytes. accelerator: see `Segment`. seal_tokens: appended tokens that
+        which misses changed bytes. seal_tokens: appended tokens that
         are written together. max_tokens: appended tokens to keep, the oldest go; None keeps all.
         Raises StoreError where the corpus is missing, damaged, or made for something else.
         """
         expected = {} if tokenizer is None else {TOKENIZER: tokenizer_fingerprint(tokenizer)}
         root = Path(path)
-        view = open_view(root, verify, accelerator, expected=expected)
+        view = open_view(root, verify, expected=expected)
         wanted = _print_of(model)
         if wanted is not None:
             check_model(root, view.catalogue.model, wanted)
-        return cls(CorpusWriter(root, view, verify, accelerator, seal_tokens, max_tokens))
+        return cls(CorpusWriter(root, view, verify, seal_tokens, max_tokens))
 
     @property
     def path(self) -> Path:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.retrievers.indexes.continuations import Arrays
-from ragspec.retrievers.indexes.segment import Accelerator, Segment, SegmentSizes
+from ragspec.retrievers.indexes.segment import Segment, SegmentSizes
 from ragspec.retrievers.indexes.suffix_array import count_first_tokens, sort_suffixes
 from ragspec.retrievers.indexes.token_rows import check_ids, token_row
 
@@ -33,7 +33,6 @@ def segment_in_memory(
     documents: Sequence[NDArray[Any]],
     vocab_size: int,
     depth: int,
-    accelerator: Accelerator = "auto",
 ) -> Segment:
     """Return a segment like those that `build_segment` writes, on no disk."""
     sizes = SegmentSizes(0, 0, 0, vocab_size, depth)
@@ -48,7 +47,7 @@ def segment_in_memory(
     sizes = SegmentSizes(len(tokens), len(suffixes), len(documents), vocab_size, depth)
     for array in (tokens, suffixes, buckets, starts):
         array.flags.writeable = False  # as if mapped from a file: one kind of array to compile for
-    return Segment(sizes, Arrays(tokens, suffixes, buckets, starts), accelerator)
+    return Segment(sizes, Arrays(tokens, suffixes, buckets, starts))
 
 
 @dataclass(slots=True)
@@ -91,10 +90,9 @@ class AppendLog:
     A batch that is being written to disk stays visible until `done` says that it is there.
     """
 
-    def __init__(self, vocab_size: int, depth: int, accelerator: Accelerator = "auto") -> None:
+    def __init__(self, vocab_size: int, depth: int) -> None:
         self._vocab_size = vocab_size
         self._depth = depth
-        self._accelerator = accelerator
         self._lock = threading.RLock()
         self._open: dict[str, _Scope] = {}
         self._taken: dict[str, _Scope] = {}
@@ -134,9 +132,7 @@ class AppendLog:
                     parts += each.parts
             for part in parts:
                 if part.segment is None:
-                    part.segment = segment_in_memory(
-                        part.documents, self._vocab_size, self._depth, self._accelerator
-                    )
+                    part.segment = segment_in_memory(part.documents, self._vocab_size, self._depth)
             if parts:
                 self._keep(scope)
             return tuple(part.segment for part in parts if part.segment is not None)

@@ -30,7 +30,7 @@ from ragspec.retrievers.corpus.log import AppendLog, segment_in_memory
 from ragspec.retrievers.corpus.revision import LARGEST, Document, Revision, revise
 from ragspec.retrievers.fingerprints import same_print
 from ragspec.retrievers.indexes.continuations import DraftOptions
-from ragspec.retrievers.indexes.segment import Accelerator, Segment
+from ragspec.retrievers.indexes.segment import Segment
 from ragspec.storage.manifest import Verify
 
 SEAL_TOKENS = 1 << 16
@@ -56,7 +56,6 @@ class CorpusWriter:
         root: Path,
         view: View,
         verify: Verify,
-        accelerator: Accelerator,
         seal_tokens: int,
         max_tokens: int | None,
     ) -> None:
@@ -66,12 +65,11 @@ class CorpusWriter:
             )
         self.root = root
         self.view = view
-        self.log = AppendLog(view.catalogue.vocab_size, view.catalogue.depth, accelerator)
+        self.log = AppendLog(view.catalogue.vocab_size, view.catalogue.depth)
         self.model = view.catalogue.model
         self.seal_tokens = seal_tokens
         self.max_tokens = max_tokens
         self._verify: Verify = verify
-        self._accelerator: Accelerator = accelerator
         self._writing = threading.RLock()  # one change at a time
         self._swap = threading.RLock()  # held for a moment: view and log fit together
         self._sealer: threading.Thread | None = None
@@ -89,7 +87,7 @@ class CorpusWriter:
         """Load (the first time ever: compile) the look-ups of segments like these."""
         known = self.view.catalogue
         one = [np.zeros(2, np.int32)]
-        segment = segment_in_memory(one, known.vocab_size, known.depth, self._accelerator)
+        segment = segment_in_memory(one, known.vocab_size, known.depth)
         segment.longest_match([0], 1)
         segment.draft([0], 1, options=DraftOptions(max_match=1, max_depth=1))
 
@@ -191,7 +189,7 @@ class CorpusWriter:
     def _adopt(self, sealed: bool = False) -> None:
         """Let readers see the newest generation, and forget the batch that it holds."""
         try:
-            view = open_view(self.root, self._verify, self._accelerator, last=self.view)
+            view = open_view(self.root, self._verify, last=self.view)
             self._check_same(view.catalogue)
         except BaseException:  # the batch is on disk all the same, once
             if sealed:

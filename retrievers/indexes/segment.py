@@ -18,23 +18,22 @@ to 8 bytes a token. Hashes are the business of the store around it.
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ragspec.errors import InputError, MissingExtraError, StoreError
-from ragspec.retrievers.indexes.continuations import Arrays, Draft, DraftOptions, Match, NumpyLookup
-from ragspec.retrievers.indexes.node_heap_numba import load_numba
+from ragspec.errors import InputError, StoreError
+from ragspec.retrievers.indexes.continuations import Arrays, Draft, DraftOptions, Match
 from ragspec.retrievers.indexes.suffix_array import Progress, count_first_tokens, sort_suffixes
 from ragspec.retrievers.indexes.token_rows import check_ids
 from ragspec.storage.filesystem import read_file, reserve, unreadable
 
-Accelerator = Literal["auto", "numba", "numpy"]
+if TYPE_CHECKING:
+    from ragspec.retrievers.indexes.lookup import SegmentLookup
 
 FORMAT = 1
 SIZES = "segment.json"
@@ -61,20 +60,6 @@ class SegmentSizes:
     def dtype(self) -> str:
         """The type of the token file, little-endian; the separator must fit too."""
         return "<u2" if self.vocab_size < 2**16 else "<u4"
-
-
-class Lookup(Protocol):
-    """What answers the questions of a segment: NumPy or compiled code, with equal answers."""
-
-    def longest_match(self, context: Sequence[int], max_match: int) -> Match:
-        """Return the longest suffix of the context that occurs."""
-        ...
-
-    def draft(
-        self, context: Sequence[int], budget: int, depth: int, options: DraftOptions
-    ) -> Draft:
-        """Return continuations of the context as a tree."""
-        ...
 
 
 def build_segment(
@@ -148,26 +133,19 @@ class Segment:
     each document. starts i64 [documents + 1]: where documents begin. depth: of the sorting.
     """
 
-    def __init__(self, sizes: SegmentSizes, arrays: Arrays, accelerator: Accelerator) -> None:
+    def __init__(self, sizes: SegmentSizes, arrays: Arrays) -> None:
         self.sizes = sizes
         self.vocab_size = sizes.vocab_size
         self.depth = sizes.depth
         self.tokens = arrays.tokens
         self.suffixes = arrays.suffixes
         self.starts = arrays.starts
-        # What "auto" means is asked when first needed: numba takes long to import.
-        self._asked = accelerator if accelerator == "auto" else resolve_accelerator(accelerator)
         self._arrays = arrays
-        self._lookup: Lookup | None = None
+        self._lookup: SegmentLookup | None = None
 
     def __len__(self) -> int:
         """Return the number of tokens, without separators."""
         return self.sizes.suffixes
-
-    @property
-    def accelerator(self) -> Literal["numba", "numpy"]:
-        """What look-ups use."""
-        return resolve_accelerator(self._asked)
 
     @property
     def document_count(self) -> int:
@@ -175,12 +153,11 @@ class Segment:
         return self.sizes.documents
 
     @classmethod
-    def open(cls, folder: Path, *, accelerator: Accelerator = "auto") -> Segment:
+    def open(cls, folder: Path) -> Segment:
         """Map the files of a segment; nothing but sizes is read or checked here.
 
-        accelerator: "numba", "numpy", or "auto" for numba where it can be imported. Raises
-        StoreError where a file is missing or of another size, MissingExtraError where numba is
-        asked for and cannot be imported.
+        Raises:
+            StoreError: A file is missing or has another size.
         """
         folder = Path(folder)
         sizes = _read_sizes(folder / SIZES)
@@ -190,7 +167,7 @@ class Segment:
             _map(folder / BUCKETS, "<i8", sizes.vocab_size + 1),
             _map(folder / STARTS, "<i8", sizes.documents + 1),
         )
-        return cls(sizes, arrays, accelerator)
+        return cls(sizes, arrays)
 
     def documents(self) -> Iterator[NDArray[Any]]:
         """Yield the tokens of every document in order, as views of the mapped file."""
@@ -235,15 +212,12 @@ class Segment:
         self.draft([0], 4)
 
     @property
-    def lookup(self) -> Lookup:
-        """What answers look-ups; made when first needed."""
+    def lookup(self) -> SegmentLookup:
+        """The compiled look-ups; made when first needed, as numba takes long to import."""
         if self._lookup is None:
-            if self.accelerator == "numba":
-                from ragspec.retrievers.indexes.continuations_numba import NumbaLookup
+            from ragspec.retrievers.indexes.lookup import SegmentLookup
 
-                self._lookup = NumbaLookup(self._arrays)
-            else:
-                self._lookup = NumpyLookup(self._arrays)
+            self._lookup = SegmentLookup(self._arrays)
         return self._lookup
 
     def _tail(self, context: Sequence[int], length: int) -> list[int]:
@@ -258,29 +232,6 @@ class Segment:
 
 
 _DEFAULTS = DraftOptions()
-
-
-def resolve_accelerator(accelerator: Accelerator) -> Literal["numba", "numpy"]:
-    """Say what "auto" means here; raises MissingExtraError where numba is asked for and missing.
-
-    Where "auto" has to do without, a RuntimeWarning says so once.
-    """
-    if accelerator not in ("auto", "numba", "numpy"):
-        raise InputError(f"accelerator is {accelerator!r}; expected 'auto', 'numba' or 'numpy'.")
-    if accelerator == "numpy":
-        return "numpy"
-    try:
-        load_numba()
-    except MissingExtraError as error:
-        if accelerator == "numba":
-            raise
-        warnings.warn(  # Python shows a warning of one place once
-            f"look-ups in a store take some 220 us instead of 26: {error}",
-            RuntimeWarning,
-            stacklevel=1,
-        )
-        return "numpy"
-    return "numba"
 
 
 def _read_sizes(path: Path) -> SegmentSizes:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 from ragspec.errors import InputError
-from ragspec.retrievers.indexes.suffix_automaton_numba import MAX_LINKS
+from ragspec.retrievers.indexes.automaton_build import MAX_LINKS
 
 ROOT_STATE = 0
 
@@ -75,7 +75,7 @@ class SuffixAutomaton:
         """Append whole texts, (tokens, document) each, with borders between them.
 
         accelerate: "numba" for compiled code, "numpy" for none, "auto" for long texts where the
-        code is loaded already (see `suffix_automaton_numba.warm_up`: loading takes longer than most
+        code is loaded already (see `automaton_build.warm_up`: loading takes longer than most
         texts); the result is the same. Raises InputError for anything else.
         """
         if accelerate not in ("auto", "numba", "numpy"):
@@ -83,7 +83,7 @@ class SuffixAutomaton:
                 f"got accelerate {accelerate!r}; expected 'auto', 'numba' or 'numpy' (none)."
             )
         if not self.tokens and (accelerate == "numba" or (accelerate == "auto" and _ready(texts))):
-            from ragspec.retrievers.indexes import suffix_automaton_numba as automaton_kernel
+            from ragspec.retrievers.indexes import automaton_build as automaton_kernel
 
             return self._take(texts, automaton_kernel.build)
         for number, (tokens, document) in enumerate(texts):
@@ -216,7 +216,7 @@ class SuffixAutomaton:
 
 def _ready(texts: Sequence[Text]) -> bool:
     """Return whether compiled code is loaded, and the texts are long enough for it."""
-    kernel = sys.modules.get("ragspec.retrievers.indexes.suffix_automaton_numba")
+    kernel = sys.modules.get("ragspec.retrievers.indexes.automaton_build")
     if kernel is None or not kernel.compiled_already():
         return False
     return sum(len(tokens) for tokens, _ in texts) >= _LONG

@@ -20,13 +20,11 @@ def rows(n: int, length: int = 12, seed: int = 0) -> list[list[int]]:
 
 
 def build(path: Path, documents: Sequence[Any] = (), **options: Any) -> CorpusIndex:
-    return CorpusIndex.build(
-        documents, None, path, vocab_size=VOCAB, **{"accelerator": "numpy", **options}
-    )
+    return CorpusIndex.build(documents, None, path, vocab_size=VOCAB, **options)
 
 
 def reopen(path: Path, **options: Any) -> CorpusIndex:
-    return CorpusIndex.open(path, **{"accelerator": "numpy", **options})
+    return CorpusIndex.open(path, **options)
 
 
 def held(segments: Sequence[Segment]) -> list[list[int]]:

@@ -59,7 +59,7 @@ def found(capsys: Capture, *arguments: str) -> dict[str, Any]:
 
 def held(path: Path, scope: str = "global") -> list[str]:
     decode = tiny.tokenizer().decode
-    store = CorpusIndex.open(path, tokenizer=tiny.tokenizer(), accelerator="numpy")
+    store = CorpusIndex.open(path, tokenizer=tiny.tokenizer())
     return [str(decode(d)) for segment in store.segments(scope) for d in segment.documents()]
 
 
@@ -76,7 +76,7 @@ def test_a_folder_is_built_looked_at_merged_and_evicted(
     info = found(capsys, "info", str(out))
     assert info["documents"] == 3 and info["scopes"] == {"global": info["tokens"]}
     assert info["model"] is None
-    with CorpusIndex.open(out, accelerator="numpy") as store:
+    with CorpusIndex.open(out) as store:
         for _ in range(2):
             store.append([1] * 5, scope="a")
             store.seal()

@@ -20,7 +20,7 @@ from ragspec.retrievers.corpus.catalogue import open_view
 from ragspec.storage.store import BUILD_PREFIX
 
 folder, kills = Path(sys.argv[1]), int(sys.argv[2])
-options = dict(accelerator="numpy")
+options = dict()
 rng = np.random.default_rng(0)
 rows = [rng.integers(0, 90, 60).tolist() for _ in range(400)]
 
@@ -39,11 +39,11 @@ def seal(path):
     store.close()
 
 def text(path):
-    view = open_view(path, "full", "numpy")
+    view = open_view(path, "full")
     return sorted(d.tolist() for s in view.segments for d in s.documents())
 
 def state(change, path):  # a merge keeps the text: the number of segments tells
-    return text(path), change is merge and len(open_view(path, "full", "numpy").segments)
+    return text(path), change is merge and len(open_view(path, "full").segments)
 
 base = folder / "base"
 store = CorpusIndex.build(rows[:100], None, base, vocab_size=97, segment_tokens=2000, **options)

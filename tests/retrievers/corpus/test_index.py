@@ -40,7 +40,6 @@ def test_texts_and_token_rows_are_built_in_order_in_segments(tmp_path: Path) -> 
         iter(documents),
         tokenizer,
         tmp_path / "c",
-        accelerator="numpy",
         segment_tokens=30,
         progress=lambda d, t: told.append((d, t)),
     )
@@ -242,7 +241,7 @@ def test_text_that_is_lost_is_told(tmp_path: Path) -> None:
         del store
     code = (
         "import sys; from ragspec.retrievers import CorpusIndex\n"
-        "store = CorpusIndex.open(sys.argv[1], accelerator='numpy')\n"
+        "store = CorpusIndex.open(sys.argv[1])\n"
         "store.append([1, 2, 3], scope='global')"
     )
     command = [sys.executable, "-W", "always", "-c", code, str(tmp_path / "c")]
@@ -254,7 +253,7 @@ def test_text_that_is_lost_is_told(tmp_path: Path) -> None:
 def test_a_corpus_built_again_for_another_tokenizer_takes_and_gives_nothing(tmp_path: Path) -> None:
     store = build(tmp_path / "c", [[1, 2, 3]])
     store.append([4, 5, 6], scope="global")
-    CorpusIndex.build([[7, 7]], None, tmp_path / "c", vocab_size=50, accelerator="numpy").close()
+    CorpusIndex.build([[7, 7]], None, tmp_path / "c", vocab_size=50).close()
     for change in (store.seal, store.refresh):
         with pytest.raises(StoreError, match="built again meanwhile"):
             change()

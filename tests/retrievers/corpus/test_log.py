@@ -15,7 +15,7 @@ DOCUMENTS = st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9)
 
 
 def make() -> AppendLog:
-    return AppendLog(VOCAB, DEPTH, "numpy")
+    return AppendLog(VOCAB, DEPTH)
 
 
 def text(log: AppendLog, scope: str = "a") -> list[list[int]]:
@@ -29,8 +29,8 @@ def test_a_segment_in_memory_is_the_one_that_would_be_on_disk(
 ) -> None:
     folder = tmp_path_factory.mktemp("segment")
     build_segment(folder, documents, VOCAB, depth=DEPTH)
-    there = Segment.open(folder, accelerator="numpy")
-    here = segment_in_memory(list(map(np.array, documents)), VOCAB, DEPTH, "numpy")
+    there = Segment.open(folder)
+    here = segment_in_memory(list(map(np.array, documents)), VOCAB, DEPTH)
     assert here.sizes == there.sizes
     for name in ("tokens", "suffixes", "starts"):
         mine, its = getattr(here, name), getattr(there, name)

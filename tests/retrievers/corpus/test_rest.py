@@ -37,7 +37,7 @@ class Shelf:
         self.vocab_size = vocab_size
         self.depth = depth
         self.held = tuple(
-            segment_in_memory([np.array(text) for text in texts], vocab_size, depth, "numpy")
+            segment_in_memory([np.array(text) for text in texts], vocab_size, depth)
             for texts in groups
         )
 
@@ -172,21 +172,6 @@ def test_a_segment_with_a_shorter_match_has_a_word_too() -> None:
     assert found.matched == 3
 
 
-def test_compiled_look_ups_draft_the_same(tmp_path: Path) -> None:
-    pytest.importorskip("numba")
-    rng = np.random.default_rng(0)
-    texts = rng.integers(0, 5, (60, 20)).tolist()
-    contexts = rng.integers(0, 5, (20, 8)).tolist()
-    found = []
-    for name in ("numpy", "numba"):
-        options: dict[str, Any] = {"accelerator": name, "segment_tokens": 500}
-        with CorpusIndex.build(texts, None, tmp_path / name, vocab_size=97, **options) as store:
-            store.append([1, 2, 3, 4, 1, 2, 3], scope="global")  # one segment in memory too
-            drafting = store.drafter().open(DraftRequest((), 97))
-            found.append([reach_of(propose(drafting, context)) for context in contexts])
-    assert found[0] == found[1]
-
-
 # --- learning -----------------------------------------------------------------------------------
 
 
@@ -226,9 +211,7 @@ def test_reach_is_what_happens() -> None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[CorpusIndex]:
-    with CorpusIndex.build(
-        [[1, 2, 3, 4, 5, 6]], None, tmp_path / "c", vocab_size=97, accelerator="numpy"
-    ) as made:
+    with CorpusIndex.build([[1, 2, 3, 4, 5, 6]], None, tmp_path / "c", vocab_size=97) as made:
         yield made
 
 
@@ -272,7 +255,7 @@ def test_the_text_is_that_of_plain_decoding(tmp_path: Path, sampling: Sampling, 
     prompts = [[5, 6, 7, 8, 9], [40, 41, 3], [9] * 6, [1, 2, 3, 4, 5]][:batch]
     plain = Engine(model, tiny.tokenizer(), drafter=None)
     wanted = plain.generate(prompts, sampling, max_new_tokens=30)
-    with CorpusIndex.build([], tiny.tokenizer(), tmp_path / "c", accelerator="numpy") as store:
+    with CorpusIndex.build([], tiny.tokenizer(), tmp_path / "c") as store:
         for generation in wanted[: (batch + 1) // 2]:  # some are known, some are not
             known = generation.tokens[:14] + [0] + generation.tokens[16:]  # with a fault in it
             store.append([*generation.prompt_tokens, *known], scope="global")
@@ -286,7 +269,7 @@ def test_the_text_is_that_of_plain_decoding(tmp_path: Path, sampling: Sampling, 
 
 def test_answers_that_were_recorded_are_drafted_for_the_next_request(tmp_path: Path) -> None:
     model = tiny.model(dtype=torch.float64)
-    with CorpusIndex.build([], tiny.tokenizer(), tmp_path / "c", accelerator="numpy") as store:
+    with CorpusIndex.build([], tiny.tokenizer(), tmp_path / "c") as store:
         engine = Engine(model, tiny.tokenizer(), drafter=store.drafter("tenant"), budget=8)
         store.record(engine, scope="tenant")
         first, second = (engine.generate([5, 6, 7, 8, 9], max_new_tokens=40) for _ in range(2))
@@ -296,7 +279,7 @@ def test_answers_that_were_recorded_are_drafted_for_the_next_request(tmp_path: P
 
 def test_recording_what_the_engine_never_reads_is_told(tmp_path: Path) -> None:
     model = tiny.model(dtype=torch.float64)
-    with CorpusIndex.build([], tiny.tokenizer(), tmp_path / "c", accelerator="numpy") as store:
+    with CorpusIndex.build([], tiny.tokenizer(), tmp_path / "c") as store:
         other = Engine(model, tiny.tokenizer(), drafter=AutoDrafter(store.drafter(name="corpus")))
         with pytest.warns(RuntimeWarning, match="'tenant' is not drafted from .*reads 'global'"):
             store.record(other, scope="tenant")()

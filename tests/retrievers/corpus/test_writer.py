@@ -251,7 +251,7 @@ def test_closing_lets_go_of_the_files(store: CorpusIndex) -> None:
 
 
 def _write_some(path: str, number: int) -> None:
-    with CorpusIndex.open(path, accelerator="numpy") as store:
+    with CorpusIndex.open(path) as store:
         for _ in range(4):
             store.append([number] * 3, scope="global")
             store.seal()
@@ -281,7 +281,7 @@ def engine() -> Engine:
 
 
 def test_answers_are_recorded_until_that_is_ended(tmp_path: Path, engine: Engine) -> None:
-    with CorpusIndex.build([], tiny.tokenizer(), tmp_path / "c", accelerator="numpy") as store:
+    with CorpusIndex.build([], tiny.tokenizer(), tmp_path / "c") as store:
         stop = store.record(engine, scope="tenant-7", lead=2)
         first = engine.generate([[1, 2, 3, 4], [5, 6]], max_new_tokens=6)
         wanted = [g.prompt_tokens[-2:] + g.tokens for g in first]
@@ -292,7 +292,7 @@ def test_answers_are_recorded_until_that_is_ended(tmp_path: Path, engine: Engine
         assert text_of(store, "tenant-7") == wanted
         store.record(engine, scope="tenant-7", lead=0)
     engine.generate([1, 2, 3], max_new_tokens=6)  # closing ends recording
-    again = CorpusIndex.open(tmp_path / "c", model=engine, accelerator="numpy")
+    again = CorpusIndex.open(tmp_path / "c", model=engine)
     assert text_of(again, "tenant-7") == wanted
     other = Engine(tiny.model(seed=1), tiny.tokenizer(), drafter=None)
     with pytest.raises(StoreError, match="outputs of another model"):

@@ -98,7 +98,7 @@ def test_drafts_under_a_cap_of_rows_are_those_of_naive_sampling(
 ) -> None:
     asked = DraftOptions(max_match=4, max_depth=5, rows=rows, contexts=most)
     arrays = [np.array(text, dtype=np.int32) for text in texts]
-    segment = segment_in_memory(arrays, VOCAB, 32, "numpy")
+    segment = segment_in_memory(arrays, VOCAB, 32)
     draft = segment.draft(context, 10_000, options=asked)
     length = longest(texts, context, 4)
     counts, reach = naive_sample(texts, context, length, asked)

@@ -2,13 +2,10 @@ from __future__ import annotations
 
 import errno
 import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragspec.errors import InputError, MissingExtraError, StoreError
+from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.indexes import segment as module
-from ragspec.retrievers.indexes.continuations import Draft, DraftOptions, NumpyLookup
-from ragspec.retrievers.indexes.segment import FILES, Segment, build_segment, resolve_accelerator
+from ragspec.retrievers.indexes.continuations import Draft, DraftOptions
+from ragspec.retrievers.indexes.segment import FILES, Segment, build_segment
 
 VOCAB = 4
 Text = list[int]
@@ -30,7 +27,7 @@ WIDE = DraftOptions(max_match=4, max_depth=5, rows=1000, contexts=1)
 
 def make(folder: Path, texts: Sequence[Sequence[int]], vocab: int = VOCAB) -> Segment:
     build_segment(folder, texts, vocab)
-    return Segment.open(folder, accelerator="numpy")
+    return Segment.open(folder)
 
 
 def ends(texts: Sequence[Text], phrase: Text) -> list[tuple[int, int]]:
@@ -153,7 +150,7 @@ def test_wide_intervals_are_sampled_all_over(tmp_path: Path) -> None:
 
 def test_no_look_up_goes_beyond_the_depth_of_the_sorting(tmp_path: Path) -> None:
     build_segment(tmp_path, [[0, 1, 2]], VOCAB, depth=8)
-    segment = Segment.open(tmp_path, accelerator="numpy")
+    segment = Segment.open(tmp_path)
     with pytest.raises(InputError, match="max_match is 16, but this segment is sorted to 8"):
         segment.draft([0], 4)
     with pytest.raises(InputError, match="expected 1 to 8"):
@@ -228,7 +225,7 @@ def test_the_answers_are_those_of_mapped_files(
 ) -> None:
     small = make(tmp_path, [[0, 1, 2]] * 5)
     monkeypatch.setattr(module, "_SMALL", 0)
-    mapped = Segment.open(tmp_path, accelerator="numpy")
+    mapped = Segment.open(tmp_path)
     assert isinstance(mapped.tokens.base, np.memmap)
     assert mapped.tokens.flags.writeable == small.tokens.flags.writeable
     assert paths(mapped.draft([0], 5)) == paths(small.draft([0], 5)) == [(1,), (1, 2)]
@@ -259,56 +256,8 @@ def test_wrong_sizes_are_refused(tmp_path: Path, changes: dict[str, Any]) -> Non
         Segment.open(tmp_path)
 
 
-def test_the_accelerator_is_an_argument(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert resolve_accelerator("numpy") == "numpy"
-    monkeypatch.setitem(sys.modules, "numba", ModuleType("numba"))
-    assert resolve_accelerator("auto") == resolve_accelerator("numba") == "numba"
-    with pytest.raises(InputError, match="accelerator is 'c'"):
-        resolve_accelerator("c")  # type: ignore[arg-type]
-
-
-BROKEN = "raise ImportError('numba needs another NumPy')"
-
-
-@pytest.mark.parametrize(
-    ("numba", "reason"),
-    [(None, "not installed"), (BROKEN, "needs another NumPy"), ("import absent", "'absent'")],
-)
-def test_numba_that_cannot_be_imported_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numba: str | None, reason: str
-) -> None:
-    monkeypatch.delitem(sys.modules, "numba", raising=False)
-    if numba is None:
-        monkeypatch.setitem(sys.modules, "numba", None)
-    else:
-        (tmp_path / "numba.py").write_text(numba)
-        monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "segment").mkdir()
-    make(tmp_path / "segment", [[0, 1]])
-    segment = Segment.open(tmp_path / "segment")
-    with pytest.warns(RuntimeWarning, match=r"220 us instead of 26.*ragspec\[fast\]"):
-        assert segment.accelerator == "numpy"
-        assert isinstance(segment.lookup, NumpyLookup)
-    with pytest.raises(MissingExtraError, match=rf"{reason}.*ragspec\[fast\]"):
-        Segment.open(tmp_path / "segment", accelerator="numba")
-
-
-def test_what_is_missing_is_said_once(tmp_path: Path) -> None:
-    code = (
-        "import sys; sys.modules['numba'] = None\n"
-        "from ragspec.retrievers.indexes.segment import resolve_accelerator\n"
-        "print([resolve_accelerator('auto') for _ in range(3)])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True
-    )
-    assert done.stdout.strip() == str(["numpy"] * 3)
-    assert done.stderr.count("ragspec[fast]") == 1
-
-
 def test_an_empty_segment_answers_nothing(tmp_path: Path) -> None:
     segment = make(tmp_path, [])
     assert (len(segment), segment.document_count) == (0, 0)
     assert len(segment.draft([0, 1], 5).tokens) == 0
-    assert isinstance(segment.lookup, NumpyLookup)
     segment.warm_up()

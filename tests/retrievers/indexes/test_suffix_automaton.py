@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.errors import InputError
-from ragspec.retrievers.indexes import suffix_automaton_numba as automaton_kernel
+from ragspec.retrievers.indexes import automaton_build as automaton_kernel
 from ragspec.retrievers.indexes.suffix_automaton import ROOT_STATE, SuffixAutomaton
 
 VOCAB = 4

@@ -43,9 +43,7 @@ def test_no_token_changes_with_a_store_beside_the_text(
 ) -> None:
     known = zip(PROMPTS, expected(settings, batch), strict=False)
     texts = [[*prompt[-3:], *answer[:9], 0, *answer[10:]] for prompt, answer in known]
-    with CorpusIndex.build(
-        texts, None, tmp_path / "c", vocab_size=tiny.VOCAB, accelerator="numpy"
-    ) as store:
+    with CorpusIndex.build(texts, None, tmp_path / "c", vocab_size=tiny.VOCAB) as store:
         check_identity(AutoDrafter(store.drafter()), settings, batch)
 
 

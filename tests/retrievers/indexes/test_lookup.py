@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragspec.retrievers.indexes.continuations import Arrays, DraftOptions, NumpyLookup
-from ragspec.retrievers.indexes.continuations_numba import NumbaLookup
+from ragspec.retrievers.indexes.continuations import Arrays, DraftOptions
+from ragspec.retrievers.indexes.lookup import SegmentLookup
 from ragspec.retrievers.indexes.segment import Segment, build_segment
 from ragspec.retrievers.indexes.suffix_array import count_first_tokens, sort_suffixes
+from tests.support.reference_lookup import ReferenceLookup
 
 VOCAB = 4
 Text = list[int]
@@ -46,7 +44,7 @@ def arrays(texts: list[Text], wide: bool = False, vocab: int = VOCAB) -> Arrays:
 def assert_equal_answers(
     given: Arrays, context: Text, budget: int, depth: int, asked: DraftOptions
 ) -> None:
-    plain, fast = NumpyLookup(given), NumbaLookup(given)
+    plain, fast = ReferenceLookup(given), SegmentLookup(given)
     tail = context[-asked.max_match :]
     assert fast.longest_match(tail, asked.max_match) == plain.longest_match(tail, asked.max_match)
     expected = plain.draft(tail, budget, depth, asked)
@@ -92,37 +90,15 @@ def test_damaged_files_give_a_useless_draft_not_a_crash(damaged: str) -> None:
         at = rng.integers(0, len(changed), 5)
         changed[at] = rng.integers(-(2**31), 2**31 - 1, 5)
         changed.flags.writeable = False
-        fast = NumbaLookup(good._replace(**{damaged: changed}))
+        fast = SegmentLookup(good._replace(**{damaged: changed}))
         draft = fast.draft(rng.integers(0, VOCAB, 6).tolist(), 16, 8, DraftOptions())
         assert len(draft.tokens) <= 16
         assert ((draft.tokens >= 0) & (draft.tokens < VOCAB)).all()
 
 
 def test_an_open_segment_uses_them(tmp_path: Path) -> None:
-    if find_spec("numba") is None:
-        pytest.skip("numba is not installed")
     build_segment(tmp_path, [[0, 1, 2], [0, 1, 3]], VOCAB)
     segment = Segment.open(tmp_path)
     segment.warm_up()
-    assert isinstance(segment.lookup, NumbaLookup)
+    assert isinstance(segment.lookup, SegmentLookup)
     assert segment.draft([0, 1], 4).tokens.tolist() == [2, 3]
-
-
-def test_without_numba_the_kernels_are_plain_python_and_agree(root: Path) -> None:
-    code = """
-import sys
-sys.modules["numba"] = None
-from ragspec.retrievers.indexes import continuations_numba as kernels
-from ragspec.retrievers.indexes import segment
-from ragspec.retrievers.indexes.continuations import DraftOptions
-from tests.retrievers.indexes.test_continuations_numba import arrays, assert_equal_answers
-assert type(kernels.longest).__name__ == "function"
-texts = [[0, 1, 2, 3, 1, 2, 0], [1, 2, 3, 3], [2, 2, 1]]
-for context in ([1, 2], [3, 1, 2], [0], [2, 2, 2]):
-    assert_equal_answers(arrays(texts), context, 12, 6, DraftOptions(rows=5, contexts=3))
-print("equal")
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", cwd=root, check=False
-    )
-    assert done.stdout.strip() == "equal", done.stderr

@@ -1,9 +1,8 @@
-"""The look-ups of a segment as compiled code (numba, the `fast` extra).
+"""The look-ups of a segment, compiled with numba.
 
-The same algorithm and the same results, bit for bit, as `continuations`, which describes it; here
-nodes are taken best first from a heap and expanded when taken, so that most are never made. The
-kernels release the GIL and are cached on disk. Positions read from a file are checked before use:
-a damaged segment gives a useless draft, not a crash. Without numba the module is plain Python.
+`continuations` describes the algorithm. Nodes are taken best first from a heap and expanded when
+taken, so that most are never made. The kernels release the GIL and are cached on disk. Positions
+read from a file are checked before use: a damaged segment gives a useless draft, not a crash.
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ from ragspec.retrievers.indexes.continuations import (
     Ints,
     Match,
 )
-from ragspec.retrievers.indexes.node_heap_numba import compiled as compiled
-from ragspec.retrievers.indexes.node_heap_numba import pop, push
+from ragspec.retrievers.indexes.node_heap import compiled as compiled
+from ragspec.retrievers.indexes.node_heap import pop, push
 
 Text = tuple[NDArray[Any], NDArray[np.int32]]
 
 ROW = (1 << 20) - 1
 
 
-class NumbaLookup:
+class SegmentLookup:
     """Look-ups in the arrays of a segment with one call of compiled code each."""
 
     def __init__(self, arrays: Arrays) -> None:
         self._arrays = arrays
 
     def longest_match(self, context: Sequence[int], max_match: int) -> Match:
-        """Return the longest suffix that occurs; see `NumpyLookup.longest_match`."""
+        """Return the longest suffix that occurs; with its interval."""
         tokens, suffixes, buckets, _ = self._arrays
         tail = np.array(context, dtype=np.int64)
         return Match(*longest((tokens, suffixes), buckets, tail, max_match))

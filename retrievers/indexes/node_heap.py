@@ -1,51 +1,32 @@
-"""A heap of draft nodes in flat arrays, compiled with numba where that can be imported.
+"""A heap of draft nodes in flat arrays, compiled with numba.
 
 Nodes are candidates by number: reach f64 [C] and nodes i32 [C, 2 or more] (level, first row, ...).
-numba looks for changes only in the file of a function: touch `continuations_numba` after a change
+numba looks for changes only in the file of a function: touch `lookup` after a change
 here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
-
-from ragspec.errors import MissingExtraError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Floats = NDArray[np.float64]
 Table = NDArray[np.int32]
 
 
-def load_numba() -> Any:
-    """Return the module numba; raises MissingExtraError with the reason where it cannot be had."""
-    try:
-        return import_module("numba")
-    except Exception as error:  # one that is installed and broken raises many kinds
-        if isinstance(error, ModuleNotFoundError) and error.name == "numba":
-            reason = "numba is not installed"
-        else:
-            reason = f"numba is installed but cannot be imported ({error})"
-        raise MissingExtraError(
-            f"{reason}; reinstall numba: pip install --force-reinstall numba"
-        ) from error
-
-
 def compiled(function: Function) -> Function:
-    """Return the function as numba compiles it when first called; as it is without."""
+    """Return the function as numba compiles it at its first call, cached on disk if possible."""
+    import numba
+
     try:
-        numba = load_numba()
-    except MissingExtraError:
-        return function
-    try:
-        made = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
-    except RuntimeError:  # no folder to cache in may be written: compile in every process
-        made = numba.njit(nogil=True, error_model="numpy")(function)
-    return cast("Function", made)
+        kernel = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+    except RuntimeError:  # no folder for the cache is writable: compile in every process
+        kernel = numba.njit(nogil=True, error_model="numpy")(function)
+    return cast("Function", kernel)
 
 
 @compiled
